@@ -10,7 +10,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 CONF = REPO / "conf"
 MARK = "speedrun.yaml"  # in a user's conf/: ./run.sh init made it; a conf/ without it is some other program's
-INSTALLED = (REPO / "__init__.py").exists()  # what bench/installed.py is in a wheel
+INSTALLED = (REPO / "__init__.py").exists()  # what bench/wheel/command.py is in a wheel
 PUBLISHED = "published"  # copies for git, in results/: what searches a results folder skips it
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import yaml
 
-from bench import atomic, utc
+from bench import atomic
 from bench.config import compose, resolve, schema
 from bench.config.deviations import deviations_of
-from bench.machine import environment
+from bench.machine import environment, utc
 from bench.machine.signals import Interrupted
 from bench.race import arm_process
 from bench.record import artifacts, ledger, metrics, run_folder, step_files

@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from bench import utc
 from bench.config import resolve, schema
 from bench.instruments import registry
 from bench.instruments.base import Context
 from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import summary
+from bench.machine import utc
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy
 from bench.training.rank_events import RankEvents

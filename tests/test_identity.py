@@ -25,7 +25,7 @@ NOT_RACED = {
     "bench/atomic.py": "writes records",
     "bench/reading": "refuses damaged files; what it lets through is as it was",
     "bench/record/shape.py": "the types of a record's fields",
-    "bench/utc.py": "writes times of day",
+    "bench/machine/utc.py": "writes times of day",
     "bench/record/run_folder.py": "writes and reads records",
     "bench/record/artifacts.py": "lists and removes the files of records",
     "bench/record/failures.py": "records how a rank failed",

@@ -14,14 +14,11 @@ REPO = Path(__file__).resolve().parent.parent
 # A room is a folder of bench/ or one of its base files.  room: the rooms it may import; each stands above all those.
 TABLE = {
     "units": "",
-    "utc": "",
     "paths": "",
     "terminal": "",
-    "lazy_dynamo": "",
     "reading": "units",
     "stats": "",
     "web": "",
-    "two_processes": "",
     "atomic": "reading units",
     "user_code": "paths",
     "private": "reading atomic units",
@@ -33,42 +30,41 @@ TABLE = {
     "telemetry": "reading machine paths units",
     "memory": "reading atomic machine paths private units web",
     "memory.snapshot": "reading memory paths units web",
-    "record": "reading atomic config data.sources machine paths private stats two_processes units utc",
-    "importers": "reading record units utc",
-    "exporters": "reading atomic config paths private record units utc",
+    "record": "reading atomic config data.sources machine paths private stats units",
+    "importers": "machine reading record units",
+    "exporters": "atomic config machine paths private reading record units",
     "profiling": "atomic config machine paths terminal trace units web",
-    "diagnosis": "reading atomic machine paths record stats terminal trace utc",
-    "instruments": "atomic config lazy_dynamo memory user_code paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments lazy_dynamo machine memory user_code paths record units "
-    "utc",
+    "diagnosis": "reading atomic machine paths record stats terminal trace",
+    "instruments": "atomic config machine memory paths private profiling telemetry units user_code",
+    "training": "atomic config data data.sources instruments machine memory user_code paths record units",
     "compat": "memory training units",
     "launch.script": "reading atomic config data importers instruments machine paths private profiling record "
-    "telemetry training units user_code utc",
+    "telemetry training units user_code",
     "launch.nodes": "atomic machine paths record terminal",
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
-    "private reading record terminal training units user_code utc",
-    "passport": "atomic machine paths private reading terminal units utc",
-    "passport.measure": "config launch machine passport stats telemetry training units utc",
+    "private reading record terminal training units user_code",
+    "passport": "atomic machine paths private reading terminal units",
+    "passport.measure": "config launch machine passport stats telemetry training units",
     "explain": "diagnosis machine passport record terminal trace units web",
-    "compare": "reading config diagnosis importers paths record stats terminal utc",
-    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace "
-    "two_processes units web",
-    "report.site": "reading atomic record report two_processes utc web",
+    "compare": "config diagnosis importers machine paths reading record stats terminal",
+    "report": "atomic compare diagnosis explain machine memory memory.snapshot paths reading record stats terminal "
+    "trace units web",
+    "report.site": "atomic machine reading record report web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
-    "terminal utc",
+    "terminal",
     "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",
     "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "reading atomic compare data data.sources machine paths race record stats utc",
+    "replay": "reading atomic compare data data.sources machine paths race record stats",
     "cli.starter": "",  # what ./run.sh init writes
-    "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder launch "
-    "launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race record replay report "
-    "report.site sweep terminal trace units utc",
+    "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder "
+    "launch launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race "
+    "record replay report report.site sweep terminal trace units",
     "__main__": "cli config launch paths reading",  # it finds a verb in cli/ by its name
-    "installed": "__main__",  # a wheel's command
+    "wheel": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",

@@ -10,7 +10,7 @@ from bench.paths import REPO
 
 TRAIN = """
 import inspect, json, sys, torch
-from bench import lazy_dynamo
+from bench.machine import lazy_dynamo
 {before}
 found = {{}}
 def imported():

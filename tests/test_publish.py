@@ -11,11 +11,12 @@ from pathlib import Path
 import claimed
 import pytest
 
-from bench import paths, utc
+from bench import paths
 from bench.__main__ import main as bench
 from bench.claims import publication
 from bench.cli import judge, publish, race, table
 from bench.compare import selection
+from bench.machine import utc
 from bench.record import artifacts, ledger, named, run_folder, verification
 from bench.report import markdown_blocks
 

@@ -73,7 +73,7 @@ RANK_PROGRAM = """
 import sys
 import torch
 sys.path[:0] = sys.argv[1:3]
-from bench import lazy_dynamo
+from bench.machine import lazy_dynamo
 from bench.training import distributed
 from test_reducer import KINDS, OPTIMIZERS, trained
 torch.set_num_threads(1)

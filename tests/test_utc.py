@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import utc
+from bench.machine import utc
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ wanted change needs; the verdicts of this session use it.
 import argparse
 import json
 
-from bench import atomic, utc
+from bench import atomic
 from bench.cli import arguments
 from bench.compare import calibration, measures, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
@@ -15,6 +15,7 @@ from bench.config import groups
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, prepare
+from bench.machine import utc
 from bench.record import run_folder
 from bench.record.rows import row_of
 from bench.terminal import text_table

@@ -13,8 +13,8 @@ They overlap: a collection that stalls a step is in both.  No sum is given becau
 from datetime import timedelta
 from pathlib import Path
 
-from bench import utc
 from bench.diagnosis import rank_skew, stall_causes, stalls
+from bench.machine import utc
 from bench.record import step_files
 
 WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recompiles", "allocator_retry": "memory"}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench import utc
+from bench.machine import utc
 from bench.record import run_folder, step_files
 from bench.units import ms_from_s
 

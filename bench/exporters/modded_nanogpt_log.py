@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from bench import utc
+from bench.machine import utc
 from bench.reading import damage, plain_file, yaml_file
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import utc
 from bench.config import versions
 from bench.config.typed import leaves
+from bench.machine import utc
 from bench.reading import yaml_file
 from bench.reading.damage import Damaged
 from bench.record import run_folder, step_files

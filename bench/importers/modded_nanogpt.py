@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from bench import utc
 from bench.importers import lines
 from bench.importers.foreign_run import Run
+from bench.machine import utc
 
 # of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
 TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")

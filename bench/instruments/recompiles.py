@@ -7,8 +7,9 @@ its counters know graph breaks, which happen only while it compiles.  A run that
 import time
 from pathlib import Path
 
-from bench import lazy_dynamo, private
+from bench import private
 from bench.instruments.base import Instrument
+from bench.machine import lazy_dynamo
 from bench.paths import REPO
 
 MAX_REASON_CHARS = 300

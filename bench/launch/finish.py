@@ -6,9 +6,9 @@ import os
 import sys
 import time
 
-from bench import atomic, private, utc
+from bench import atomic, private
 from bench.diagnosis import event_costs
-from bench.machine import environment
+from bench.machine import environment, utc
 from bench.paths import REPO
 from bench.reading.damage import Damaged
 from bench.record import artifacts, failures, ledger, run_folder, step_files, validity

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import yaml
 
-from bench import atomic, private, utc
+from bench import atomic, private
 from bench.config import groups, schema
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.exporters import dashboards
 from bench.instruments import registry
 from bench.launch.script import script, work_folder
-from bench.machine import code_state, environment
+from bench.machine import code_state, environment, utc
 from bench.paths import REPO
 from bench.record import ledger, run_folder, step_files
 from bench.training import gc_policy

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from bench import atomic, utc
+from bench import atomic
 from bench.data.sources import datasets
 from bench.exporters import dashboards
 from bench.instruments import registry
@@ -23,7 +23,7 @@ from bench.launch.progress import Progress
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.launch.stall import Stall
-from bench.machine import environment, run_processes
+from bench.machine import environment, run_processes, utc
 from bench.machine.cpu_meter import CpuMeter
 from bench.machine.run_clock import RunClock
 from bench.machine.signals import Interrupted, held, raise_interrupted

@@ -46,7 +46,7 @@ RACED = (
     "bench/record/step_files.py",
     "bench/user_code/classes.py",
     "bench/units.py",
-    "bench/lazy_dynamo.py",
+    "bench/machine/lazy_dynamo.py",
     "bench/__init__.py",
 )
 OTHER_SOURCES = classes.KERNELS

@@ -11,7 +11,8 @@ more of it.  Nothing in a passport leads to a person or a machine's name.
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import atomic, private, utc
+from bench import atomic, private
+from bench.machine import utc
 from bench.machine.check_host import MAX_FOREIGN_CPU_CORES
 from bench.passport.figures import Ceilings, Figure
 from bench.paths import results_root

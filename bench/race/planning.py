@@ -4,8 +4,9 @@ import secrets
 import shutil
 from pathlib import Path
 
-from bench import atomic, utc
+from bench import atomic
 from bench.compare import target
+from bench.machine import utc
 from bench.paths import REPO
 from bench.race import arm_process, foreseen, plan, state, worktrees
 from bench.reading import json_file

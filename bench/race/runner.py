@@ -3,10 +3,11 @@
 import sys
 from pathlib import Path
 
-from bench import atomic, utc
+from bench import atomic
 from bench.compare import comparison, selection
 from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
+from bench.machine import utc
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees

@@ -13,7 +13,8 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic, private, utc
+from bench import atomic, private
+from bench.machine import utc
 from bench.paths import REPO
 from bench.reading import plain_file
 from bench.reading.damage import Damaged

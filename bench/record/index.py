@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import atomic, two_processes
+from bench import atomic
+from bench.machine import two_processes
 from bench.reading import damage, json_file, plain_file, yaml_file
 from bench.reading.damage import Damaged, of_record
 from bench.record import configs, run_folder, shape

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import utc
+from bench.machine import utc
 from bench.reading import json_file, plain_file
 from bench.reading.damage import Missing
 from bench.record import lock_file

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import atomic, utc
-from bench.machine import processes
+from bench import atomic
+from bench.machine import processes, utc
 from bench.paths import PUBLISHED
 from bench.reading import json_file
 from bench.reading.damage import Damaged, of_record

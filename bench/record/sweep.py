@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from bench import atomic, utc
+from bench import atomic
 from bench.config import overrides as words_of_config
+from bench.machine import utc
 from bench.paths import results_root
 from bench.reading import json_file, plain_file
 

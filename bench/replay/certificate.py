@@ -3,7 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from bench import atomic, utc
+from bench import atomic
+from bench.machine import utc
 from bench.reading import json_file
 from bench.record import certificates
 from bench.replay import environments, outcomes

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
-from bench import lazy_dynamo
+from bench.machine import lazy_dynamo
 
 NOISE_STD = 0.02  # onto every weight: a projection that starts at zero would hide what comes through it
 SEED = 0

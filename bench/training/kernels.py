@@ -3,8 +3,8 @@
 import torch
 from torch.backends import cuda
 
-from bench import lazy_dynamo
 from bench.config.schema import HardwareConfig
+from bench.machine import lazy_dynamo
 
 SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
     "flash": (cuda.enable_flash_sdp, cuda.flash_sdp_enabled),

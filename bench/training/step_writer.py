@@ -10,7 +10,8 @@ import os
 import threading
 import time
 
-from bench import atomic, utc
+from bench import atomic
+from bench.machine import utc
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 from bench.units import ms_from_s

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import atomic, private, utc
+from bench import atomic, private
 from bench.importers import dialects
 from bench.importers.foreign_run import Run
 from bench.importers.modded_nanogpt import MEANINGS
 from bench.importers.records import rows_of
 from bench.launch.script import opened_data, trace_files, work_folder
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
+from bench.machine import utc
 from bench.paths import REPO
 from bench.reading import json_file, plain_file
 from bench.reading.damage import Damaged

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable
 
-from bench import utc
 from bench.config.schema import HardwareConfig
 from bench.launch import answers
-from bench.machine import check_host, gpus
+from bench.machine import check_host, gpus, utc
 from bench.passport import kept
 
 LIMIT_S = 140.0  # of measuring

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic, two_processes
+from bench import atomic
+from bench.machine import two_processes
 from bench.reading import plain_file
 from bench.reading.damage import Damaged
 from bench.record.rows import Row
