@@ -199,6 +199,24 @@ def test_a_path_is_shown_as_it_can_be_used_from_where_the_user_stands(tmp_path, 
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
     assert shown(tmp_path / "results" / "x") == "results/x"
     assert shown("/elsewhere/results/x") == "/elsewhere/results/x"
+    assert shown(tmp_path) == str(tmp_path)
+    assert shown(tmp_path.parent / "x.html") == str(tmp_path.parent / "x.html")  # not ../x.html
+
+
+def test_a_path_is_relative_for_a_user_who_stands_in_a_link_to_the_folder(tmp_path, monkeypatch):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    monkeypatch.setenv("SPEEDRUN_CWD", str(link))
+    assert shown(real / "results" / "x") == shown(link / "results" / "x") == "results/x"
+
+
+def test_a_page_made_from_another_folder_is_named_as_it_can_be_opened_from_there(tmp_path, monkeypatch, capsys, repo):
+    from bench.cli import report
+
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))  # run.sh has changed to the repository's folder
+    assert report.main([str(repo / "results" / "published"), "--out", "site"]) == 0
+    assert capsys.readouterr().out == "site/index.html\n"
 
 
 # ---- on a terminal

@@ -268,10 +268,15 @@ def test_a_race_whose_job_slurm_requeues_goes_on_with_itself(results, monkeypatc
     monkeypatch.setattr(results, "add", lambda *args, **more: add(*args, **more | {"change": in_job}))
     words = ("A=", "B=", "n=2")
     assert go(results, monkeypatch, *words, hurt={3: "interrupt"})[0] == 1
+    damaged = results.folder / "races" / "00000000T000000Z-damaged" / "plan.json"  # of another race, and read first
+    damaged.parent.mkdir()
+    damaged.write_text("{")
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(name, value)
     code, arms = go(results, monkeypatch, *words)
-    assert code == 0 and "job requeued: " in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert code == 0 and "job requeued: " in out
+    assert err.count("race: excluded: ") == 1 and str(damaged) in err
     assert arms.num_started == 3  # not six: those before stand
     assert race_json(results)["status"] == "complete"
     assert race._requeued(results.folder) is None  # it has ended

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import private
-from bench.paths import PUBLISHED, REPO, published_root
+from bench.paths import PUBLISHED, REPO, published_root, shown
 from bench.race import state
 from bench.reading import plain_file
 from bench.record import artifacts, certificates, ledger, named, race_folder, run_folder
@@ -77,22 +77,22 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
     """
     name = name or content.name
     if content.results.resolve().is_relative_to(published_root().resolve()):
-        raise ValueError(f"{os.path.relpath(content.results)}: is published already: git add it")
+        raise ValueError(f"{shown(content.results)}: is published already: git add it")
     if not NAME.fullmatch(name) or name in RESERVED:
         wanted = f"1 to 100 letters, digits and . _ - with a letter or digit first, and not {' or '.join(RESERVED)}"
         raise ValueError(f"--name {name!r}: give {wanted}")
     folder = published_root() / name
     if os.path.lexists(folder):
-        raise ValueError(f"{os.path.relpath(folder)}: is there already, and is not overwritten: give another --name")
+        raise ValueError(f"{shown(folder)}: is there already, and is not overwritten: give another --name")
     _refuse_unfinished(content)
 
     def texts(copied):
-        shown = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
+        printed = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
         parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
         parts += [f"- [race {race_id}](races/{race_id}/race.md)" for race_id in content.race_ids]
         parts += certificate_links(content.results, content.runs)
-        return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, shown)]) + "\n"}
+        return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, printed)]) + "\n"}
 
     copy(content, folder, texts)
     return folder

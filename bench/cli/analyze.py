@@ -8,12 +8,11 @@ first window.  Needs no torch.
 """
 
 import json
-import os
 import sys
 
 from bench import atomic
 from bench.cli import arguments, trace_jobs
-from bench.paths import of_user
+from bench.paths import of_user, shown
 from bench.record import named
 from bench.trace import analysis, diff, diff_text, load
 from bench.trace.analysis_text import as_markdown, as_text
@@ -57,7 +56,7 @@ def _write(args, markdown, pages):
 
         written += png.write(charts, of_user(args.png), drawings=drawings)
     for path in written:
-        print(f"analyze: wrote {os.path.relpath(path)}", file=sys.stderr)
+        print(f"analyze: wrote {shown(path)}", file=sys.stderr)
 
 
 def _prints_words(args):
@@ -85,7 +84,7 @@ def _keep(folder, answer):
         atomic.write_json(folder / "analysis.json", answer)
         if not (folder / "summary.md").exists() or (folder / "summary.md").read_text().startswith("# Trace analysis"):
             atomic.write_text(folder / "summary.md", as_markdown(answer, folder.name))
-        print(f"analyze: wrote {os.path.relpath(folder / 'analysis.json')}", file=sys.stderr)
+        print(f"analyze: wrote {shown(folder / 'analysis.json')}", file=sys.stderr)
     except OSError as error:
         print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)
 

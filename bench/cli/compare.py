@@ -6,14 +6,13 @@ verdict.
 
 import json
 import math
-import os
 import sys
 
 from bench import atomic
 from bench.cli import arguments
 from bench.compare import comparison, csv_text, measures, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
-from bench.paths import of_user
+from bench.paths import of_user, shown
 from bench.record import listing
 
 FAILURES = ("slower", "inconclusive", "loss")
@@ -51,7 +50,7 @@ def _write_page(arms, results, path):
     from bench.report import comparison_page
 
     atomic.write_out(path, comparison_page.html(arms, results, path.parent), "--html")
-    print(os.path.relpath(path))
+    print(shown(path))
 
 
 def _refuse_open_races(arms):

@@ -5,13 +5,12 @@ modded-nanogpt: a log in the format of its records, of one run; it imports to th
 Without --out everything but parquet goes to the terminal.
 """
 
-import os
 import sys
 
 from bench import atomic
 from bench.cli import arguments
 from bench.exporters import mllog, modded_nanogpt_log, tables
-from bench.paths import of_user
+from bench.paths import of_user, shown
 from bench.record import named
 
 FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
@@ -48,7 +47,7 @@ def _put(text, out):
         sys.stdout.write(text)
     else:
         atomic.write_out(out, text)
-        print(os.path.relpath(out))
+        print(shown(out))
 
 
 def _parser():

@@ -12,7 +12,6 @@ Then the staircase: time and steps to the target by rung, each change against th
 """
 
 import json
-import os
 from pathlib import Path
 
 from bench import atomic
@@ -42,7 +41,7 @@ def main(argv):
             return 1
         found = staircase.of_race(folder, args.interpolate)
         atomic.write_text(folder / page.NAME, page.html(folder, found))
-        say("page", os.path.relpath(folder / page.NAME))
+        say("page", shown(folder / page.NAME))
         say("race", shown(folder))
     _print(args, found, text.terminal)
     return 0

@@ -5,14 +5,13 @@ The page lies beside the snapshot and opens without a network.  The pickle is re
 """
 
 import json
-import os
 
 from bench import atomic
 from bench.cli import arguments
 from bench.memory import rss
 from bench.memory.snapshot import lives, page, pickles, segments, snapshot_files, timeline, use_section
 from bench.memory.snapshot.sites import Sites
-from bench.paths import of_user
+from bench.paths import of_user, shown
 from bench.record import named
 from bench.terminal import text_table
 from bench.units import MIB, format_bytes
@@ -34,8 +33,8 @@ def main(argv):
         out = of_user(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
             atomic.write_out(out, html)
-            print(_words(os.path.relpath(out), facts))
-        summaries.append({"snapshot": os.path.relpath(path), **facts})
+            print(_words(shown(out), facts))
+        summaries.append({"snapshot": shown(path), **facts})
     if args.json:
         print(json.dumps(summaries, indent=1))
     return 0

@@ -18,7 +18,8 @@ from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
 from bench.paths import results_root, shown
 from bench.race import arm_process, planning, report, request, runner, state
-from bench.record import named
+from bench.reading.damage import Damaged
+from bench.record import listing, named
 from bench.sweep import winners
 
 
@@ -98,7 +99,11 @@ def _requeued(results):
     """The unfinished race of this job of SLURM's, which was requeued; else None."""
     job = allocation.found()
     for folder in state.unfinished(results) if job is not None and job.num_restarts else ():
-        slots = state.read(folder, results).slots
+        try:
+            slots = state.read(folder, results).slots
+        except Damaged as error:  # another race, which cannot be this job's without a plan to say so
+            listing.excluded("race", str(error))
+            continue
         runs = [arm_process.record_of(results, run) or {} for slot in slots for run, _ in slot.attempts]
         if any((run.get("launched_by") or {}).get("job_id") == job.job_id for run in runs):
             return folder

@@ -31,7 +31,7 @@ def main(argv):
         print(json.dumps(found, indent=1))
     else:
         for path in found.get("pictures") or found.values():
-            print(os.path.relpath(path))
+            print(shown(path))
     return 0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from bench.paths import shown
 from bench.reading import damage
 from bench.reading.damage import Damaged, of_record
 from bench.record import listing, run_folder, step_files
@@ -77,4 +78,4 @@ def write_parquet(rows: Sequence[Mapping], out: Path | str) -> None:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise ValueError(f"--out {out}: cannot be written ({why})") from None
-    print(os.path.relpath(out))
+    print(shown(out))

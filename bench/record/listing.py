@@ -1,10 +1,9 @@
 """What a user named, run folders or folders of them -> the rows of their runs."""
 
-import os
 import sys
 from collections.abc import Iterable
 
-from bench.paths import results_root
+from bench.paths import results_root, shown
 from bench.reading import damage
 from bench.record import certificates, index, named, rows
 
@@ -26,12 +25,12 @@ def read_rows(words: Iterable[str]) -> list[rows.Row]:
     """
     root = results_root()
     paths = [path for one in named.find(words) for path in one.holders] or ([root] if root.is_dir() else [])
-    found, from_here = [], {}  # parent -> the same from where the user stands
+    found, before = [], {}  # parent -> what stands before the name, from where the user stands
     for folder, row in index.read_rows(paths, report):
         parent, _, name = folder.rpartition("/")
-        if parent not in from_here:
-            from_here[parent] = os.path.relpath(parent or "/")
-        row["folder"] = name if from_here[parent] == "." else f"{from_here[parent]}/{name}"
+        if parent not in before:
+            before[parent] = shown(folder).removesuffix(name)
+        row["folder"] = before[parent] + name
         row["certificate"] = certificates.outcome(folder)
         found.append(row)
     return sorted(found, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))

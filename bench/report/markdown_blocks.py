@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import atomic
-from bench.paths import REPO, project_folder, published_root
+from bench.paths import REPO, project_folder, published_root, shown
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are
@@ -63,11 +63,11 @@ def check(files: Sequence[Path | str] | None, table: Callable[[list[str]], int])
         content = _content(file)
         found = stale(content, lambda command: printed(command, table))
         for command in found:
-            print(f"{os.path.relpath(file)}: stale: ./run.sh {command}", file=sys.stderr)
+            print(f"{shown(file)}: stale: ./run.sh {command}", file=sys.stderr)
         if found:
             code = 1
         else:
-            print(f"{os.path.relpath(file)}: {len(commands(content))} up to date")
+            print(f"{shown(file)}: {len(commands(content))} up to date")
     if code:
         print("table: ./run.sh table --write writes them again", file=sys.stderr)
     return code
@@ -87,7 +87,7 @@ def write(files: Sequence[Path | str] | None, table: Callable[[list[str]], int])
         after = fresh(before, lambda command: printed(command, table))
         if after != before:
             atomic.write_text(file, after)
-        print(f"{os.path.relpath(file)}: {'written' if after != before else 'up to date'}")
+        print(f"{shown(file)}: {'written' if after != before else 'up to date'}")
     return 0
 
 
