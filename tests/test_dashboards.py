@@ -15,6 +15,7 @@ from bench.cli import dashboard
 from bench.exporters import dashboards, reading
 from bench.paths import REPO
 from bench.record import run_folder, verification
+from bench.record.run_files import RunFiles
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
@@ -163,7 +164,7 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
     facts = {"run_id": run.name, "exporter": "wandb", "error": None, "facts": {"folder": "x"}}
     assert json.loads(said.out) == [facts]
     assert (run / "run.json").read_bytes() == before
-    ok, words = verification.nothing_is_unrecorded(run, run_folder.read(run))
+    ok, words = verification.nothing_is_unrecorded(RunFiles(run), run_folder.read(run))
     assert ok, words
 
 

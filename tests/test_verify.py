@@ -10,6 +10,7 @@ from bench import atomic
 from bench.cli import verify
 from bench.config import schema
 from bench.record import artifacts, run_folder, step_files, step_rules, verification
+from bench.record.run_files import RunFiles
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -233,7 +234,7 @@ def two_ranks_take_turns(folder, step_ms=(0.5, 9.5)):
     train_s = 1.001 * max(sum(of_rank.values()) for of_rank in of_ranks) / 1e3
     edit(folder, measured__train_s_by_rank=[train_s, train_s])
     edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
-    return step_rules.steps_fit_into_the_time(folder, run_folder.read_raw(folder))
+    return step_rules.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
 
 
 def test_ranks_that_are_slow_in_turn_are_honest(folder):
@@ -245,7 +246,7 @@ def test_a_rank_whose_steps_take_longer_than_its_training_is_found(folder):
     by_rank = step_files.read_by_rank(folder)["step_ms"]
     by_rank[1] = {step: 2 * step_ms for step, step_ms in by_rank[1].items()}
     step_files.write_by_rank(folder, {"step_ms": by_rank})
-    passed, words = step_rules.steps_fit_into_the_time(folder, run_folder.read_raw(folder))
+    passed, words = step_rules.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
     assert not passed and words.startswith("those of rank 1 add up to")
 
 
@@ -254,7 +255,7 @@ def test_a_step_that_is_shorter_than_its_slowest_rank_is_found(folder):
     rows = step_files.read(folder)
     rows[3]["step_ms"] -= 1.0
     step_files.write(folder, rows)
-    passed, words = step_rules.steps_fit_into_the_time(folder, run_folder.read_raw(folder))
+    passed, words = step_rules.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
     assert (passed, words) == (False, "not the slowest rank's at steps [3]")
 
 
@@ -262,8 +263,8 @@ def test_a_run_that_ended_before_its_first_step_needs_no_steps(folder):
     (folder / "steps.csv").unlink()
     run = run_folder.read_raw(folder)
     run["artifacts"] = [one for one in run["artifacts"] if one["path"] != "steps.csv"]
-    assert not verification.nothing_is_unrecorded(folder, run)[0]
-    assert verification.nothing_is_unrecorded(folder, run | {"status": "aborted"})[0]
+    assert not verification.nothing_is_unrecorded(RunFiles(folder), run)[0]
+    assert verification.nothing_is_unrecorded(RunFiles(folder), run | {"status": "aborted"})[0]
 
 
 def test_a_training_longer_than_its_run_is_found(folder):

@@ -18,7 +18,6 @@ from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
 from bench.paths import results_root, shown
 from bench.race import arm_process, planning, report, request, runner, state
-from bench.reading.damage import Damaged
 from bench.record import listing, named
 from bench.sweep import winners
 
@@ -101,7 +100,7 @@ def _requeued(results):
     for folder in state.unfinished(results) if job is not None and job.num_restarts else ():
         try:
             slots = state.read(folder, results).slots
-        except Damaged as error:  # another race, which cannot be this job's without a plan to say so
+        except ValueError as error:  # another race, which cannot be this job's without a plan to say so
             listing.excluded("race", str(error))
             continue
         runs = [arm_process.record_of(results, run) or {} for slot in slots for run, _ in slot.attempts]

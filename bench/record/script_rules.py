@@ -1,22 +1,22 @@
 """The rules that the complete record of a user's script must keep, instead of those on our own training.
 
 A script has its own model, batch and number of steps: instead of those it is held to what was seen of it.  As in
-verification.py a rule is a function (folder, record) -> (passed, evidence).
+verification.py a rule is a function (files, record) -> (passed, evidence).
 """
 
 import hashlib
 import math
-from pathlib import Path
 
 from bench.reading import plain_file
 from bench.record import printed_times, step_files
+from bench.record.run_files import RunFiles
 
 RELATIVE = 1e-9
 
 
-def steps_are_those_that_the_script_printed(folder: Path, run: dict) -> tuple[bool, str]:
+def steps_are_those_that_the_script_printed(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Rows in order, each with the time at which its line came; how many steps a script makes is its own choice."""
-    rows = step_files.read(folder, strict=True)
+    rows = step_files.read(files.folder, strict=True)
     silent = [row["step"] for row in rows if row["line_t_ns"] is None and row["val_line_t_ns"] is None]
     last, num_steps = rows[-1]["step"], run["metrics"]["num_steps"]
     if silent or last != num_steps:
@@ -24,9 +24,9 @@ def steps_are_those_that_the_script_printed(folder: Path, run: dict) -> tuple[bo
     return True, f"{len(rows)} rows of {num_steps} steps"
 
 
-def printed_times_are_accounted_for(folder: Path, run: dict) -> tuple[bool, str]:
+def printed_times_are_accounted_for(files: RunFiles, run: dict) -> tuple[bool, str]:
     """What passed and what the script counted follow from the rows, and the record has every doubt that they give."""
-    rows, measured = step_files.read(folder), run["measured"]
+    rows, measured = files.steps, run["measured"]
     if run["timing_protocol"]["id"] != "script-1":
         return True, "the wall time of the lines is the time: nothing is claimed"
     found = printed_times.account(rows, measured["num_untimed_steps"])
@@ -41,25 +41,25 @@ def printed_times_are_accounted_for(folder: Path, run: dict) -> tuple[bool, str]
     return not wrong, "; ".join(wrong) or f"{found['uncounted_s'] or 0:.3f} s uncounted"
 
 
-def the_last_step_was_validated(folder: Path, run: dict) -> tuple[bool, str]:
+def the_last_step_was_validated(files: RunFiles, run: dict) -> tuple[bool, str]:
     """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted."""
-    last = max(row["step"] for row in step_files.read(folder) if row["val_loss"] is not None)
+    last = max(row["step"] for row in files.steps if row["val_loss"] is not None)
     evidence = f"step {last} of {run['metrics']['num_steps']}"
     return last >= run["metrics"]["num_steps"] - 1 or _is_doubted(run), evidence
 
 
-def the_source_is_kept(folder: Path, run: dict) -> tuple[bool, str]:
+def the_source_is_kept(files: RunFiles, run: dict) -> tuple[bool, str]:
     """code/ has every source of the script, byte for byte as it ran."""
     sha256_by_file = run["script"]["sha256_by_file"]
     wrong = [
         name
         for name, sha256 in sha256_by_file.items()
-        if hashlib.sha256(plain_file.content(folder / "code" / name)).hexdigest() != sha256
+        if hashlib.sha256(plain_file.content(files.folder / "code" / name)).hexdigest() != sha256
     ]
     return not wrong and bool(sha256_by_file), ", ".join(wrong) or f"{len(sha256_by_file)} files"
 
 
-def the_claimed_time_fits_into_the_wall_time(folder: Path, run: dict) -> tuple[bool, str]:
+def the_claimed_time_fits_into_the_wall_time(files: RunFiles, run: dict) -> tuple[bool, str]:
     """What the script says that its training took is no longer than the whole run; or the record doubts it."""
     train_s, wall_s = run["metrics"]["train_s"], run["measured"]["wall_s"]
     return 0 < train_s <= wall_s or _is_doubted(run), f"{train_s:.3f} s of {wall_s:.3f} s"

@@ -1,20 +1,20 @@
 """The rules that the steps of a complete record must keep.  As in verification.py a rule is a function
-(folder, record) -> (passed, evidence).
+(files, record) -> (passed, evidence).
 """
 
 import math
-from pathlib import Path
 
-from bench.config import schema, stages
+from bench.config import stages
 from bench.record import step_files
+from bench.record.run_files import RunFiles
 
 MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
 MAX_OF_MAXIMA_FRAC = 1.05  # of records that do not say each rank's steps: maxima over ranks add up to more than any
 
 
-def steps_are_without_gaps(folder: Path, run: dict) -> tuple[bool, str]:
+def steps_are_without_gaps(files: RunFiles, run: dict) -> tuple[bool, str]:
     """steps.csv has the rows 0 to num_steps, each once, and a time and a loss for every step."""
-    rows = step_files.read(folder, strict=True)
+    rows = step_files.read(files.folder, strict=True)
     found, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
     if found != list(range(num_steps + 1)):
         lacking = sorted(set(range(num_steps + 1)) - set(found))[:5]
@@ -24,29 +24,29 @@ def steps_are_without_gaps(folder: Path, run: dict) -> tuple[bool, str]:
     return not holes, f"no time or loss for steps {holes[:5]}" if holes else f"rows 0 to {num_steps}"
 
 
-def steps_are_those_of_the_goal(folder: Path, run: dict) -> tuple[bool, str]:
+def steps_are_those_of_the_goal(files: RunFiles, run: dict) -> tuple[bool, str]:
     """The run made the configured number of steps, or fewer only where it may stop at its target and reached it."""
-    goal, num_steps = schema.read(folder).goal, run["metrics"]["num_steps"]
+    goal, num_steps = files.config.goal, run["metrics"]["num_steps"]
     early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
     return num_steps == goal.num_steps or early, f"{num_steps} of {goal.num_steps}{', target reached' * early}"
 
 
-def tokens_are_counted(folder: Path, run: dict) -> tuple[bool, str]:
+def tokens_are_counted(files: RunFiles, run: dict) -> tuple[bool, str]:
     """tokens is step * batch_tokens in every row, as configured; with stages, the sum of the steps' own."""
-    config, measured = schema.read(folder), run["measured"]
+    config, measured = files.config, run["measured"]
     batch_tokens, configured = measured["batch_tokens"], stages.mean_batch_tokens(config)
     if batch_tokens != configured:
         return False, f"batch_tokens {batch_tokens}, config.yaml says {configured}"
     if bool(config.stages) != bool(measured.get("stages")):
         return False, "stages are in one of config.yaml and the record alone"
-    rows = step_files.read(folder)
+    rows = files.steps
     wrong = [row["step"] for row in rows if row["tokens"] != stages.num_tokens(config, row["step"])]
     return not wrong, f"wrong at steps {wrong[:5]}" if wrong else f"{batch_tokens} a step"
 
 
-def losses_are_finite(folder: Path, run: dict) -> tuple[bool, str]:
+def losses_are_finite(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Every loss is a number, and the last row has been validated."""
-    rows = step_files.read(folder)
+    rows = files.steps
     losses = [(row["step"], row[name]) for row in rows for name in ("train_loss", "val_loss") if row[name] is not None]
     wrong = [step for step, loss in losses if not math.isfinite(loss)]
     if wrong:
@@ -54,10 +54,10 @@ def losses_are_finite(folder: Path, run: dict) -> tuple[bool, str]:
     return rows[-1]["val_loss"] is not None, f"{len(losses)} losses, the last val_loss {rows[-1]['val_loss']}"
 
 
-def steps_fit_into_the_time(folder: Path, run: dict) -> tuple[bool, str]:
+def steps_fit_into_the_time(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Each rank's steps add up to no more than its training time, and step_ms is the slowest rank's."""
     # Maxima over ranks may add up to more: on a busy machine another rank is the slowest at each step.
-    rows, by_rank = step_files.read(folder), step_files.read_by_rank(folder).get("step_ms")
+    rows, by_rank = files.steps, step_files.read_by_rank(files.folder).get("step_ms")
     if not by_rank:
         num_untimed = run["measured"].get("num_untimed_steps") or 0  # of a script, whose clock starts again after them
         sum_s = sum(row["step_ms"] or 0.0 for row in rows if row["step"] > num_untimed) / 1e3
@@ -76,7 +76,7 @@ def steps_fit_into_the_time(folder: Path, run: dict) -> tuple[bool, str]:
     return not wrong, f"not the slowest rank's at steps {wrong[:5]}" if wrong else f"on each of {len(by_rank)} ranks"
 
 
-def times_fit_into_the_wall_time(folder: Path, run: dict) -> tuple[bool, str]:
+def times_fit_into_the_wall_time(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Training and validation together took no longer than the whole run."""
     measured, train_s = run["measured"], run["metrics"]["train_s"]
     inside_s = train_s + (measured.get("validation_s") or 0.0)

@@ -1,6 +1,6 @@
 """The rules that a record must keep: it follows its schema, and says of its folder what is there.
 
-A rule is a function (folder, record) -> (passed, evidence); its name and docstring are what ./run.sh verify shows.
+A rule is a function (files, record) -> (passed, evidence); its name and docstring are what ./run.sh verify shows.
 """
 
 import hashlib
@@ -13,8 +13,9 @@ from bench import private
 from bench.config import schema
 from bench.paths import REPO
 from bench.reading import damage
-from bench.record import artifacts, run_folder, script_rules, shape, step_files, step_rules
+from bench.record import artifacts, run_folder, script_rules, shape, step_rules
 from bench.record.metrics import metrics
+from bench.record.run_files import RunFiles
 
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 # Not in the first records: absent there, checked where recorded.
@@ -40,7 +41,7 @@ def check(folder: Path | str, run: dict) -> Iterator[tuple[str, bool, str]]:
     rules = RULES + (of_complete if run.get("status") == "complete" else [])
     if run.get("provenance") == "imported":
         rules = RULES_OF_AN_IMPORTED_RUN
-    for name, passed, evidence in applied(rules, Path(folder), run):
+    for name, passed, evidence in applied(rules, RunFiles(folder), run):
         yield name, passed, private.redact(evidence, REPO)
 
 
@@ -54,7 +55,7 @@ def applied(rules: Iterable[Callable[..., tuple[bool, str]]], *args: object) -> 
         yield rule.__name__.replace("_", " "), passed, evidence
 
 
-def follows_the_schema(folder: Path, run: dict) -> tuple[bool, str]:
+def follows_the_schema(files: RunFiles, run: dict) -> tuple[bool, str]:
     """run.json is valid under bench/record/run.schema.json."""
     import jsonschema
 
@@ -65,25 +66,25 @@ def follows_the_schema(folder: Path, run: dict) -> tuple[bool, str]:
     return False, "; ".join(f"{error.json_path}: {error.message[:120]}" for error in errors[:3])
 
 
-def says_where_it_comes_from(folder: Path, run: dict) -> tuple[bool, str]:
+def says_where_it_comes_from(files: RunFiles, run: dict) -> tuple[bool, str]:
     """An imported record names its log, the log's sha256 and what its step_avg meant."""
     facts = run.get("imported") or {}
     missing = [key for key in ("format", "file", "sha256", "run_of_file") if facts.get(key) is None]
     return not missing, f"lacks {', '.join(missing)}" if missing else f"run {facts['run_of_file']} of {facts['file']}"
 
 
-def is_complete(folder: Path, run: dict) -> tuple[bool, str]:
+def is_complete(files: RunFiles, run: dict) -> tuple[bool, str]:
     """The run went to its end."""
     shown = run_folder.effective(run)
     failure = f", {shown['failure']['kind']}" if shown["failure"] else ""
     return shown["status"] == "complete", f"status {shown['status']}{failure}"
 
 
-def names_agree(folder: Path, run: dict) -> tuple[bool, str]:
+def names_agree(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Folder, record and config.yaml speak of the same run."""
-    config, goal = schema.read(folder), run.get("goal") or {}
+    config, goal = files.config, run.get("goal") or {}
     pairs = {
-        "folder": (folder.resolve().name, run["run_id"]),
+        "folder": (files.folder.resolve().name, run["run_id"]),
         "name": (config.name, run["name"]),
         "seed": (config.seed, run["seed"]),
         "track": (config.track.name, run["track"]),
@@ -97,18 +98,18 @@ def names_agree(folder: Path, run: dict) -> tuple[bool, str]:
     return not wrong, "; ".join(wrong) or ", ".join(pairs)
 
 
-def config_id_is_that_of_the_config(folder: Path, run: dict) -> tuple[bool, str]:
+def config_id_is_that_of_the_config(files: RunFiles, run: dict) -> tuple[bool, str]:
     """config_id is the hash of config.yaml, as today or when it was written."""
-    found = schema.config_ids(schema.read(folder))
+    found = schema.config_ids(files.config)
     return run["config_id"] in found, f"config.yaml gives {' or '.join(found)}, the record says {run['config_id']}"
 
 
-def artifacts_are_unchanged(folder: Path, run: dict) -> tuple[bool, str]:
+def artifacts_are_unchanged(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Every file listed is there with its size and sha256 (folders that git ignores may be missing as a whole)."""
     tops = {artifact["path"].partition("/")[0] for artifact in run["artifacts"] if artifact["role"] in LOCAL_ROLES}
-    absent = sorted(top for top in tops if not (folder / top).exists())
+    absent = sorted(top for top in tops if not (files.folder / top).exists())
     here = [artifact for artifact in run["artifacts"] if artifact["path"].partition("/")[0] not in absent]
-    wrong = [change for artifact in here if (change := _change(folder, artifact))]
+    wrong = [change for artifact in here if (change := _change(files.folder, artifact))]
     note = f"; not here, as in a clone: {', '.join(absent)}" if absent else ""
     return not wrong, "; ".join(wrong) or f"{len(here)} files{note}"
 
@@ -127,19 +128,19 @@ def _change(folder, artifact):
     return None if sha256 == artifact["sha256"] else f"{artifact['path']} has another sha256"
 
 
-def nothing_is_unrecorded(folder: Path, run: dict) -> tuple[bool, str]:
+def nothing_is_unrecorded(files: RunFiles, run: dict) -> tuple[bool, str]:
     """No file lies in the folder that the record does not list, but what is made of the record afterwards."""
     listed = {artifact["path"] for artifact in run["artifacts"]}
     needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # it may have had no step
     missing = needed - listed
-    unlisted = [path for path in artifacts.files(folder) if path not in listed and not DERIVED.fullmatch(path)]
+    unlisted = [path for path in artifacts.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
     words = [f"{path} is not listed" for path in unlisted + sorted(missing)]
     return not words, "; ".join(words) or f"{len(listed)} listed"
 
 
-def metrics_follow_from_the_facts(folder: Path, run: dict) -> tuple[bool, str]:
+def metrics_follow_from_the_facts(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Every derived number is what bench/record/metrics.py computes from the raw ones."""
-    found, recorded = metrics(run, step_files.read(folder)), run["metrics"]
+    found, recorded = metrics(run, files.steps), run["metrics"]
     if not recorded and run["status"] != "complete":
         return True, "none recorded, the run did not complete"
     wrong = [
@@ -151,7 +152,7 @@ def metrics_follow_from_the_facts(folder: Path, run: dict) -> tuple[bool, str]:
     return not wrong, "; ".join(wrong) or f"{len(found)} numbers"
 
 
-def validity_is_honest(folder: Path, run: dict) -> tuple[bool, str]:
+def validity_is_honest(files: RunFiles, run: dict) -> tuple[bool, str]:
     """A run that the rules call invalid (a loss below the data's floor, say) is recorded as invalid."""
     from bench.record import validity
 

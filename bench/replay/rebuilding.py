@@ -22,6 +22,7 @@ from bench.race import worktrees
 from bench.reading import plain_file, yaml_file
 from bench.reading.damage import Damaged
 from bench.record import run_folder, verification
+from bench.record.run_files import RunFiles
 
 OF_THE_RECORD = (  # rules of `verify` without which a record does not say what ran
     verification.config_id_is_that_of_the_config,
@@ -82,8 +83,9 @@ def checks(recorded: Recorded) -> list[Check]:
 
 
 def _record(recorded):
+    files = RunFiles(recorded.folder)
     for rule in OF_THE_RECORD:
-        passed, evidence = rule(recorded.folder, recorded.run)
+        passed, evidence = rule(files, recorded.run)
         if not passed:
             return Check("record", "fail", f"{rule.__name__.replace('_', ' ')}: {evidence}", "a copy that is unchanged")
     return Check("record", "ok", "its files are those that it lists")
