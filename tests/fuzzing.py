@@ -1,8 +1,9 @@
 """Damaged records, one after the other, through the verbs, in one process.
 
-    python fuzzing.py RESULTS PART NUM_PARTS [SEED]
+    python fuzzing.py RESULTS FIRST END [SEED]
 
-SEED draws the values, and six of the verbs a case; beside 0, the tests', with it every case goes through every verb.
+The cases are dealt to NUM_PARTS parts: parts FIRST to END - 1.  SEED draws the values, and six of the verbs a case;
+beside 0, the tests', with it every case goes through every verb.
 
 Prints JSON {"calls": number, "faults": [[case, verb, what]]}: tracebacks, hangs, good neighbours that are not shown,
 and control characters on the terminal.  Memory is bounded to 1 GiB beyond what is imported.
@@ -24,6 +25,7 @@ from pathlib import Path
 import kept_records
 import yaml
 
+NUM_PARTS = 16  # of the cases
 GIB = 2**30
 MAX_S = 10
 NAMES = "abcdefghij"
@@ -193,7 +195,7 @@ def call(words):
     return code, out.getvalue(), "what a record says reaches the terminal raw" if raw else None
 
 
-def main(results, part, num_parts, seed=0):
+def main(results, first, end, seed=0):
     signal.signal(signal.SIGALRM, _hang)
     chance, num_calls, faults = random.Random(seed), 0, []
     for good in (1, 2, 3):
@@ -202,7 +204,7 @@ def main(results, part, num_parts, seed=0):
     cases = [*of_fields(chance), *of_other_fields(chance), *of_files(chance)]
     for number, (what, damage) in enumerate(cases):
         chosen = range(15) if seed else chance.sample(range(15), 6)
-        if number % num_parts != part:
+        if number % NUM_PARTS not in range(first, end):
             continue
         bad = kept_records.add(results, 9)
         ledger = results / "ledger.jsonl"

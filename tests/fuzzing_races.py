@@ -1,4 +1,4 @@
-"""Damaged races, plans and claims through the verbs, as fuzzing.py: python fuzzing_races.py RESULTS PART NUM_PARTS
+"""Damaged races, plans and claims through the verbs, as fuzzing.py: python fuzzing_races.py RESULTS FIRST END
 
 A race of two arms, and beside RESULTS a claim's folder of its runs: each field and file damaged, one after the other.
 """
@@ -81,7 +81,7 @@ def verbs(race, claim, results):
     }
 
 
-def main(results, part, num_parts, seed=0):
+def main(results, first, end, seed=0):
     signal.signal(signal.SIGALRM, fuzzing._hang)
     chance, num_calls, faults = random.Random(seed), 0, []
     race, claim = made(results)
@@ -89,7 +89,7 @@ def main(results, part, num_parts, seed=0):
     listed = [*cases(race, claim, chance), *of_the_ledger(results, chance)]
     for number, (what, damage, path) in enumerate(listed):
         chosen = range(9) if seed else chance.sample(range(9), 4)
-        if number % num_parts != part:
+        if number % fuzzing.NUM_PARTS not in range(first, end):
             continue
         before = path.read_bytes()
         damage()
