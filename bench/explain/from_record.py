@@ -31,7 +31,9 @@ def of(folder: Path | str, passport: Path | None = None) -> dict:
     rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]
     if not rows:
         raise ValueError(f"{folder}: it has no step that was timed undisturbed: run it longer, or record a trace")
-    events, by_rank = step_files.read_events(folder), step_files.read_by_rank(folder)
+    events, by_rank = {}, step_files.read_by_rank(folder)
+    for event in step_files.read_events(folder):
+        events.setdefault(event.get("step"), []).append(event)
     own = by_rank.get("own_ms", ())
     late = rank_skew.lateness(own)
     pieces, steps, at_ns = parts.Pieces(len(rows)), [], 0
@@ -42,8 +44,7 @@ def of(folder: Path | str, passport: Path | None = None) -> dict:
         step_ns, number = round(row["step_ms"] * NS_PER_MS), row["step"]
         rank = late[number][1] if number in late else None
         waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
-        mine = [event for event in events if event.get("step") == number]
-        for piece, ns in _of_step(row, step_ns, mine, waited, _arithmetic_ns(run, number, ceilings)):
+        for piece, ns in _of_step(row, step_ns, events.get(number, ()), waited, _arithmetic_ns(run, number, ceilings)):
             pieces.add(index, piece, ns)
         steps.append((number, at_ns, at_ns + step_ns))
         at_ns += step_ns
