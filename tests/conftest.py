@@ -6,6 +6,7 @@ import shutil
 import warnings
 from pathlib import Path
 
+import fork_server
 import pytest
 import real_runs
 
@@ -18,6 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
 
+
+fork_server.install()
 
 OTHER_PROFILERS = {"window", "stages", "nsys"}  # than trace; the last needs a GPU too
 

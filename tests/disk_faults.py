@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import disk_faults_judge
-import fork_server
 import real_runs
 from disk_faults_scenarios import LIMIT_S, LOG, OF_RACE, RACE, RESUME, SCRIPT, TINY
 
@@ -213,9 +212,15 @@ class Workshop:
 
     def command(self, project, words):
         """One that nothing disturbs: output and errors together."""
-        done = fork_server.call(words, self._environment(project), LIMIT_S)
-        done.stdout += done.stderr
-        return done
+        return subprocess.run(
+            [sys.executable, "-m", "bench", *words],
+            cwd=real_runs.REPO,
+            env=self._environment(project),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
 
     def _ended(self, process):
         try:

@@ -1,82 +1,101 @@
-"""python -m bench WORDS many times, for the tests: each a fork of one process that has imported all verbs already.
+"""`python -m bench WORDS` many times, for the tests: each a fork of one process that has imported all verbs already.
 
-A command costs a second of imports and of hashing the code, which a user pays once and the tests hundreds of times.  A
-fork begins where `python -m bench` is after its imports, with the environment, folder and output of its own, and so do
-its agent, ranks, guard and sampler (forked.py); all else that it starts is a fresh process.  A command that is to see
-another interpreter (PYTHONPATH, LD_PRELOAD ...) is started as a program with all its processes: fits().
+A command costs a second of imports and of hashing the code, and each of its ranks two seconds of torch, which a user
+pays once and the tests hundreds of times.  install() is for the tests' own process: from then on subprocess has the
+server fork where it would start such a command in the repository, and where not (PYTHONPATH, LD_PRELOAD ... that are
+others than here) it starts the program.  The fork is a child of the tests' process by all that it and others see
+(forked.py), and so are its agent, ranks, guard and sampler to it.
 """
 
 import atexit
-import contextlib
+import ctypes
+import fcntl
 import importlib
 import json
 import os
-import signal
+import socket
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+import time
 
 import forked
 
-REPO = forked.REPO
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: who inherits a child whose parent ended is the next such ancestor
+MAX_BYTES, MAX_FDS = 2**20, 64
+_fork_exec = subprocess._fork_exec
 _server = None
 
 
-def fits(more):
-    """Whether a command with these variables beside the tests' own may be a fork."""
-    return hasattr(os, "fork") and not forked.of_interpreter(more)
+def install():
+    if sys.platform == "linux":
+        forked.started.update(os.environ)
+        subprocess._fork_exec = _forked
 
 
-def call(words, env, timeout_s):
-    """subprocess.run([python, -m, bench, *words], cwd=REPO) with captured text; TimeoutExpired as there."""
+def _forked(*given):
+    asked = forked.asked(["bench"], *given)
+    if asked is None or asked.prepare:
+        return _fork_exec(*given)
+    ours = _connected()
+    what = {"words": asked.words, "variables": asked.variables, "new_session": asked.new_session}
+    fds = [*asked.streams, *(kept := sorted(asked.kept))]
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        socket.send_fds(ours, [json.dumps(what | {"kept": kept}).encode()], fds)
+        pid = ours.recv(100)
+    finally:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
+    if not pid:
+        raise RuntimeError("the fork server has ended")
+    return int(pid)
+
+
+def _connected():
     global _server
-    if _server is None or _server.poll() is not None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("SPEEDRUN_")}  # no test's own
-        program = [sys.executable, str(Path(__file__)), forked.ROOM]
-        _server = subprocess.Popen(program, cwd=REPO, env=plain | {"ROOM": forked.ROOM}, **pipes)
-        atexit.register(_close, _server)
-    with tempfile.TemporaryDirectory() as folder:
-        asked = {"words": list(words), "env": dict(env), "folder": folder, "timeout_s": timeout_s}
-        _server.stdin.write(json.dumps(asked) + "\n")
-        _server.stdin.flush()
-        answer = _server.stdout.readline()
-        out, err = (Path(folder, name).read_text() for name in ("out", "err"))
-    if not answer:
-        raise RuntimeError(f"the fork server ended with {_server.wait()}")
-    if answer == "timeout\n":
-        raise subprocess.TimeoutExpired(words, timeout_s, out, err)
-    return subprocess.CompletedProcess(["bench", *words], int(answer), out, err)
+    if _server is None:
+        _server, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
+        program = [sys.executable, __file__, str(its.fileno()), forked.ROOM]
+        env = forked.started | {"ROOM": forked.ROOM}
+        with its:
+            process = subprocess.Popen(program, cwd=forked.REPO, env=env, pass_fds=[its.fileno()])
+        atexit.register(_close, process)
+    return _server
 
 
-def _close(server):
-    server.kill()  # and with it a command that was interrupted
-    server.wait()
-    for pipe in (server.stdin, server.stdout):
-        with contextlib.suppress(OSError):
-            pipe.close()
+def _close(process):
+    _server.close()
+    process.wait()
 
 
 # ---- the server
 
 
-def _serve():
-    answers = os.fdopen(os.dup(1), "w")
+def _serve(ours):
     _import_all()
-    _end_with_parent()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            answers = None
-            _become(asked)
-        print(_end_of(pid, asked["timeout_s"]), file=answers, flush=True)
+    while True:
+        message, fds, _, _ = socket.recv_fds(ours, MAX_BYTES, MAX_FDS)
+        if not message:
+            return
+        reader, writer = os.pipe()
+        between = os.fork()
+        if between == 0:
+            between = os.getpid()
+            child = os.fork()
+            if child:  # it is the tests' child as soon as this process has ended
+                os.write(writer, str(child).encode())
+                os._exit(0)
+            with forked.ending():
+                _become(json.loads(message), fds, between)
+        os.waitpid(between, 0)
+        ours.send(os.read(reader, 100))
+        for fd in (reader, writer, *fds):
+            os.close(fd)
 
 
 def _import_all():
     """What a command imports anyway; hashes of sources are kept by their content."""
-    sys.path[0] = str(REPO)
+    sys.path[0] = str(forked.REPO)
     from bench.cli.verbs import VERBS
     from bench.config import compose
     from bench.machine import code_state
@@ -92,43 +111,17 @@ def _import_all():
     forked.install()
 
 
-def _end_with_parent():
-    from bench.machine import processes
-
-    processes.die_with_parent()
-
-
-def _become(asked):
+def _become(asked, fds, between):
     """In the fork: the command, to its end."""
-    with forked.ending():
-        _end_with_parent()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(Path(asked["folder"], name), os.O_WRONLY | os.O_CREAT, 0o600), number)
-        words = ["bench", *asked["words"]]
-        forked.become(words, [sys.executable, "-m", *words], asked["env"])
-        from bench.__main__ import run
-
-        run()
-
-
-def _end_of(pid, timeout_s):
-    def late(number, frame):
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        _, status = os.waitpid(pid, 0)
-    except TimeoutError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return "timeout"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return os.waitstatus_to_exitcode(status)
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    above = 1 + max(*asked["kept"], *fds, 2)
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]  # out of the way of the numbers that they are to have
+    for number, fd in zip(asked["kept"], moved[3:], strict=True):
+        os.dup2(fd, number)
+    child = forked.Asked(asked["words"], asked["variables"], moved[:3], set(asked["kept"]), asked["new_session"], None)
+    forked.run(child)
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -14,14 +14,16 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parent.parent
 OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
 MODULES = ("bench.launch.agent", "bench.launch.guard", "bench.launch.own_model", "bench.telemetry.sampler")
 MODULES += ("bench.training.worker",)
 ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
-_started = dict(os.environ)
+started = {}  # this process's variables as install() saw them
 _exec = subprocess._fork_exec
 
 
@@ -32,18 +34,39 @@ def of_interpreter(variables):
 def install():
     """From now on Popen forks where it would start one of MODULES with this interpreter and this code."""
     gc.freeze()
+    started.update(os.environ)
     subprocess._fork_exec = _fork_exec
 
 
-def _fork_exec(words, executables, close_fds, kept, cwd, env, *more):
-    """As _posixsubprocess.fork_exec of Python 3.11 to 3.13, for which subprocess keeps it."""
+class Asked(NamedTuple):
+    """What Popen asks for."""
+
+    words: list[str]
+    variables: dict[str, str]
+    streams: list[int]  # what become 0, 1 and 2
+    kept: set[int]  # open files that stay
+    new_session: bool
+    prepare: Callable | None
+
+
+def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
+    """The arguments of _posixsubprocess.fork_exec of Python 3.11 to 3.13 -> Asked, None for a program to be started."""
     *pipes, error_out, restore, new_session, group, gid, groups, uid, umask, prepare, _ = more
     words = [os.fsdecode(word) for word in words]
     variables = dict(os.environ) if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
     asks_more = not (close_fds and restore) or group != -1 or (gid, groups, uid) != (None,) * 3 or umask != -1
-    is_ours = words[:2] == [sys.executable, "-m"] and words[2] in MODULES and cwd and Path(cwd) == REPO
-    if not is_ours or asks_more or of_interpreter(variables) != of_interpreter(_started):
-        return _exec(words, executables, close_fds, kept, cwd, env, *more)
+    is_ours = words[:2] == [sys.executable, "-m"] and words[2] in modules and cwd and Path(cwd) == REPO
+    if not is_ours or asks_more or of_interpreter(variables) != of_interpreter(started):
+        return None
+    streams = [number if fd == -1 else fd for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
+    return Asked(words, variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
+
+
+def _fork_exec(*given):
+    """For subprocess, which keeps it by this name."""
+    child = asked(MODULES, *given)
+    if child is None:
+        return _exec(*given)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -51,31 +74,28 @@ def _fork_exec(words, executables, close_fds, kept, cwd, env, *more):
         return pid
     with ending():
         gc.freeze()  # what the parent has left may not be collected: its files' numbers are others here
-        _close(pipes, set(kept) - {error_out})
-        if new_session:
-            os.setsid()
-        if prepare:
-            prepare()
-        become(words[2:], words, variables)
-        sys.modules.pop(words[2], None)
-        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        run(child)
 
 
-def _close(pipes, kept):
-    """pipes: both ends of standard input, output and error, -1 for as it is, and that which reads the child's error."""
-    for number, fd in ((0, pipes[0]), (1, pipes[3]), (2, pipes[5])):
-        if fd == number:
-            os.set_inheritable(fd, True)
-        elif fd != -1:
-            os.dup2(fd, number)
+def run(child):
+    """In a fork, to its end."""
+    for number, fd in enumerate(child.streams):
+        os.dup2(fd, number) if fd != number else os.set_inheritable(fd, True)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
+        if int(name) > 2 and int(name) not in child.kept:
             with contextlib.suppress(OSError):
                 os.close(int(name))
+    if child.new_session:
+        os.setsid()
+    if child.prepare:
+        child.prepare()
+    become(child.words, child.variables)
+    sys.modules.pop(child.words[2], None)
+    runpy.run_module(child.words[2], run_name="__main__", alter_sys=True)
 
 
-def become(argv, words, variables):
-    """In a fork: a program that has just begun, with sys.argv, command line and variables."""
+def become(words, variables):
+    """In a fork: a program that has just begun, with that command line and variables."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
@@ -85,7 +105,7 @@ def become(argv, words, variables):
     os.environ.clear()
     os.environ.update(variables)
     _show(words, [f"{name}={value}" for name, value in variables.items()])
-    sys.argv[:] = argv
+    sys.argv[:] = words[2:]
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)

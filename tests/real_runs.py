@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import fork_server
-
 REPO = Path(__file__).resolve().parent.parent
 BATCH_TOKENS = 512  # 8 sequences * 64: also for 8 ranks
 SMALL = ["model.num_layers=2", "model.width=64", "data.seq_len=64", f"data.batch_tokens={BATCH_TOKENS}"]
@@ -27,8 +25,6 @@ def environment(results, **more):
 
 def bench(results, *words, timeout_s=240, **env):
     """python -m bench WORDS -> CompletedProcess with text output."""
-    if fork_server.fits(env):
-        return fork_server.call(words, environment(results, **env), timeout_s)
     return subprocess.run(
         [sys.executable, "-m", "bench", *words],
         cwd=REPO,
