@@ -90,8 +90,9 @@ def run(child):
     if child.prepare:
         child.prepare()
     become(child.words, child.variables)
-    sys.modules.pop(child.words[2], None)
-    runpy.run_module(child.words[2], run_name="__main__", alter_sys=True)
+    module = "bench.__main__" if child.words[2] == "bench" else child.words[2]
+    sys.modules.pop(module, None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def become(words, variables):
