@@ -19,7 +19,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +83,8 @@ class Workshop:
         self.lasts_s = {}  # command: seconds that it takes undisturbed
 
     def __enter__(self):
+        self._preloaded = fork_server.preloaded(self.library)
+        self._preloaded.__enter__()
         (self.base / "conf").mkdir(parents=True)
         (self.base / "conf" / "speedrun.yaml").write_text("# a project\n")
         (self.base / "nanogpt.log").write_text(LOG)
@@ -97,6 +98,7 @@ class Workshop:
         for pid in self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._preloaded.__exit__(*exc_info)
 
     # ---- one command
 
@@ -108,6 +110,20 @@ class Workshop:
         assert done.returncode == 0, done.stdout
         self.lasts_s[scenario.name] = time.monotonic() - began_s
         return operations(self.state)
+
+    def first(self, scenario, what, path):
+        """The number of the first such operation of a command that nothing disturbs; it is ended there."""
+        self._begin(scenario)
+        process = self._start(self.project, scenario.words, self._faulty(0, ""))
+        found = []
+        while not found:
+            is_over = process.poll() is not None
+            found = [one[0] for one in operations(self.state) if one[2:] == (what, path)]
+            assert found or not is_over, f"no {what} {path}"
+            time.sleep(0.01)
+        process.terminate()
+        self._ended(process)
+        return found[0]
 
     def fault(self, scenario, number, kind):
         """The command with its operation `number` failed in this way, and everything that is wrong afterwards."""
@@ -200,16 +216,7 @@ class Workshop:
         return env | {"OMP_WAIT_POLICY": "PASSIVE"}
 
     def _start(self, project, words, more=None):
-        with open(self.folder / "out", "wb") as out:
-            return subprocess.Popen(
-                [sys.executable, "-m", "bench", *words],
-                cwd=real_runs.REPO,
-                env=self._environment(project) | (more or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        return fork_server.Started(words, self._environment(project) | (more or {}), new_session=True)
 
     def command(self, project, words):
         """One that nothing disturbs: output and errors together."""
@@ -223,8 +230,7 @@ class Workshop:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)
             process.wait()
-        out = (self.folder / "out").read_text(errors="replace")
-        return subprocess.CompletedProcess(process.args, process.returncode, out)
+        return subprocess.CompletedProcess(process.args, process.returncode, process.communicate()[0])
 
 
 def _short(words):

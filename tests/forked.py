@@ -18,8 +18,8 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
-MODULES = ("bench.launch.agent", "bench.launch.guard", "bench.launch.own_model", "bench.telemetry.sampler")
-MODULES += ("bench.training.worker",)
+MODULES = ("bench", "bench.launch.agent", "bench.launch.guard", "bench.launch.own_model", "bench.race.arm_process")
+MODULES += ("bench.telemetry.sampler", "bench.training.worker")
 ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
 _started = dict(os.environ)
 _exec = subprocess._fork_exec
@@ -57,7 +57,7 @@ def _fork_exec(words, executables, close_fds, kept, cwd, env, *more):
         if prepare:
             prepare()
         become(words[2:], words, variables)
-        sys.modules.pop(words[2], None)
+        sys.modules.pop("bench.__main__" if words[2] == "bench" else words[2], None)
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
 
 
@@ -85,6 +85,9 @@ def become(argv, words, variables):
     os.environ.clear()
     os.environ.update(variables)
     _show(words, [f"{name}={value}" for name, value in variables.items()])
+    for library in variables.get("LD_PRELOAD", "").split(":"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(library or None).of_variables()  # of the tests' own: what it did as it was loaded
     sys.argv[:] = argv
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)

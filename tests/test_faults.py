@@ -15,7 +15,7 @@ import pytest
 import real_runs
 from comparing import raced, write
 from test_ends import TINY
-from test_rainy_days import HURRIED, fill, small_disk  # noqa: F401 - a fixture
+from test_rainy_days import fill, small_disk  # noqa: F401 - a fixture
 
 from bench import private
 from bench.cli import race
@@ -29,12 +29,12 @@ slow = pytest.mark.slow
 
 
 def test_a_pipe_in_its_logs_and_damaged_progress_disturb_no_end_of_a_run(tmp_path):
-    with real_runs.Background(tmp_path, *TINY) as running:
+    with real_runs.Background(tmp_path, *TINY, changed={"bench.launch.launcher.TICK_S": 0.1}) as running:
         running.wait_for_step(3)
         os.mkfifo(running.folder / "logs" / "pipe.log")
         os.kill(running.rank_pid(0), signal.SIGSTOP)
         (running.folder / ".progress.tmp").write_text("[1, 2]")
-        time.sleep(1.5)  # the launcher looks twice a second
+        time.sleep(0.5)  # the launcher looks ten times a second
         running.process.terminate()
         code, out = running.end(120)
         assert running.all_gone()
@@ -108,8 +108,15 @@ def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_sta
     assert len(list(logs.iterdir())) == 4
 
 
+def held(path):
+    """The constants of a launcher whose ranks begin when this file is gone."""
+    wait = f'while [ -e "{path}" ]; do sleep 0.05; done; exec "$0" "$@"'
+    path.touch()
+    return {"bench.launch.ranks.WORKER": ["sh", "-c", wait, sys.executable, "-m", "bench.training.worker"]}
+
+
 def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_path(tmp_path):
-    with real_runs.Background(tmp_path, *TINY) as running:
+    with real_runs.Background(tmp_path, *TINY, changed=held(tmp_path / "held")) as running:
         running.wait_for_record()
         running.process.kill()
         running.process.wait()
@@ -121,13 +128,12 @@ def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_pat
 
 @pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=slow)])
 def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_path, damage):
-    (tmp_path / "sitecustomize.py").write_text(
-        HURRIED.format(repo=str(real_runs.REPO)).replace("HEARTBEAT_S = 0.0", "HEARTBEAT_S = 1e9")
-    )
-    with real_runs.Background(tmp_path / "results", *TINY, PYTHONPATH=str(tmp_path)) as running:
+    changed = held(tmp_path / "held") | {"bench.launch.launcher.HEARTBEAT_S": 1e9}
+    with real_runs.Background(tmp_path / "results", *TINY, changed=changed) as running:
         running.wait_for_record()
         path = running.folder / "run.json"
         path.unlink() if damage == "removed" else os.truncate(path, 100)
+        (tmp_path / "held").unlink()
         code, out = running.end(120)
         run = real_runs.run_json(running.folder)
     assert (code, run["status"]) == (1, "failed"), out
@@ -136,11 +142,12 @@ def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_pat
 
 @slow
 def test_an_agent_that_hangs_is_ended_by_its_silence(tmp_path):
-    with real_runs.Background(tmp_path, *TINY[:3], "goal.num_steps=300", "hardware.stall_timeout_s=6") as running:
-        running.wait_for_step(3)
+    def stop(running):
         (agent,) = running.pids("bench.launch.agent")
         os.kill(agent, signal.SIGSTOP)
-        code, out = running.end(120)
+
+    words = [*TINY[:3], "goal.num_steps=300"]
+    with real_runs.in_time(tmp_path, "hardware.stall_timeout_s", (2, 10), stop, *words) as (running, code, out):
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
     assert (code, run["failure"]["kind"]) == (1, "stalled"), out
@@ -149,10 +156,7 @@ def test_an_agent_that_hangs_is_ended_by_its_silence(tmp_path):
 @slow
 def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
     words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *TINY[:3], "--anyway"]
-    env = real_runs.environment(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench", *words], cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL
-    )
+    process = real_runs.started(tmp_path, *words)
     until_s = time.monotonic() + 120
     while not real_runs.folders(tmp_path) and time.monotonic() < until_s:
         time.sleep(0.005)
