@@ -18,6 +18,8 @@ BATCH_TOKENS = 512  # 8 sequences * 64: also for 8 ranks
 SMALL = ["model.num_layers=2", "model.width=64", "data.seq_len=64", f"data.batch_tokens={BATCH_TOKENS}"]
 SHORT = ["track=free", *SMALL, "goal.num_steps=6", "goal.val_tokens=1024", "goal.val_every_steps=3", "hardware=cpu"]
 LONG = ["track=free", "goal.num_steps=5000", "goal.val_tokens=4096", "goal.val_every_steps=1000", "hardware=cpu"]
+SLIGHT = ["model.num_layers=1", "model.width=32", "model.num_heads=1"]
+ENDLESS = [*LONG, *SLIGHT, "goal.num_steps=100000", "hardware.num_threads=1"]
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 
 
@@ -141,14 +143,14 @@ def in_time(base, setting, seconds, disturb, *overrides):
 
 
 class Background:
-    """A long run in the background, for tests that kill or disturb it.
+    """A long run of a tiny model in the background, for tests that kill or disturb it.
 
     with Background(results, ...) as running: running.wait_for_step(3); ...
     """
 
     def __init__(self, results, *overrides, changed=None, **env):
         self.results = Path(results)
-        self.process = started(results, "run", *LONG, *overrides, changed=changed, **env)
+        self.process = started(results, "run", *ENDLESS, *overrides, changed=changed, **env)
 
     def __enter__(self):
         return self

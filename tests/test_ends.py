@@ -14,7 +14,6 @@ import scripted
 
 from bench.record import artifacts
 
-TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=100000", "hardware.num_threads=1"]
 ENDS = {"SIGTERM": "interrupted", "timeout": "wall_timeout", "agent": "agent_killed", "launcher": "launcher_killed"}
 slow = pytest.mark.slow
 
@@ -69,7 +68,7 @@ def stopped(base, how, num_ranks):
         for rank in range(num_ranks):
             os.kill(running.rank_pid(rank), signal.SIGSTOP)
 
-    words = [*TINY, f"hardware.num_processes={num_ranks}"]
+    words = [f"hardware.num_processes={num_ranks}"]
     if how == "timeout":
         with real_runs.in_time(base, "hardware.wall_timeout_s", (5, 40), stop, *words) as (running, *_):
             yield running
@@ -84,7 +83,7 @@ def stopped(base, how, num_ranks):
 
 @pytest.mark.parametrize("how", ["agent", "launcher"])
 def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
-    with real_runs.Background(tmp_path, *TINY, "instruments=[telemetry]") as running:
+    with real_runs.Background(tmp_path, "instruments=[telemetry]") as running:
         running.wait_for_step(3)
         bring_to_an_end(running, how)
         running.process.wait(90)
@@ -102,7 +101,7 @@ def test_a_process_that_hangs_is_ended_by_its_silence(tmp_path):
         began_s.append(time.monotonic())
         os.kill(running.rank_pid(0), signal.SIGSTOP)
 
-    with real_runs.in_time(tmp_path, "hardware.stall_timeout_s", (2, 10), stop, *TINY) as (running, code, out):
+    with real_runs.in_time(tmp_path, "hardware.stall_timeout_s", (2, 10), stop) as (running, code, out):
         took_s, timeout_s = time.monotonic() - began_s[-1], running.results.name
         run = real_runs.run_json(running.folder)
     assert code == 1 and took_s < 40
@@ -112,7 +111,7 @@ def test_a_process_that_hangs_is_ended_by_its_silence(tmp_path):
 
 
 def test_nohup_is_obeyed(tmp_path):
-    words = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3]]
+    words = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT]
     words += ["hardware.num_threads=1", "goal.num_steps=100", "goal.val_every_steps=100"]
     env = real_runs.environment(tmp_path)
     process = subprocess.Popen(words, cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -125,7 +124,7 @@ def test_nohup_is_obeyed(tmp_path):
 
 
 def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
-    words = ["run", "-m", *real_runs.SHORT, *TINY[:3], "hardware.num_threads=1", "seed=0,1", "--anyway"]
+    words = ["run", "-m", *real_runs.SHORT, *real_runs.SLIGHT, "hardware.num_threads=1", "seed=0,1", "--anyway"]
     words += ["goal.num_steps=300", "goal.val_every_steps=50"]
     process = real_runs.started(tmp_path / "results", *words)
     until_s = time.monotonic() + 60
@@ -152,7 +151,7 @@ def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
 def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, words):
     if "unshare" in shell and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces here")
-    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3], *real_runs.TWO])
+    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT, *real_runs.TWO])
     env = real_runs.environment(tmp_path)
     began_s = time.monotonic()
     done = subprocess.run(

@@ -10,7 +10,6 @@ import pytest
 import real_runs
 
 HERE = Path(__file__).parent
-TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=200", "hardware.num_threads=1"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
     state = tmp_path / "clock"
     state.write_text("0 0")
     more = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(state)}
-    with real_runs.Background(tmp_path / "results", *TINY, **more) as running:
+    with real_runs.Background(tmp_path / "results", "goal.num_steps=200", **more) as running:
         running.wait_for_step(3)
         new = tmp_path / "new"
         new.write_text(moved)
@@ -57,7 +56,7 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
 def test_a_clock_that_stands_still_measures_nothing_and_the_run_does_not_count(tmp_path, library):
     """Waiting for a thread with a timeout may fail at once under such a clock: then the run says that."""
     more = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *TINY[:3], **more)
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *real_runs.SLIGHT, **more)
     run = real_runs.run_json(real_runs.folders(tmp_path)[0])
     assert run["validity"] == "invalid" and "ZeroDivisionError" not in done.stdout + json.dumps(run)
     if run["status"] == "complete":
