@@ -9,9 +9,12 @@ there can be a server that has it too: preloaded().
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import json
 import os
+import platform
+import runpy
 import select
 import shutil
 import signal
@@ -26,6 +29,8 @@ import forked
 
 REPO = forked.REPO
 START_S = 120.0  # for the server to begin a command on a busy machine
+CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # linux/sched.h
+MS_SLAVE, MS_REC, MNT_DETACH = 1 << 19, 1 << 14, 2  # sys/mount.h
 _servers = {}  # by LD_PRELOAD, "": that which most are forks of
 _preloaded = []
 
@@ -50,14 +55,15 @@ def preloaded(library):
             _close(server)
 
 
-def call(words, env, timeout_s):
-    """subprocess.run([python, -m, bench, *words], cwd=REPO) with captured text; TimeoutExpired as there."""
+def call(words, env, timeout_s, module="bench"):
+    """subprocess.run([python, -m, module, *words], cwd=REPO) with captured text; TimeoutExpired as there."""
     with tempfile.TemporaryDirectory() as folder:
-        answer = _asked({"words": list(words), "env": dict(env), "folder": folder, "timeout_s": timeout_s})
+        asked = {"words": [module, *words], "env": dict(env), "folder": folder, "timeout_s": timeout_s}
+        answer = _asked(asked)
         out, err = (Path(folder, name).read_text() for name in ("out", "err"))
     if answer == "timeout\n":
         raise subprocess.TimeoutExpired(words, timeout_s, out, err)
-    return subprocess.CompletedProcess(["bench", *words], int(answer), out, err)
+    return subprocess.CompletedProcess([module, *words], int(answer), out, err)
 
 
 def _asked(what):
@@ -81,21 +87,22 @@ def _asked(what):
 
 
 class Started:
-    """subprocess.Popen([python, -m, bench, *words], cwd=REPO, stderr=STDOUT, text=True), with output into a file.
+    """subprocess.Popen([python, -m, module, *words], cwd=REPO, stderr=STDOUT, text=True), with output into a file.
 
     The server answers at once: a fork of it is the command's parent, waits for it and says how it ended.  changed:
-    {"module.NAME": value}, constants that are others for this command.
+    {"module.NAME": value}, constants that are others for this command; new_session; host: (name of a network namespace
+    of iproute2, host name), as `ip netns exec` and `unshare -u` give them.
     """
 
-    def __init__(self, words, env, changed=None, **more):
-        self.args, self.returncode = ["bench", *words], None
+    def __init__(self, words, env, module="bench", changed=None, **more):
+        self.args, self.returncode = [module, *words], None
         folder = tempfile.mkdtemp()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._out, said = Path(folder, "out"), Path(folder, "said")
         os.mkfifo(said)
         self._said, self._unread = os.open(said, os.O_RDONLY | os.O_NONBLOCK), b""
         weakref.finalize(self, os.close, self._said)
-        asked = {"words": list(words), "env": dict(env), "folder": folder, "said": str(said), "changed": changed or {}}
+        asked = {"words": self.args, "env": dict(env), "folder": folder, "said": str(said), "changed": changed or {}}
         _asked(asked | more)
         self.pid = int(self._line(START_S))
 
@@ -218,16 +225,45 @@ def _become(asked):
         os.dup2(null, 0)
         os.dup2(os.open(Path(asked["folder"], "out"), os.O_WRONLY | os.O_CREAT, 0o600), 1)
         os.dup2(1 if "said" in asked else os.open(Path(asked["folder"], "err"), os.O_WRONLY | os.O_CREAT, 0o600), 2)
-        words = ["bench", *asked["words"]]
+        if asked.get("host"):
+            _enter(*asked["host"])
+        module, words = asked["words"][0], asked["words"]
         forked.become(words, [sys.executable, "-m", *words], asked["env"])
         for name, value in asked.get("changed", {}).items():
-            module, _, constant = name.rpartition(".")
-            module = importlib.import_module(module)
-            assert hasattr(module, constant), name
-            setattr(module, constant, value)
-        from bench.__main__ import run
+            _change(name, value)
+        if module == "bench":
+            from bench.__main__ import run
 
-        run()
+            run()
+        else:
+            sys.modules.pop(module, None)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _change(name, value):
+    module, _, constant = name.rpartition(".")
+    module = importlib.import_module(module)
+    assert hasattr(module, constant), name
+    setattr(module, constant, value)
+
+
+def _enter(namespace, hostname):
+    """As `ip netns exec` does, which also shows the namespace's interfaces in /sys."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name, *words):
+        if getattr(libc, name)(*words):
+            raise OSError(ctypes.get_errno(), name)
+
+    opened = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    call("setns", opened, CLONE_NEWNET)
+    os.close(opened)
+    call("unshare", CLONE_NEWNS | CLONE_NEWUTS)
+    call("mount", b"", b"/", b"none", MS_SLAVE | MS_REC, None)
+    call("umount2", b"/sys", MNT_DETACH)
+    call("mount", namespace.encode(), b"/sys", b"sysfs", 0, None)
+    call("sethostname", hostname.encode(), len(hostname))
+    platform._uname_cache = None
 
 
 def _end_of(pid, timeout_s):

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 import real_runs
 
@@ -68,10 +69,17 @@ class Pair:
     def results(self, host):
         return self.base / f"results{host}"
 
-    def start(self, host, *words, repo=real_runs.REPO, **env):
-        """python -m WORDS there."""
+    def start(self, host, *words, repo=real_runs.REPO, changed=None, **env):
+        """python -m WORDS there; changed: as real_runs.started()."""
+        hostname = f"speedrun-test-{'ab'[host]}"
+        if repo == real_runs.REPO and fork_server.fits(env):
+            module, *words = words
+            more = {"module": module, "changed": changed, "host": (self.names[host], hostname)}
+            self.processes[host] = fork_server.Started(words, real_runs.environment(self.results(host), **env), **more)
+            return
+        assert not changed
         enter = ["ip", "netns", "exec", self.names[host], "unshare", "-u", "sh", "-c"]
-        script = f'hostname speedrun-test-{"ab"[host]}; exec "$@"'
+        script = f'hostname {hostname}; exec "$@"'
         self.processes[host] = subprocess.Popen(
             [*enter, script, "sh", sys.executable, "-m", *words],
             cwd=repo,
@@ -98,7 +106,7 @@ class Pair:
                 with contextlib.suppress(OSError, ValueError, KeyError):
                     if json.loads(path.read_text())["step"] >= step:
                         return
-            assert self.processes[0].poll() is None, self.processes[0].stdout.read()
+            assert self.processes[0].poll() is None, self.processes[0].communicate()[0]
             time.sleep(0.1)
         raise AssertionError(f"no step {step} in {timeout_s} s")
 

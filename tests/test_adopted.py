@@ -1,9 +1,8 @@
 """Ranks that torchrun, srun or mpirun started: found by their variables, and together one run with one record."""
 
 import os
-import subprocess
-import sys
 
+import fork_server
 import pytest
 import real_runs
 
@@ -119,14 +118,8 @@ def test_a_rank_of_a_run_starts_no_run(monkeypatch):
 
 def torchrun(results, *words):
     launch = ("--standalone", "--nproc_per_node=2", f"--log_dir={results}.torchrun")
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "bench", *words],
-        cwd=real_runs.REPO,
-        env=real_runs.environment(results),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [*launch, "-m", "bench", *words]
+    return fork_server.call(words, real_runs.environment(results), 300, "torch.distributed.run")
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from bench.launch.nodes import carried, clocks, peers
 from bench.record import artifacts
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
+SOON_LOST = {f"bench.launch.nodes.{module}.LOST_AFTER_S": 6.0 for module in ("channel", "coordinator", "member")}
+SOON_LOST |= {"bench.launch.nodes.channel.ALIVE_EVERY_S": 1.0}
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
 @pytest.mark.slow
 def test_a_cable_that_is_cut_ends_both_sides(pair):
     for host in (0, 1):
-        pair.start(host, *words(pair, 2, run=real_runs.ENDLESS))
+        pair.start(host, *words(pair, 2, run=real_runs.ENDLESS), changed=SOON_LOST)
     pair.wait_for_step(3)
     pair.cut()
     code, out = pair.end(0, timeout_s=90)

@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
+import fork_server
 import pytest
 import real_runs
 
@@ -22,24 +21,13 @@ def temp(tmp_path):
 
 def torchrun(folder, temp, **env):
     """As a user types it, but on a free port."""
-    words = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench.training.worker"]
-    return started(*words, str(folder), TMPDIR=str(temp), **env)
+    words = ["--standalone", "--nproc_per_node=2", "-m", "bench.training.worker", str(folder)]
+    return fork_server.call(words, os.environ | {"TMPDIR": str(temp)} | env, 240, "torch.distributed.run")
 
 
 def worker(folder, **env):
     """As the one process that torchrun would start, for what is refused before there is more than one."""
-    return started("bench.training.worker", str(folder), **env)
-
-
-def started(*words, **env):
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=real_runs.REPO,
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return fork_server.call([str(folder)], os.environ | env, 240, "bench.training.worker")
 
 
 def test_no_variable_says_who_started_a_worker(tmp_path):
