@@ -44,8 +44,10 @@ static size_t below_len;
 static long at;
 static const char *kind = "";
 
-__attribute__((constructor)) static void begin(void) {
+/* As the library is loaded, and called in a process that was forked and gets other variables. */
+__attribute__((constructor)) void of_variables(void) {
     const char *folder = getenv("DISK_FAULT_BELOW"), *path = getenv("DISK_FAULT_STATE");
+    state = NULL;
     if (!folder || !path || !realpath(folder, below)) return;
     below_len = strlen(below);
     at = atol(getenv("DISK_FAULT_AT") ? getenv("DISK_FAULT_AT") : "0");

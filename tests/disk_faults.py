@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import disk_faults_judge
+import fork_server
 import real_runs
 from disk_faults_scenarios import LIMIT_S, LOG, OF_RACE, RACE, RESUME, SCRIPT, TINY
 
@@ -83,6 +84,8 @@ class Workshop:
         self.lasts_s = {}  # command: seconds that it takes undisturbed
 
     def __enter__(self):
+        self._preloaded = fork_server.preloaded(self.library)
+        self._preloaded.__enter__()
         (self.base / "conf").mkdir(parents=True)
         (self.base / "conf" / "speedrun.yaml").write_text("# a project\n")
         (self.base / "nanogpt.log").write_text(LOG)
@@ -96,6 +99,7 @@ class Workshop:
         for pid in self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._preloaded.__exit__(*exc_info)
 
     # ---- one command
 
@@ -107,6 +111,20 @@ class Workshop:
         assert done.returncode == 0, done.stdout
         self.lasts_s[scenario.name] = time.monotonic() - began_s
         return operations(self.state)
+
+    def first(self, scenario, what, path):
+        """The number of the first such operation of a command that nothing disturbs; it is ended there."""
+        self._begin(scenario)
+        process = self._start(self.project, scenario.words, self._faulty(0, ""))
+        found = []
+        while not found:
+            is_over = process.poll() is not None
+            found = [one[0] for one in operations(self.state) if one[2:] == (what, path)]
+            assert found or not is_over, f"no {what} {path}"
+            time.sleep(0.01)
+        process.terminate()
+        self._ended(process)
+        return found[0]
 
     def fault(self, scenario, number, kind):
         """The command with its operation `number` failed in this way, and everything that is wrong afterwards."""

@@ -11,7 +11,8 @@
 
 static int stops;
 
-__attribute__((constructor)) static void begin(void) {
+/* As the library is loaded, and called in a process that was forked and gets another command line. */
+__attribute__((constructor)) void of_variables(void) {
     char words[4096];
     const char *wanted = getenv("FAKE_CLOCK_STOPS_IN");
     FILE *file = wanted ? fopen("/proc/self/cmdline", "r") : NULL;

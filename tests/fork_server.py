@@ -2,17 +2,20 @@
 
 A command costs a second of imports and of hashing the code, and each of its ranks two seconds of torch, which a user
 pays once and the tests hundreds of times.  install() is for the tests' own process: from then on subprocess has the
-server fork where it would start such a command in the repository, and where not (PYTHONPATH, LD_PRELOAD ... that are
-others than here) it starts the program.  The fork is a child of the tests' process by all that it and others see
-(forked.py), and so are its agent, ranks, guard and sampler to it.
+server fork where it would start such a command in the repository.  One that is to see another interpreter (PYTHONPATH
+...) is started as a program; for one with an LD_PRELOAD there can be a server that has it too: preloaded().  The fork is
+a child of the tests' process by all that it and others see (forked.py), and so are its agent, ranks, guard and sampler
+to it.
 """
 
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import importlib
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -20,10 +23,16 @@ import time
 
 import forked
 
+REPO = forked.REPO
+MODULES = ("bench", "bench.training.worker", "torch.distributed.run")  # that tests start
+HOST = "FORKED_HOST"  # a variable for a fork alone: JSON [a network namespace of iproute2, host name] that it enters
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: who inherits a child whose parent ended is the next such ancestor
+CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # linux/sched.h
+MS_SLAVE, MS_REC, MNT_DETACH = 1 << 19, 1 << 14, 2  # sys/mount.h
 MAX_BYTES, MAX_FDS = 2**20, 64
 _fork_exec = subprocess._fork_exec
-_server = None
+_servers = {}  # by LD_PRELOAD, "": that which most are forks of; (socket, process)
+_preloaded = []
 
 
 def install():
@@ -32,40 +41,71 @@ def install():
         subprocess._fork_exec = _forked
 
 
-def _forked(*given):
-    asked = forked.asked(["bench"], *given)
-    if asked is None or asked.prepare:
-        return _fork_exec(*given)
-    ours = _connected()
-    what = {"words": asked.words, "variables": asked.variables, "new_session": asked.new_session}
-    fds = [*asked.streams, *(kept := sorted(asked.kept))]
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+def fits(more):
+    """Whether a command with these variables beside the tests' own is a fork."""
+    more = forked.of_interpreter(more)
+    return subprocess._fork_exec is _forked and (not more or list(more.items()) == [("LD_PRELOAD", _known(more))])
+
+
+@contextlib.contextmanager
+def preloaded(library):
+    """Within it, commands with LD_PRELOAD=library are forks too.  It needs a function of_variables() that reads the
+    variables which it obeys: a fork gets its own after the library was loaded.
+    """
+    _preloaded.append(str(library))
     try:
-        socket.send_fds(ours, [json.dumps(what | {"kept": kept}).encode()], fds)
+        yield
+    finally:
+        _preloaded.remove(str(library))
+        if str(library) in _servers:
+            _close(str(library))
+
+
+def _known(variables):
+    """The registered library that they preload, or ""."""
+    library = variables.get("LD_PRELOAD")
+    return library if library in _preloaded else ""
+
+
+def _forked(*given):
+    asked = forked.asked(MODULES, *given)
+    library = _known(asked.variables) if asked else ""
+    as_here = forked.of_interpreter(forked.started | ({"LD_PRELOAD": library} if library else {}))
+    if asked is None or asked.prepare or forked.of_interpreter(asked.variables) != as_here:
+        assert not asked or not {HOST, forked.CHANGED} & asked.variables.keys(), "they are for forks alone"
+        return _fork_exec(*given)
+    kept = sorted(asked.kept)
+    what = {"words": asked.words, "variables": asked.variables, "new_session": asked.new_session, "kept": kept}
+    ours, libc = _connected(library), ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        socket.send_fds(ours, [json.dumps(what).encode()], [*asked.streams, *kept])
         pid = ours.recv(100)
     finally:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
     if not pid:
         raise RuntimeError("the fork server has ended")
     return int(pid)
 
 
-def _connected():
-    global _server
-    if _server is None:
-        _server, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
-        program = [sys.executable, __file__, str(its.fileno()), forked.ROOM]
-        env = forked.started | {"ROOM": forked.ROOM}
+def _connected(library):
+    if library not in _servers:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
+        env = forked.started | {"ROOM": forked.ROOM} | ({"LD_PRELOAD": library} if library else {})
         with its:
-            process = subprocess.Popen(program, cwd=forked.REPO, env=env, pass_fds=[its.fileno()])
-        atexit.register(_close, process)
-    return _server
+            program = [sys.executable, __file__, str(its.fileno()), forked.ROOM]
+            process = subprocess.Popen(program, cwd=REPO, env=env, pass_fds=[its.fileno()])
+        _servers[library] = ours, process
+        atexit.register(_close, library)
+    return _servers[library][0]
 
 
-def _close(process):
-    _server.close()
-    process.wait()
+def _close(library):
+    if library in _servers:
+        ours, process = _servers.pop(library)
+        ours.close()
+        process.wait()
 
 
 # ---- the server
@@ -95,7 +135,7 @@ def _serve(ours):
 
 def _import_all():
     """What a command imports anyway; hashes of sources are kept by their content."""
-    sys.path[0] = str(forked.REPO)
+    sys.path[0] = str(REPO)
     from bench.cli.verbs import VERBS
     from bench.config import compose
     from bench.machine import code_state
@@ -115,12 +155,33 @@ def _become(asked, fds, between):
     """In the fork: the command, to its end."""
     while os.getppid() == between:
         time.sleep(0.0005)
+    if host := asked["variables"].pop(HOST, None):
+        _enter(*json.loads(host))
     above = 1 + max(*asked["kept"], *fds, 2)
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]  # out of the way of the numbers that they are to have
     for number, fd in zip(asked["kept"], moved[3:], strict=True):
         os.dup2(fd, number)
     child = forked.Asked(asked["words"], asked["variables"], moved[:3], set(asked["kept"]), asked["new_session"], None)
     forked.run(child)
+
+
+def _enter(namespace, hostname):
+    """As `ip netns exec` and `unshare -u` do; the former also shows the namespace's interfaces in /sys."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name, *words):
+        if getattr(libc, name)(*words):
+            raise OSError(ctypes.get_errno(), name)
+
+    opened = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    call("setns", opened, CLONE_NEWNET)
+    os.close(opened)
+    call("unshare", CLONE_NEWNS | CLONE_NEWUTS)
+    call("mount", b"", b"/", b"none", MS_SLAVE | MS_REC, None)
+    call("umount2", b"/sys", MNT_DETACH)
+    call("mount", namespace.encode(), b"/sys", b"sysfs", 0, None)
+    call("sethostname", hostname.encode(), len(hostname))
+    platform._uname_cache = None
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ closed files, signals, variables (also in /proc) are those that Popen asked for.
 import contextlib
 import ctypes
 import gc
+import importlib
+import json
 import os
 import runpy
 import signal
@@ -20,8 +22,9 @@ from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parent.parent
 OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
-MODULES = ("bench.launch.agent", "bench.launch.guard", "bench.launch.own_model", "bench.telemetry.sampler")
-MODULES += ("bench.training.worker",)
+MODULES = ("bench", "bench.launch.agent", "bench.launch.guard", "bench.launch.own_model", "bench.race.arm_process")
+MODULES += ("bench.telemetry.sampler", "bench.training.worker")
+CHANGED = "FORKED_CHANGED"  # a variable for a fork alone: JSON {"module.NAME": value}, constants that are others there
 ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
 started = {}  # this process's variables as install() saw them
 _exec = subprocess._fork_exec
@@ -50,13 +53,13 @@ class Asked(NamedTuple):
 
 
 def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
-    """The arguments of _posixsubprocess.fork_exec of Python 3.11 to 3.13 -> Asked, None for a program to be started."""
+    """The arguments of _posixsubprocess.fork_exec of Python 3.11 to 3.13 -> Asked, None where it is another program."""
     *pipes, error_out, restore, new_session, group, gid, groups, uid, umask, prepare, _ = more
     words = [os.fsdecode(word) for word in words]
     variables = dict(os.environ) if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
     asks_more = not (close_fds and restore) or group != -1 or (gid, groups, uid) != (None,) * 3 or umask != -1
     is_ours = words[:2] == [sys.executable, "-m"] and words[2] in modules and cwd and Path(cwd) == REPO
-    if not is_ours or asks_more or of_interpreter(variables) != of_interpreter(started):
+    if not is_ours or asks_more:
         return None
     streams = [number if fd == -1 else fd for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
     return Asked(words, variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
@@ -65,7 +68,7 @@ def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
 def _fork_exec(*given):
     """For subprocess, which keeps it by this name."""
     child = asked(MODULES, *given)
-    if child is None:
+    if child is None or of_interpreter(child.variables) != of_interpreter(started):
         return _exec(*given)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -103,9 +106,18 @@ def become(words, variables):
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
+    changed = json.loads(variables.pop(CHANGED, "{}"))
     os.environ.clear()
     os.environ.update(variables)
     _show(words, [f"{name}={value}" for name, value in variables.items()])
+    for library in variables.get("LD_PRELOAD", "").split(":"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(library or None).of_variables()  # of the tests' own: what it did as it was loaded
+    for name, value in changed.items():
+        module, _, constant = name.rpartition(".")
+        module = importlib.import_module(module)
+        assert hasattr(module, constant), name
+        setattr(module, constant, value)
     sys.argv[:] = words[2:]
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)

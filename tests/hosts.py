@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
+import forked
 import pytest
 import real_runs
 
@@ -67,12 +70,18 @@ class Pair:
     def results(self, host):
         return self.base / f"results{host}"
 
-    def start(self, host, *words, repo=real_runs.REPO, **env):
-        """python -m WORDS there."""
-        enter = ["ip", "netns", "exec", self.names[host], "unshare", "-u", "sh", "-c"]
-        script = f'hostname speedrun-test-{"ab"[host]}; exec "$@"'
+    def start(self, host, *words, repo=real_runs.REPO, changed=None, **env):
+        """python -m WORDS there; changed: as real_runs.started()."""
+        hostname = f"speedrun-test-{'ab'[host]}"
+        if repo == real_runs.REPO and fork_server.fits(env):
+            enter, env = [], env | {fork_server.HOST: json.dumps([self.names[host], hostname])}
+            env |= {forked.CHANGED: json.dumps(changed)} if changed else {}
+        else:
+            assert not changed
+            enter = ["ip", "netns", "exec", self.names[host], "unshare", "-u", "sh", "-c"]
+            enter += [f'hostname {hostname}; exec "$@"', "sh"]
         self.processes[host] = subprocess.Popen(
-            [*enter, script, "sh", sys.executable, "-m", *words],
+            [*enter, sys.executable, "-m", *words],
             cwd=repo,
             env=real_runs.environment(self.results(host), **env),
             stdout=subprocess.PIPE,
@@ -93,10 +102,11 @@ class Pair:
     def wait_for_step(self, step, timeout_s=120):
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
-            found = [path.read_text() for path in self.results(0).glob("*/*/.progress.tmp")]
-            if any(f'"step": {number},' in text for text in found for number in range(step, 5000)):
-                return
-            assert self.processes[0].poll() is None, self.processes[0].stdout.read()
+            for path in self.results(0).glob("*/*/.progress.tmp"):
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    if json.loads(path.read_text())["step"] >= step:
+                        return
+            assert self.processes[0].poll() is None, self.processes[0].communicate()[0]
             time.sleep(0.1)
         raise AssertionError(f"no step {step} in {timeout_s} s")
 

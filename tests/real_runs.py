@@ -11,11 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import forked
+
 REPO = Path(__file__).resolve().parent.parent
 BATCH_TOKENS = 512  # 8 sequences * 64: also for 8 ranks
 SMALL = ["model.num_layers=2", "model.width=64", "data.seq_len=64", f"data.batch_tokens={BATCH_TOKENS}"]
 SHORT = ["track=free", *SMALL, "goal.num_steps=6", "goal.val_tokens=1024", "goal.val_every_steps=3", "hardware=cpu"]
 LONG = ["track=free", "goal.num_steps=5000", "goal.val_tokens=4096", "goal.val_every_steps=1000", "hardware=cpu"]
+SLIGHT = ["model.num_layers=1", "model.width=32", "model.num_heads=1"]
+ENDLESS = [*LONG, *SLIGHT, "goal.num_steps=100000", "hardware.num_threads=1"]
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 
 
@@ -32,6 +36,23 @@ def bench(results, *words, timeout_s=240, **env):
         capture_output=True,
         text=True,
         timeout=timeout_s,
+    )
+
+
+def started(results, *words, changed=None, **env):
+    """The same in the background -> its Popen; output and errors together.
+
+    changed: {"bench.module.NAME": value}, constants that are others in this command.
+    """
+    if changed:
+        env[forked.CHANGED] = json.dumps(changed)
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench", *words],
+        cwd=REPO,
+        env=environment(results, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -97,22 +118,36 @@ def losses(folder):
     return [(row["step"], row["train_loss"], row["val_loss"]) for row in steps(folder)]
 
 
+@contextlib.contextmanager
+def in_time(base, setting, seconds, disturb, *overrides):
+    """A Background with this timeout which has run into it: disturbed so at step 3.  -> (running, exit code, output)
+
+    seconds: several timeouts, the shortest first.  On a busy machine it may be over before the disturbance is there;
+    then the next is tried, so that a quiet one waits no longer than it must.
+    """
+    for timeout_s in seconds:
+        with Background(base / f"{timeout_s}", *overrides, f"{setting}={timeout_s}") as running:
+            try:
+                running.wait_for_step(3)
+                disturb(running)
+                assert running.process.poll() is None
+            except (AssertionError, OSError, ValueError):
+                if timeout_s == seconds[-1]:
+                    raise
+                continue
+            yield (running, *running.end(120))
+            return
+
+
 class Background:
-    """A long run in the background, for tests that kill or disturb it.
+    """A long run of a tiny model in the background, for tests that kill or disturb it.
 
     with Background(results, ...) as running: running.wait_for_step(3); ...
     """
 
-    def __init__(self, results, *overrides, **env):
+    def __init__(self, results, *overrides, changed=None, **env):
         self.results = Path(results)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench", "run", *LONG, *overrides],
-            cwd=REPO,
-            env=environment(results, **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self.process = started(results, "run", *ENDLESS, *overrides, changed=changed, **env)
 
     def __enter__(self):
         return self
@@ -148,7 +183,7 @@ class Background:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             if self.process.poll() is not None:
-                raise AssertionError(f"the run ended early:\n{self.process.stdout.read()}{logs(self.results)}")
+                raise AssertionError(f"the run ended early:\n{self.process.communicate()[0]}{logs(self.results)}")
             try:
                 if json.loads((self.folder / ".progress.tmp").read_text())["step"] >= step:
                     return

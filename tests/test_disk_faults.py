@@ -38,8 +38,7 @@ def test_a_killed_process_loses_no_record_and_falsifies_none(shop):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "crash"])
 def test_a_race_whose_plan_the_ledger_did_not_get_is_none_or_is_resumed(shop, kind):
-    operations = shop.count(SCENARIOS["race"])
-    number = next(number for number, _, what, path in operations if what == "open" and path == "/ledger.jsonl")
+    number = shop.first(SCENARIOS["race"], "open", "/ledger.jsonl")
     shop.num_judged = 3  # of every fourth race that is left open the judge asks for its end
     outcome = shop.fault(SCENARIOS["race"], number, kind)
     assert outcome.wrong == [], outcome.place

@@ -1,5 +1,6 @@
 """However a run ends, nothing of it is alive afterwards, and no file of it changes: real signals to real processes."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,7 +14,6 @@ import scripted
 
 from bench.record import artifacts
 
-TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=100000", "hardware.num_threads=1"]
 ENDS = {"SIGTERM": "interrupted", "timeout": "wall_timeout", "agent": "agent_killed", "launcher": "launcher_killed"}
 slow = pytest.mark.slow
 
@@ -48,13 +48,7 @@ def bring_to_an_end(running, how):
     ],
 )
 def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, how, num_ranks):
-    more = [f"hardware.num_processes={num_ranks}"] + ["hardware.wall_timeout_s=25"] * (how == "timeout")
-    with real_runs.Background(tmp_path, *TINY, *more) as running:
-        running.wait_for_step(3)
-        for rank in range(num_ranks):
-            os.kill(running.rank_pid(rank), signal.SIGSTOP)
-        bring_to_an_end(running, how)
-        running.process.wait(90)
+    with stopped(tmp_path, how, num_ranks) as running:
         if how != "launcher":
             assert scripted.pids(tmp_path) == []  # at once: the launcher has waited for it
         assert running.all_gone()
@@ -66,9 +60,30 @@ def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, 
     assert not any(path.name.startswith(".") for path in before)
 
 
+@contextlib.contextmanager
+def stopped(base, how, num_ranks):
+    """A run whose ranks were stopped, and which then came to this end."""
+
+    def stop(running):
+        for rank in range(num_ranks):
+            os.kill(running.rank_pid(rank), signal.SIGSTOP)
+
+    words = [f"hardware.num_processes={num_ranks}"]
+    if how == "timeout":
+        with real_runs.in_time(base, "hardware.wall_timeout_s", (5, 40), stop, *words) as (running, *_):
+            yield running
+        return
+    with real_runs.Background(base, *words) as running:
+        running.wait_for_step(3)
+        stop(running)
+        bring_to_an_end(running, how)
+        running.process.wait(90)
+        yield running
+
+
 @pytest.mark.parametrize("how", ["agent", "launcher"])
 def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
-    with real_runs.Background(tmp_path, *TINY, "instruments=[telemetry]") as running:
+    with real_runs.Background(tmp_path, "instruments=[telemetry]") as running:
         running.wait_for_step(3)
         bring_to_an_end(running, how)
         running.process.wait(90)
@@ -80,20 +95,24 @@ def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
 
 @slow
 def test_a_process_that_hangs_is_ended_by_its_silence(tmp_path):
-    with real_runs.Background(tmp_path, *TINY, "hardware.stall_timeout_s=6") as running:
-        running.wait_for_step(3)
-        began_s = time.monotonic()
+    began_s = []
+
+    def stop(running):
+        began_s.append(time.monotonic())
         os.kill(running.rank_pid(0), signal.SIGSTOP)
-        code, out = running.end()
+
+    with real_runs.in_time(tmp_path, "hardware.stall_timeout_s", (2, 10), stop) as (running, code, out):
+        took_s, timeout_s = time.monotonic() - began_s[-1], running.results.name
         run = real_runs.run_json(running.folder)
-    assert code == 1 and time.monotonic() - began_s < 40
+    assert code == 1 and took_s < 40
     assert (run["status"], run["failure"]["kind"]) == ("failed", "stalled"), out
-    assert "hardware.stall_timeout_s=6" in run["failure"]["message"] and run["failure"]["step"] >= 3
+    assert f"hardware.stall_timeout_s={timeout_s}" in run["failure"]["message"] and run["failure"]["step"] >= 3
     assert "File " in (running.folder / "logs" / "rank0.log").read_text()  # the stack, of the rank that was woken
 
 
 def test_nohup_is_obeyed(tmp_path):
-    words = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3], "goal.num_steps=100"]
+    words = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT]
+    words += ["hardware.num_threads=1", "goal.num_steps=100", "goal.val_every_steps=100"]
     env = real_runs.environment(tmp_path)
     process = subprocess.Popen(words, cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until_s = time.monotonic() + 60
@@ -105,15 +124,9 @@ def test_nohup_is_obeyed(tmp_path):
 
 
 def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
-    words = ["run", "-m", *real_runs.SHORT, *TINY[:3], "goal.num_steps=300", "seed=0,1", "--anyway"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench", *words],
-        cwd=real_runs.REPO,
-        env=real_runs.environment(tmp_path / "results"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = ["run", "-m", *real_runs.SHORT, *real_runs.SLIGHT, "hardware.num_threads=1", "seed=0,1", "--anyway"]
+    words += ["goal.num_steps=300", "goal.val_every_steps=50"]
+    process = real_runs.started(tmp_path / "results", *words)
     until_s = time.monotonic() + 60
     while not (found := list(tmp_path.glob("results/*/*/.progress.tmp"))) and time.monotonic() < until_s:
         time.sleep(0.05)
@@ -138,7 +151,7 @@ def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
 def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, words):
     if "unshare" in shell and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces here")
-    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3], *real_runs.TWO])
+    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT, *real_runs.TWO])
     env = real_runs.environment(tmp_path)
     began_s = time.monotonic()
     done = subprocess.run(

@@ -14,8 +14,7 @@ import disk_faults
 import pytest
 import real_runs
 from comparing import raced, write
-from test_ends import TINY
-from test_rainy_days import HURRIED, fill, small_disk  # noqa: F401 - a fixture
+from test_rainy_days import fill, small_disk  # noqa: F401 - a fixture
 
 from bench import private
 from bench.cli import race
@@ -29,12 +28,12 @@ slow = pytest.mark.slow
 
 
 def test_a_pipe_in_its_logs_and_damaged_progress_disturb_no_end_of_a_run(tmp_path):
-    with real_runs.Background(tmp_path, *TINY) as running:
+    with real_runs.Background(tmp_path, changed={"bench.launch.launcher.TICK_S": 0.1}) as running:
         running.wait_for_step(3)
         os.mkfifo(running.folder / "logs" / "pipe.log")
         os.kill(running.rank_pid(0), signal.SIGSTOP)
         (running.folder / ".progress.tmp").write_text("[1, 2]")
-        time.sleep(1.5)  # the launcher looks twice a second
+        time.sleep(0.5)  # the launcher looks ten times a second
         running.process.terminate()
         code, out = running.end(120)
         assert running.all_gone()
@@ -74,7 +73,7 @@ def test_a_shard_that_is_written_over_while_it_is_trained_on_makes_no_complete_r
     for name in ("train", "val"):
         shards.write(tmp_path / f"{name}.bin", [token % 256 for token in range(200_000)])
     words = [f"data.train_glob={tmp_path}/train.bin", f"data.val_glob={tmp_path}/val.bin", "data.vocab_size=257"]
-    words += [*TINY[:3], "goal.num_steps=200", "goal.val_every_steps=100"]
+    words += ["goal.num_steps=200", "goal.val_every_steps=100"]
     with real_runs.Background(tmp_path / "results", "data=shards", *words) as running:
         running.wait_for_step(3)
         hurt(tmp_path)
@@ -108,8 +107,15 @@ def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_sta
     assert len(list(logs.iterdir())) == 4
 
 
+def held(path):
+    """The constants of a launcher whose ranks begin when this file is gone."""
+    wait = f'while [ -e "{path}" ]; do sleep 0.05; done; exec "$0" "$@"'
+    path.touch()
+    return {"bench.launch.ranks.WORKER": ["sh", "-c", wait, sys.executable, "-m", "bench.training.worker"]}
+
+
 def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_path(tmp_path):
-    with real_runs.Background(tmp_path, *TINY) as running:
+    with real_runs.Background(tmp_path, changed=held(tmp_path / "held")) as running:
         running.wait_for_record()
         running.process.kill()
         running.process.wait()
@@ -121,13 +127,12 @@ def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_pat
 
 @pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=slow)])
 def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_path, damage):
-    (tmp_path / "sitecustomize.py").write_text(
-        HURRIED.format(repo=str(real_runs.REPO)).replace("HEARTBEAT_S = 0.0", "HEARTBEAT_S = 1e9")
-    )
-    with real_runs.Background(tmp_path / "results", *TINY, PYTHONPATH=str(tmp_path)) as running:
+    changed = held(tmp_path / "held") | {"bench.launch.launcher.HEARTBEAT_S": 1e9}
+    with real_runs.Background(tmp_path / "results", changed=changed) as running:
         running.wait_for_record()
         path = running.folder / "run.json"
         path.unlink() if damage == "removed" else os.truncate(path, 100)
+        (tmp_path / "held").unlink()
         code, out = running.end(120)
         run = real_runs.run_json(running.folder)
     assert (code, run["status"]) == (1, "failed"), out
@@ -136,11 +141,15 @@ def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_pat
 
 @slow
 def test_an_agent_that_hangs_is_ended_by_its_silence(tmp_path):
-    with real_runs.Background(tmp_path, *TINY[:3], "goal.num_steps=300", "hardware.stall_timeout_s=6") as running:
-        running.wait_for_step(3)
+    def stop(running):
         (agent,) = running.pids("bench.launch.agent")
         os.kill(agent, signal.SIGSTOP)
-        code, out = running.end(120)
+
+    with real_runs.in_time(tmp_path, "hardware.stall_timeout_s", (2, 10), stop, "goal.num_steps=300") as (
+        running,
+        code,
+        out,
+    ):
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
     assert (code, run["failure"]["kind"]) == (1, "stalled"), out
@@ -148,11 +157,8 @@ def test_an_agent_that_hangs_is_ended_by_its_silence(tmp_path):
 
 @slow
 def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
-    words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *TINY[:3], "--anyway"]
-    env = real_runs.environment(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench", *words], cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL
-    )
+    words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *real_runs.SLIGHT, "--anyway"]
+    process = real_runs.started(tmp_path, *words)
     until_s = time.monotonic() + 120
     while not real_runs.folders(tmp_path) and time.monotonic() < until_s:
         time.sleep(0.005)
@@ -167,7 +173,7 @@ def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_i
 def test_a_disk_that_takes_no_run_gets_no_half_of_one(small_disk):
     fill(small_disk / "other_program.bin")
     os.truncate(small_disk / "other_program.bin", os.path.getsize(small_disk / "other_program.bin") - 20_480)
-    done = real_runs.bench(small_disk, "run", *real_runs.SHORT, *TINY[:3])
+    done = real_runs.bench(small_disk, "run", *real_runs.SHORT, *real_runs.SLIGHT)
     assert done.returncode == 2 and "no record can be written there (No space left on device)" in done.stderr
     assert real_runs.folders(small_disk) == [] and not list(small_disk.glob("free/*"))
     (small_disk / "other_program.bin").unlink()
@@ -223,7 +229,7 @@ def test_an_error_of_the_disk_at_the_end_of_a_race_is_a_sentence_that_names_the_
 def test_an_agent_without_torch_or_memory_says_so(tmp_path, hook, shell, kind, words):
     (tmp_path / "sitecustomize.py").write_text(hook)
     secret = os.urandom(8).hex()
-    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3]])
+    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT])
     env = real_runs.environment(tmp_path / "results", PYTHONPATH=str(tmp_path), NCCL_DEBUG_FILE=secret)
     words_of_shell = ["bash", "-c", shell.format(command=command)]
     done = subprocess.run(words_of_shell, cwd=real_runs.REPO, env=env, capture_output=True, text=True)

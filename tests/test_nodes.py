@@ -14,6 +14,8 @@ from bench.launch.nodes import carried, clocks, peers
 from bench.record import artifacts
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
+SOON_LOST = {f"bench.launch.nodes.{module}.LOST_AFTER_S": 6.0 for module in ("channel", "coordinator", "member")}
+SOON_LOST |= {"bench.launch.nodes.channel.ALIVE_EVERY_S": 1.0}
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def test_two_nodes_make_one_record_with_the_losses_of_one(pair, ranks_run, of_no
 @pytest.mark.slow
 def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
     for host in (0, 1):
-        pair.start(host, *words(pair, 2, run=real_runs.LONG))
+        pair.start(host, *words(pair, 2, run=real_runs.ENDLESS))
     pair.wait_for_step(3)
     pair.processes[1].kill()
     code, out = pair.end(0)
@@ -148,7 +150,7 @@ def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
 @pytest.mark.slow
 def test_a_cable_that_is_cut_ends_both_sides(pair):
     for host in (0, 1):
-        pair.start(host, *words(pair, 2, run=real_runs.LONG))
+        pair.start(host, *words(pair, 2, run=real_runs.ENDLESS), changed=SOON_LOST)
     pair.wait_for_step(3)
     pair.cut()
     code, out = pair.end(0, timeout_s=90)
@@ -169,7 +171,7 @@ def only_record_of_failed(pair):
 @pytest.mark.parametrize("host", [0, 1])
 def test_sigterm_on_either_node_is_an_honest_abort(pair, host):
     for one in (0, 1):
-        pair.start(one, *words(pair, 2, run=real_runs.LONG))
+        pair.start(one, *words(pair, 2, run=real_runs.ENDLESS))
     pair.wait_for_step(3)
     os.kill(pair.processes[host].pid, signal.SIGTERM)
     assert pair.end(0)[0] == 1

@@ -13,13 +13,7 @@ import scripted
 from bench.record import run_folder, step_files
 
 TWO = [*real_runs.TWO, "hardware.collective_timeout_s=20"]
-HURRIED = """
-import sys
-if "run" in sys.orig_argv:
-    sys.path.insert(0, {repo!r})
-    from bench.launch import launcher
-    launcher.HEARTBEAT_S = 0.0
-"""
+HURRIED = {"bench.launch.launcher.HEARTBEAT_S": 0.0, "bench.launch.launcher.TICK_S": 0.1}
 
 
 def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
@@ -120,10 +114,8 @@ def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
 @pytest.fixture(scope="module")
 def timed_out(tmp_path_factory):
     """A run that takes too long, with a heartbeat whenever the launcher looks -> (exit code, run.json in time)."""
-    hook, results = tmp_path_factory.mktemp("hook"), tmp_path_factory.mktemp("results")
-    (hook / "sitecustomize.py").write_text(HURRIED.format(repo=str(real_runs.REPO)))
-    seen = []
-    with real_runs.Background(results, "hardware.wall_timeout_s=4", PYTHONPATH=str(hook)) as running:
+    results, seen = tmp_path_factory.mktemp("results"), []
+    with real_runs.Background(results, "hardware.wall_timeout_s=2", changed=HURRIED) as running:
         running.wait_for_record()
         while running.process.poll() is None:
             seen.append(real_runs.run_json(running.folder))

@@ -5,11 +5,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import fork_server
 import pytest
 import real_runs
 
 HERE = Path(__file__).parent
-TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=200", "hardware.num_threads=1"]
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,8 @@ def library(tmp_path_factory):
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("clock") / "fake_clock.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(HERE / "fake_clock.c")], check=True)
-    return path
+    with fork_server.preloaded(path):
+        yield path
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
     state = tmp_path / "clock"
     state.write_text("0 0")
     more = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(state)}
-    with real_runs.Background(tmp_path / "results", *TINY, **more) as running:
+    with real_runs.Background(tmp_path / "results", "goal.num_steps=200", **more) as running:
         running.wait_for_step(3)
         new = tmp_path / "new"
         new.write_text(moved)
@@ -48,13 +49,14 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
     measured = run["measured"]
     assert 0 < measured["launch_s"] < 60 and 0 < measured["import_s"] < 60 and 0 < measured["wall_s"] < 120
     assert 0 < run["metrics"]["goodput_frac"] < 1
-    assert real_runs.bench(tmp_path / "results", "verify", str(running.folder)).returncode == 0
+    verified = real_runs.bench(tmp_path / "results", "verify", str(running.folder), LD_PRELOAD=str(library))
+    assert verified.returncode == 0
 
 
 def test_a_clock_that_stands_still_measures_nothing_and_the_run_does_not_count(tmp_path, library):
     """Waiting for a thread with a timeout may fail at once under such a clock: then the run says that."""
     more = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *TINY[:3], **more)
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *real_runs.SLIGHT, **more)
     run = real_runs.run_json(real_runs.folders(tmp_path)[0])
     assert run["validity"] == "invalid" and "ZeroDivisionError" not in done.stdout + json.dumps(run)
     if run["status"] == "complete":

@@ -72,10 +72,10 @@ def test_a_job_over_two_nodes_is_submitted_followed_and_collected(slurm, tmp_pat
     assert "#SBATCH --nodes=2\n" in script.read_text() and "#SBATCH --time=10\n" in script.read_text()
 
 
-def submitted(slurm, results, *words):
+def submitted(slurm, results, *words, run=real_runs.ENDLESS):
     """A job of a long run that has begun to train -> (the process that follows it, its id)."""
     env = real_runs.environment(results) | slurm.variables
-    command = [sys.executable, "-m", "bench", "run", *real_runs.LONG, *NODES, "cluster=slurm", *words]
+    command = [sys.executable, "-m", "bench", "run", *run, *NODES, "cluster=slurm", *words]
     process = subprocess.Popen(
         command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -83,7 +83,23 @@ def submitted(slurm, results, *words):
     return process, records(results)[0]["launched_by"]["job_id"]
 
 
-def test_scancel_ends_in_an_honest_record(slurm, tmp_path):
+@pytest.fixture(scope="module")
+def requeued(slurm, tmp_path_factory):
+    """A job that was requeued -> (the process that follows it, its id, results).
+
+    SLURM starts it again after 20 s at least: tests that leave the nodes as they are name it to run meanwhile.
+    """
+    results = tmp_path_factory.mktemp("requeued")
+    words = ["goal.num_steps=30", "goal.val_every_steps=30", "cluster.requeue=true"]
+    process, job_id = submitted(slurm, results, *words, run=real_runs.LONG)
+    slurm.run("scontrol", "requeue", job_id)
+    yield process, job_id, results
+    if process.poll() is None:  # its own test was not asked for
+        slurm.run("scancel", job_id)
+        process.communicate(timeout=90)
+
+
+def test_scancel_ends_in_an_honest_record(slurm, requeued, tmp_path):
     process, job_id = submitted(slurm, tmp_path)
     slurm.run("scancel", job_id)
     out, _ = process.communicate(timeout=90)
@@ -92,28 +108,27 @@ def test_scancel_ends_in_an_honest_record(slurm, tmp_path):
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted"), run["failure"]
 
 
-def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(slurm, tmp_path):
-    process, job_id = submitted(slurm, tmp_path, "goal.num_steps=30", "goal.val_every_steps=30", "cluster.requeue=true")
-    slurm.run("scontrol", "requeue", job_id)
-    out, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, out
-    first, second = sorted(records(tmp_path), key=lambda run: run["started_at"])
-    assert (first["status"], first["failure"]["kind"]) == ("aborted", "interrupted")
-    assert (second["status"], second["launched_by"]["num_restarts"]) == ("complete", 1)
-    assert first["launched_by"]["job_id"] == second["launched_by"]["job_id"] == job_id
-
-
-def test_more_nodes_than_the_job_has_are_refused(slurm, tmp_path):
+def test_more_nodes_than_the_job_has_are_refused(slurm, requeued, tmp_path):
     done = bench(slurm, tmp_path, "run", *real_runs.SHORT, *NODES, before=("salloc", "-N1"))
     assert done.returncode == 2 and "ask for more, sbatch --nodes=2" in done.stderr
     assert records(tmp_path) == []
 
 
-def test_a_sweep_spans_nodes_run_by_run(slurm, tmp_path):
+def test_a_sweep_spans_nodes_run_by_run(slurm, requeued, tmp_path):
     done = bench(slurm, tmp_path, "run", "-m", "seed=0,1", *real_runs.SHORT, *NODES, "--json", before=("salloc", "-N2"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(json.loads(done.stdout)) == 2
     assert [len(run["nodes"]) for run in records(tmp_path)] == [2, 2]
+
+
+def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(requeued):
+    process, job_id, results = requeued
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, out
+    first, second = sorted(records(results), key=lambda run: run["started_at"])
+    assert (first["status"], first["failure"]["kind"]) == ("aborted", "interrupted")
+    assert (second["status"], second["launched_by"]["num_restarts"]) == ("complete", 1)
+    assert first["launched_by"]["job_id"] == second["launched_by"]["job_id"] == job_id
 
 
 # ---- Hydra's launcher
