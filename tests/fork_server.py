@@ -3,9 +3,9 @@
 A command costs a second of imports and of hashing the code, and each of its ranks two seconds of torch, which a user
 pays once and the tests hundreds of times.  install() is for the tests' own process: from then on subprocess has the
 server fork where it would start such a command in the repository.  One that is to see another interpreter (PYTHONPATH
-...) is started as a program; for one with an LD_PRELOAD there can be a server that has it too: preloaded().  The fork is
-a child of the tests' process by all that it and others see (forked.py), and so are its agent, ranks, guard and sampler
-to it.
+...) is started as a program; for one with an LD_PRELOAD there can be a server that has it too: preloaded().  The fork
+is a child of the tests' process by all that it and others see (forked.py), and so are its agent, ranks, guard and
+sampler to it.
 """
 
 import atexit

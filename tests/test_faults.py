@@ -158,12 +158,13 @@ def test_an_agent_that_hangs_is_ended_by_its_silence(tmp_path):
 @slow
 def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
     words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *real_runs.SLIGHT, "--anyway"]
-    process = real_runs.started(tmp_path, *words)
-    until_s = time.monotonic() + 120
-    while not real_runs.folders(tmp_path) and time.monotonic() < until_s:
-        time.sleep(0.005)
-    process.terminate()
-    assert process.wait(90) == 1
+    with real_runs.started(tmp_path, *words) as process:
+        until_s = time.monotonic() + 120
+        while not real_runs.folders(tmp_path) and time.monotonic() < until_s:
+            time.sleep(0.005)
+        process.terminate()
+        process.communicate(timeout=90)
+    assert process.returncode == 1
     (folder,) = real_runs.folders(tmp_path)
     run = real_runs.run_json(folder)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
