@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_reducer import SMALL, trainer_of
+from test_reducer import SMALL, job_of, trainer_of
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -56,7 +56,7 @@ def pretended():
 
 @pytest.fixture
 def sharded(pretended):
-    one = trainer_of(pretended, "optim=muon", "hardware.reducer=shard")
+    one = trainer_of(pretended, job_of(2, "optim=muon", "hardware.reducer=shard"))
     yield one
     one.close()
 
@@ -91,7 +91,7 @@ def test_buckets_are_reduced_while_backward_runs_and_in_the_last_micro_step_alon
 
 @pytest.mark.parametrize("kind", ["plain", "shard"])
 def test_a_tensor_without_a_gradient_is_named(pretended, kind):
-    trainer = trainer_of(pretended, "optim=muon", f"hardware.reducer={kind}")
+    trainer = trainer_of(pretended, job_of(2, "optim=muon", f"hardware.reducer={kind}"))
     one_pass(trainer, is_last=True)
     trainer.update(0)
     with trainer.reducer.micro_step(is_last=True):

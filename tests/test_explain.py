@@ -1,5 +1,6 @@
 """Accounts of steps: they add up, parts are those worked out by hand, and planted slowdowns come out on top."""
 
+import functools
 import json
 
 import pytest
@@ -283,12 +284,16 @@ def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, t
 NAMES = sorted(path.name for path in (SHARED / "files").glob("*"))
 
 
+@functools.lru_cache(maxsize=1)  # of two tests in a row
+def ranks_of(name):
+    return load.load_all(sorted((SHARED / "files" / name).glob("*.json*")))
+
+
 @pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("include_last_step", [False, True])
+@pytest.mark.parametrize("name", NAMES)
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
-    ranks = load.load_all(sorted((SHARED / "files" / name).glob("*.json*")))
-    answer = account.of_ranks(ranks, include_last_step=include_last_step)
+    answer = account.of_ranks(ranks_of(name), include_last_step=include_last_step)
     for one in answer["ranks"].values():
         assert sum(line["sum_ns"] for line in one["parts"]) == one["step_sum_ns"]
         for of_step in one["steps"]:
@@ -302,7 +307,7 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
 
 @pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
-    ranks = load.load_all(sorted((SHARED / "files" / "modded_8xh100").glob("*.json*")))
+    ranks = ranks_of("modded_8xh100")
     answer, analysed = account.of_ranks(ranks), analysis.of_ranks(ranks)
     for rank in answer["ranks"]:
         ns = parts_ns(answer, rank)

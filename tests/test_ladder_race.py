@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import warnings
 
 import claimed
 import pytest
@@ -14,6 +15,7 @@ from bench.cli import ladder
 from bench.config import compose, resolve, schema
 from bench.config.deviations import deviations_of
 from bench.ladder import changes, page, request, rungs, sizes, staircase, to_target
+from bench.launch import own_model
 from bench.paths import CONF
 from bench.record import ledger
 
@@ -27,13 +29,25 @@ TRAIN_S = {"R01": [12.0, 13.0], "R04": [12.0, 12.6], "R11": [24.0, 24.6]}  # of 
 WORDS = ("r01", "r04", "r11", "n=2", "seed=0", "size=nano", "goal.num_steps=120", "goal.val_every_steps=40")
 
 
+@pytest.fixture(autouse=True)
+def tried_here(monkeypatch):
+    """Models are tried in this process: another for each question would import torch, in three seconds."""
+
+    def answers(questions, files):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # as there
+            return [own_model.faults_of(question) for question in json.loads(questions)]
+
+    monkeypatch.setattr(own_model, "_answers", answers)
+
+
 @pytest.fixture
 def raced(tmp_path, monkeypatch):
     """raced(losses, ...) -> (exit code, Racers): a ladder of planted runs; LOSSES, unless some are given.
 
     The third run of a rung is as its first.
     """
-    monkeypatch.setattr(sizes.own_model, "faults_of_configs", lambda configs: [[] for _ in configs])
+    monkeypatch.setattr(own_model, "faults_of_configs", lambda configs: [[] for _ in configs])
 
     def race(losses=None, train_s=None, words=(), names=WORDS[:3], **more):
         losses, train_s = LOSSES | (losses or {}), TRAIN_S | (train_s or {})

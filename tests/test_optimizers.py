@@ -1,7 +1,6 @@
 """AdamW and Muon against torch's own, across ranks, and through a warm-up that is undone."""
 
 import copy
-import os
 import shutil
 import subprocess
 import sys
@@ -10,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rank_forks import ranks_of
 
 import models
 from bench.config import compose, schema
+from bench.training import distributed
 from models import optimizers
 from models.muon_update import Muon, newton_schulz, newton_schulz_stacked, share_out
 
@@ -293,53 +294,32 @@ def test_a_copied_state_takes_up_where_it_was(name):
     assert same(weights(model), weights(other_model))
 
 
-RANK_PROGRAM = """
-import sys
-import torch
-import torch.distributed as dist
-sys.path[:0] = sys.argv[1:3]
-from test_optimizers import SHAPES, after_five_steps, made, our_muon, train, weights
-rank, world_size, folder = int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
-model, optimizer = made("modern", "muon", rank, world_size)
-train(model, optimizer, 3)
-def share(batched=None, shapes=SHAPES):
-    build = lambda matrices: our_muon(matrices, rank=rank, world_size=world_size, batched=batched)
-    return after_five_steps(build, shapes)
-ended = {"weights": weights(model), "num_momenta": len(optimizer.parts["muon"].state), "mixed": share()[0]}
-ended |= {"single": share(shapes=SHAPES[:1])[0], "changes": share("eager")[1]}
-torch.save(ended, f"{folder}/rank{rank}.pt")
-dist.barrier()
-dist.destroy_process_group()
-"""
+def prepared(world_size):
+    return world_size
+
+
+def rank_program(world_size):
+    """All ranks get the same batches, so the same gradients, without DDP."""
+    rank = distributed.start("cpu", 60).rank
+
+    def share(batched=None, shapes=SHAPES):
+        return after_five_steps(
+            lambda matrices: our_muon(matrices, rank=rank, world_size=world_size, batched=batched), shapes
+        )
+
+    model, optimizer = made("modern", "muon", rank, world_size)
+    train(model, optimizer, 3)
+    ended = {"weights": weights(model), "num_momenta": len(optimizer.parts["muon"].state), "mixed": share()[0]}
+    ended |= {"single": share(shapes=SHAPES[:1])[0], "changes": share("eager")[1]}
+    distributed.barrier()
+    distributed.stop()
+    return ended
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(tmp_path_factory, request):
-    """What RANK_PROGRAM saved on each rank.  All get the same batches, so the same gradients, without DDP."""
-    folder, world_size = tmp_path_factory.mktemp("ranks"), request.param
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = [str(ROOT), str(ROOT / "tests")]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", RANK_PROGRAM, *arguments, str(rank), str(world_size), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        for process in processes:
-            said, _ = process.communicate(timeout=120)
-            assert process.returncode == 0, said
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(world_size)]
+    """What rank_program() answered on each rank."""
+    return ranks_of("test_optimizers", request.param, tmp_path_factory.mktemp("ranks"))
 
 
 def test_ranks_share_muons_work_and_end_with_the_weights_of_one(ranks):

@@ -1,14 +1,11 @@
 """Gradients of several ranks: whole updates after the backward pass, and shares of them beside it, come to the same."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import real_runs
 import torch
+from rank_forks import ranks_of
 from test_run import numbers
 
 from bench.config import compose, schema
@@ -17,14 +14,14 @@ from bench.config.schema import Machine
 from bench.data import shards
 from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
+from bench.machine import lazy_dynamo
 from bench.training import distributed, reducer
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
 
-ROOT = Path(__file__).parent.parent
-SMALL = ["model=modern", "model.num_layers=3", "model.width=64", "model.num_heads=2", "data.seq_len=32"]
-BATCH = ["data.batch_tokens=512", "goal.val_tokens=512", "hardware.micro_batch_seqs=2", "hardware.num_threads=1"]
+SMALL = ["model=modern", "model.num_layers=2", "model.width=64", "model.num_heads=2", "data.seq_len=32"]
+BATCH = ["data.batch_tokens=512", "goal.val_tokens=256", "hardware.micro_batch_seqs=2", "hardware.num_threads=1"]
 OPTIMIZERS = {
     "adamw": ["optim=adamw"],
     "muon": ["optim=muon"],
@@ -34,10 +31,12 @@ OPTIMIZERS = {
 KINDS = ("null", "plain", "shard")
 
 
-def trainer_of(ranks, *overrides):
+def job_of(world_size, *overrides):
+    return prepare([*real_runs.SHORT, *SMALL, *BATCH, f"hardware.num_processes={world_size}", *overrides])
+
+
+def trainer_of(ranks, job):
     """In buckets of 64 KiB: several, also of a small model."""
-    words = [*real_runs.SHORT, *SMALL, *BATCH, f"hardware.num_processes={ranks.world_size}", *overrides]
-    job = prepare(words)
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     with mock.patch.object(reducer, "BUCKET_BYTES", 2**16):
         one = Trainer(job.config, ranks, files["train"], files["val"])
@@ -46,9 +45,9 @@ def trainer_of(ranks, *overrides):
     return one
 
 
-def trained(ranks, *overrides):
+def trained(ranks, job):
     """Of a warmed-up trainer: validation losses before and after three steps, its weights, the size of its state."""
-    one = trainer_of(ranks, *overrides)
+    one = trainer_of(ranks, job)
     one.warm_up()
     losses = [one.evaluate()]
     for step in range(3):
@@ -69,62 +68,29 @@ def tensors(state):
             yield from tensors(value)
 
 
-RANK_PROGRAM = """
-import sys
-import torch
-sys.path[:0] = sys.argv[1:3]
-from bench.machine import lazy_dynamo
-from bench.training import distributed
-from test_reducer import KINDS, OPTIMIZERS, trained
-torch.set_num_threads(1)
-lazy_dynamo.install()  # as a rank of a run on CPUs does
-ranks = distributed.start("cpu", 60)
-found = {}
-for optim in OPTIMIZERS:
-    for kind in KINDS:
-        found[optim, kind] = trained(ranks, *OPTIMIZERS[optim], f"hardware.reducer={kind}")
-torch.save(found, f"{sys.argv[3]}/rank{ranks.rank}.pt")
-distributed.stop()
-"""
+def prepared(world_size):
+    """{(optim, kind): job}."""
+    words = {(optim, kind): [*OPTIMIZERS[optim], f"hardware.reducer={kind}"] for optim in OPTIMIZERS for kind in KINDS}
+    return {key: job_of(world_size, *some) for key, some in words.items()}
 
 
-def in_ranks(folder, world_size, free_port):
-    """What RANK_PROGRAM saved on each of world_size ranks."""
-    alike = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "WORLD_SIZE": str(world_size)}
-    command = [sys.executable, "-W", "error", "-c", RANK_PROGRAM, str(ROOT), str(ROOT / "tests"), str(folder)]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
-    processes = [
-        subprocess.Popen(command, env=alike | {"RANK": str(rank), "OMP_NUM_THREADS": "1"}, **output)
-        for rank in range(world_size)
-    ]
-    try:
-        for process in processes:
-            said, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, said
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(world_size)]
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def rank_program(jobs):
+    lazy_dynamo.install()  # as a rank of a run on CPUs does
+    ranks = distributed.start("cpu", 60)
+    found = {key: trained(ranks, job) for key, job in jobs.items()}
+    distributed.stop()
+    return found
 
 
 @pytest.fixture(scope="module")
 def alone():
     one = distributed.Ranks(0, 1, torch.device("cpu"))
-    return {optim: trained(one, *words) for optim, words in OPTIMIZERS.items()}
+    return {optim: trained(one, job_of(1, *words)) for optim, words in OPTIMIZERS.items()}
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory):
-    return in_ranks(tmp_path_factory.mktemp("reducer"), request.param, free_port())
+    return ranks_of("test_reducer", request.param, tmp_path_factory.mktemp("reducer"))
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)

@@ -12,7 +12,6 @@ import verdicts
 from comparing import COMPLETE
 
 from bench import stats
-from bench.compare import effects
 from bench.compare.verdict import of_rows
 from bench.paths import REPO
 from bench.record import run_folder
@@ -69,6 +68,21 @@ def verdict(a_s, b_s, plan=None):
     return found["verdict"]
 
 
+@pytest.fixture
+def deciding_alone(monkeypatch):
+    """Nothing is worked out of what is only told beside a verdict: it takes nine tenths of the time."""
+    verdicts.tell_nothing(monkeypatch.setattr)
+
+
+def test_what_is_only_told_decides_nothing(monkeypatch):
+    times_s = simulated_s(numpy.random.default_rng(8), 40, 2, 3)
+    times_s[:, 1] *= numpy.linspace(0.98, 1.02, 40)[:, None]
+    whole = [verdict(a, b) for a, b in times_s]
+    verdicts.tell_nothing(monkeypatch.setattr)
+    assert [verdict(a, b) for a, b in times_s] == whole
+    assert set(whole) == {"faster", "slower", "equivalent", "inconclusive"}
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_identical_code_is_called_different_in_at_most_7_of_100_tests_at_5_pct(n):
     times_s = simulated_s(numpy.random.default_rng(n), 1500, 2, n)
@@ -77,7 +91,7 @@ def test_identical_code_is_called_different_in_at_most_7_of_100_tests_at_5_pct(n
     assert n == 2 or rate >= 0.03  # and it is no test that never fires; with 2 a side Welch is cautious
 
 
-def test_the_verdict_itself_cries_wolf_less_often_than_the_test():
+def test_the_verdict_itself_cries_wolf_less_often_than_the_test(deciding_alone):
     times_s = simulated_s(numpy.random.default_rng(1), 400, 2, 5)
     verdicts = [verdict(a, b) for a, b in times_s]
     assert numpy.mean([one in ("faster", "slower") for one in verdicts]) <= 0.07
@@ -114,7 +128,7 @@ def test_the_intervals_hold_the_truth_in_95_of_100():
     assert held / 1500 == pytest.approx(0.95, abs=0.02)
 
 
-def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_either():
+def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_either(deciding_alone):
     """1 % slower, far beyond the margin of 0.5 %: slower each time.  0.5 %: equivalent in at most 5 of 100."""
     times_s = simulated_s(numpy.random.default_rng(4), 200, 2, 10)
     assert {verdict(a, 1.01 * b) for a, b in times_s[:50]} == {"slower"}
@@ -124,9 +138,8 @@ def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_eithe
 # ---- noise, floor and margin
 
 
-def test_no_kind_of_verdict_is_wrong_more_often_than_its_level_whatever_the_noise_and_the_floor(monkeypatch):
+def test_no_kind_of_verdict_is_wrong_more_often_than_its_level_whatever_the_noise_and_the_floor(deciding_alone):
     """Pooled over three plans: at most 5 % and three standard errors.  Never equivalent where the floor is coarser."""
-    monkeypatch.setattr(effects.stats, "smallest_difference", lambda *_: None)  # the MDE decides nothing, and costs
     plans = ((2,), (5,), (3, 5))
     found = verdicts.simulated(60, (0.05, 0.2, 1.0, 20.0), plans=plans)
     pooled = {}
@@ -156,9 +169,8 @@ def test_what_counts_as_a_wrong_verdict():
 
 
 @pytest.mark.slow
-def test_the_table_of_wrong_verdicts_in_the_docs_is_what_the_simulation_says(monkeypatch):
+def test_the_table_of_wrong_verdicts_in_the_docs_is_what_the_simulation_says(deciding_alone):
     """One block of it: all of them take minutes."""
-    monkeypatch.setattr(effects.stats, "smallest_difference", lambda *_: None)
     found = verdicts.simulated(verdicts.NUM_RACES, sds_pct := (0.2,))
     docs = {cells_of(line) for line in (REPO / "docs" / "COMPARING.md").read_text().splitlines()}
     rows = verdicts.table(found, sds_pct).splitlines()[2:]
@@ -174,7 +186,7 @@ def cells_of(line):
 # ---- optional stopping
 
 
-def test_looking_after_every_run_cries_wolf_and_the_plan_does_not_let_it():
+def test_looking_after_every_run_cries_wolf_and_the_plan_does_not_let_it(deciding_alone):
     """Stopping at the first p < 0.05 from 3 to 20 runs a side: over 12 in 100.  A plan of n = 20 decides at 20."""
     times_s = simulated_s(numpy.random.default_rng(5), 300, 2, 20)
     significant = [any(p_of(a[:n], b[:n]) < 0.05 for n in range(3, 21)) for a, b in times_s]
@@ -192,7 +204,7 @@ def test_running_on_until_it_is_significant_is_caught_too():
     assert all(verdict(a[:n], 1.01 * b[:n], {"n": 5}) == "inconclusive" for a, b in times_s for n in (6, 8, 12))
 
 
-def test_declared_looks_share_the_level_so_that_all_together_cry_wolf_in_at_most_7_of_100():
+def test_declared_looks_share_the_level_so_that_all_together_cry_wolf_in_at_most_7_of_100(deciding_alone):
     times_s = simulated_s(numpy.random.default_rng(7), 120, 2, 20)
     plan = {"n": 20, "looks": [5, 10, 20]}
     alarms = [any(verdict(a[:n], b[:n], plan) in ("faster", "slower") for n in plan["looks"]) for a, b in times_s]

@@ -33,15 +33,20 @@ class StandIn(ModuleType):
 
 
 def _stand_in():
-    """What torch.optim, DistributedDataParallel and the start of a process group call where nothing compiles."""
+    """What torch.optim, DistributedDataParallel, the start of a process group and models/fp8.py call uncompiled."""
 
     def nothing(*args, **more):
         pass
+
+    def assume_constant_result(fn):  # as the real one
+        fn._dynamo_marked_constant = True
+        return fn
 
     return StandIn(
         NAME,
         disable=lambda fn, recursive=True, **more: fn,
         graph_break=nothing,
+        assume_constant_result=assume_constant_result,
         utils=StandIn(f"{NAME}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),  # dynamo's default
         trace_rules=StandIn(f"{NAME}.trace_rules", clear_lru_cache=nothing),
         waiting=[],
