@@ -19,7 +19,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
 MODULES = ("bench.launch.agent", "bench.launch.guard", "bench.launch.own_model", "bench.telemetry.sampler")
-MODULES += ("bench.training.worker",)
+MODULES += ("bench.training.worker", "bench", "bench.race.arm_process")  # the last two: a race's runs and its questions
 ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
 _started = dict(os.environ)
 _exec = subprocess._fork_exec
@@ -57,7 +57,7 @@ def _fork_exec(words, executables, close_fds, kept, cwd, env, *more):
         if prepare:
             prepare()
         become(words[2:], words, variables)
-        sys.modules.pop(words[2], None)
+        sys.modules.pop("bench.__main__" if words[2] == "bench" else words[2], None)
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
 
 
