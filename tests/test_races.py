@@ -20,6 +20,7 @@ import real_runs
 from bench.cli import compare, race
 from bench.compare import calibration, comparison, selection
 from bench.launch import ready
+from bench.machine import check_host
 from bench.machine.check import Check
 from bench.paths import REPO
 from bench.race import arm_process, plan, planning, request, state
@@ -346,6 +347,7 @@ def real_facts(results, monkeypatch, capsys):
     claimed.Racers(results, noisy(1)).install(monkeypatch)
     monkeypatch.setattr(arm_process, "facts", facts)
     monkeypatch.setattr(ready, "checks", lambda *args: [])
+    monkeypatch.setattr(check_host, "sample_foreign_cores", lambda seconds: None)  # which waits a second an arm
     monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
 
 
