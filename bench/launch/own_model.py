@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import models
 from bench.config import schema
-from bench.machine import code_state
+from bench.machine import code_state, lazy_dynamo
 from bench.paths import REPO, working_folder
 from bench.user_code import classes
 
@@ -226,4 +226,5 @@ def _words(arguments):
 
 
 if __name__ == "__main__":
+    lazy_dynamo.install()  # which the meta device asks to stay away
     print("\n" + json.dumps([faults_of(question) for question in json.load(sys.stdin)]))
