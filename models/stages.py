@@ -100,25 +100,25 @@ class Timeline:
     @cached_property
     def portions(self) -> list[Portion]:
         """In order, with no step between them."""
-        found = []
+        result = []
         for stage, start, end in zip(self._stages, [0, *self.ends[:-1]], self.ends, strict=True):
             windows = [self._window(stage, done, end - start) for done in range(end - start)]
             first_step = start
             for window_tokens, steps in itertools.groupby(windows):
-                found.append(Portion(first_step, len(list(steps)), stage, window_tokens))
-                first_step += found[-1].num_steps
-        return found
+                result.append(Portion(first_step, len(list(steps)), stage, window_tokens))
+                first_step += result[-1].num_steps
+        return result
 
     def distinct(self, every_window: bool = True) -> list[Portion]:
         """The first portion of each shape and window; without every_window of each shape the first and the widest."""
-        found, widest = {}, {}
+        result, widest = {}, {}
         for portion in self.portions:
-            found.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
+            result.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
             widest[portion.shape] = max(widest.get(portion.shape, 0), portion.window_tokens or 0)
         for portion in self.portions if not every_window else ():
-            if portion.window_tokens == widest[portion.shape] != found[portion.shape, None].window_tokens:
-                found.setdefault((portion.shape, portion.window_tokens), portion)
-        return sorted(found.values(), key=lambda portion: portion.first_step)
+            if portion.window_tokens == widest[portion.shape] != result[portion.shape, None].window_tokens:
+                result.setdefault((portion.shape, portion.window_tokens), portion)
+        return sorted(result.values(), key=lambda portion: portion.first_step)
 
     @cached_property
     def _starts(self):

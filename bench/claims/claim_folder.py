@@ -47,8 +47,8 @@ def lacks_claim(folder: Path) -> bool:
 def read(folder: str | Path) -> claims.Claim:
     """A claim folder -> Claim.  ValueError: it has no readable claim.yaml, or no run."""
     folder = Path(folder).absolute()
-    found = json_file.check_kind(yaml_file.read(folder / CLAIM), Claimed, folder / CLAIM)
-    track, n, races, arm = (found[key] for key in ("track", "n", "races", "arm"))
+    result = json_file.check_kind(yaml_file.read(folder / CLAIM), Claimed, folder / CLAIM)
+    track, n, races, arm = (result[key] for key in ("track", "n", "races", "arm"))
     runs = [path for path in run_folder.find_runs([folder]) if _is_of(path, track, arm)]
     if not runs:
         raise ValueError(f"{folder}: it holds no run that is claimed on track {track}: restore its runs")

@@ -71,10 +71,10 @@ class Board:
         return f"A record takes {runs}, the target, and every rule of `./run.sh judge`."
 
 
-def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
+def boards(of_folders: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
     """[(run folder, row)] of these results folders -> a Board of each track that has a target, by name."""
     races, made = races_of(paths), []
-    for track, entries in sorted(by_track(found).items()):
+    for track, entries in sorted(by_track(of_folders).items()):
         track_rules = claims.track_rules(track)
         if not claims.has_target(track):
             continue
@@ -84,11 +84,11 @@ def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Boar
     return made
 
 
-def by_track(found: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
+def by_track(of_folders: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
     known = set(claims.tracks())
     groups, lost, seen, homes = {}, {}, set(), {}
-    for folder, row in found:
+    for folder, row in of_folders:
         parent = folder.rpartition("/")[0]
         if parent not in homes:
             homes[parent] = ledger.home([folder])
@@ -193,13 +193,13 @@ def failed_rule(entry: Entry) -> str | None:
 
 def races_of(paths: Iterable[Path]) -> list[race_folder.Race]:
     """race.json of all races that have a verdict, in these results folders or folders of publications."""
-    found = []
+    result = []
     for path in map(Path, paths):
         for file in sorted((*path.glob("races/*/race.json"), *path.glob("*/races/*/race.json"))):
             with contextlib.suppress(ValueError):  # judge says what is wrong with it
                 race = race_folder.read(file.parent)
-                found += [race] if race.get("result") else []
-    return found
+                result += [race] if race.get("result") else []
+    return result
 
 
 def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> dict:
@@ -210,11 +210,14 @@ def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.R
         return {"change_pct": 100 * (entry.score / before.score - 1), "measured": "in steps"}
     for race in reversed(races):
         kinds = {name: (arm["config_id"], arm["source_sha256"]) for name, arm in race["arms"].items()}
-        for name, found in race["result"]["against"].items():
+        for name, result in race["result"]["against"].items():
             of_both = kinds.get(name) == entry.kind and kinds.get(race["baseline"]) == before.kind
-            if of_both and found["time"]["ci95_pct"]:
-                low, high = found["time"]["ci95_pct"]
-                return {"change_pct": found["time"]["change_pct"], "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}"}
+            if of_both and result["time"]["ci95_pct"]:
+                low, high = result["time"]["ci95_pct"]
+                return {
+                    "change_pct": result["time"]["change_pct"],
+                    "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}",
+                }
     same = entry.first["comparability_id"] == before.first["comparability_id"]
     change_pct = 100 * (entry.train_s / before.train_s - 1)
     return {"change_pct": change_pct, "measured": "not in one session" if same else "in another setting"}

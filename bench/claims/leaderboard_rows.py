@@ -17,10 +17,10 @@ MAX_CHANGES = 4  # of a record's config that are named
 BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of a publication or a claim
 
 
-def of_folders(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
+def of_folders(rows: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
     """[(run folder, row)] of these results folders -> a board of each track that has a target, and of each device."""
     boards = []
-    for board in leaderboard.boards(found, paths):
+    for board in leaderboard.boards(rows, paths):
         for device in dict.fromkeys(entry.place for entry in board.entries):
             of_device = [one for one in board.records if one[0].place == device]
             boards.append(
@@ -72,8 +72,8 @@ def _what_changed(before, entry):
     """The config's settings that differ from the record before, and whether the code does; None for the first."""
     if before is None:
         return None
-    found = comparison.differing_folders(before.folders[0], entry.folders[0])
-    changes = [f"{one['what']} {_plain(one['a'])} → {_plain(one['b'])}" for one in found if one["kind"] == "config"]
+    result = comparison.differing_folders(before.folders[0], entry.folders[0])
+    changes = [f"{one['what']} {_plain(one['a'])} → {_plain(one['b'])}" for one in result if one["kind"] == "config"]
     more = len(changes) - MAX_CHANGES
     changes = changes[:MAX_CHANGES] + ([f"{more} settings more"] if more > 0 else [])
     if before.first["source_sha256"] != entry.first["source_sha256"]:
@@ -90,7 +90,7 @@ def _plain(values):
 def _who(results):
     """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
     try:
-        found = BY.search(plain_file.text(Path(results) / "README.md"))
+        result = BY.search(plain_file.text(Path(results) / "README.md"))
     except Damaged:
         return None
-    return found and found[1].strip()[:100]
+    return result and result[1].strip()[:100]

@@ -25,14 +25,14 @@ RECORDS = (
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
     """Of these folders, words of the user (none: results/); form: github, or simple for a terminal."""
     paths = [named.folder(word) for word in folders] or [results_root()]
-    found = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
+    result = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []
-    for board in boards(found, paths):
+    for board in boards(result, paths):
         judged, about = board.track_rules.rules.judged, f"{board.track_rules.about}. {board.needed}"
         is_md = form == "github"
         parts.append(f"### {board.track}\n\n{about}" if is_md else f"{board.track}: {about.replace('`', '')}")
         parts += [_standing(board.entries, judged, form), _records(board.records, judged, form)]
-    return "\n\n".join(parts) or uncounted.words([row for _, row in found], paths)
+    return "\n\n".join(parts) or uncounted.words([row for _, row in result], paths)
 
 
 def _standing(ordered, judged, form):

@@ -100,8 +100,8 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
 
 def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
     """A line of Markdown for each of these runs, "<track>/<run_id>", that was replayed: what came out, and where."""
-    found = [(name, certificates.words(certificates.read(results / name))) for name in names]
-    return [f"- [certificate of {name}]({name}/{certificates.FILE}): {words}" for name, words in found if words]
+    result = [(name, certificates.words(certificates.read(results / name))) for name in names]
+    return [f"- [certificate of {name}]({name}/{certificates.FILE}): {words}" for name, words in result if words]
 
 
 def _refuse_unfinished(content):

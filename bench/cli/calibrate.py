@@ -43,11 +43,11 @@ def main(argv):
             return 1
         warm_up = warm_up["run_id"]
         a_rows, b_rows = _dealt([row_of(run_folder.read(run["folder"])) for run in runs])
-    found = calibration.of_rows(a_rows, b_rows, args.resolution)
-    found |= {"made_at": utc.now(), "warm_up_run": warm_up}
-    path = None if found["doubts"] else keep(found)
-    as_text = f"{text(found, 'github' if args.md else 'simple')}\n\n{_end(found, path)}"
-    print(json.dumps(found | {"file": path and path.name}, indent=1) if args.json else as_text)
+    result = calibration.of_rows(a_rows, b_rows, args.resolution)
+    result |= {"made_at": utc.now(), "warm_up_run": warm_up}
+    path = None if result["doubts"] else keep(result)
+    as_text = f"{text(result, 'github' if args.md else 'simple')}\n\n{_end(result, path)}"
+    print(json.dumps(result | {"file": path and path.name}, indent=1) if args.json else as_text)
     return 0 if path else 1
 
 
@@ -56,24 +56,24 @@ def check(argv):
     asked(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
 
 
-def _end(found, path):
+def _end(result, path):
     if path is None:
-        why = "; ".join(found["doubts"])
+        why = "; ".join(result["doubts"])
         return f"not kept, and no verdict uses it: {why}\ntry: stop other programs, then calibrate again"
-    session = found["session_id"]
+    session = result["session_id"]
     used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
-    margin_pct = target.margin_pct_of(found["track"])
-    coarse = f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {found['floor_n']} runs a side nothing"
+    margin_pct = target.margin_pct_of(result["track"])
+    coarse = f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {result['floor_n']} runs a side nothing"
     coarse += " is called equivalent; a quieter machine or more runs help"
-    return f"kept in {path}: {used}" + coarse * (found["floor_pct"] > margin_pct)
+    return f"kept in {path}: {used}" + coarse * (result["floor_pct"] > margin_pct)
 
 
-def keep(found):
+def keep(result):
     """Write it to results/calibrations/.  Returns the path."""
-    stamp = found["made_at"].replace("-", "").replace(":", "").split(".")[0]
-    path = calibration.folder() / f"{stamp}Z-{found['session_id'] or 'unknown'}.json"
+    stamp = result["made_at"].replace("-", "").replace(":", "").split(".")[0]
+    path = calibration.folder() / f"{stamp}Z-{result['session_id'] or 'unknown'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_json(path, found)
+    atomic.write_json(path, result)
     return path
 
 
@@ -101,12 +101,12 @@ def _make_runs(n, overrides, anyway, command):
     ready.agree(ready.checks(job), anyway, "the noise floor")
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
     words = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
-    found = []
+    result = []
     for run in launcher.launch_each(jobs, command, words, tag):
-        found.append(run)
+        result.append(run)
         if run["status"] != "complete":
             break
-    return found
+    return result
 
 
 def _of_made_runs(words):
@@ -123,19 +123,19 @@ def _dealt(rows):
     return tuple([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
 
 
-def text(found, form="simple"):
+def text(result, form="simple"):
     """What is kept, for a person."""
-    aa = found["aa"]
+    aa = result["aa"]
     low, high = aa["ci95_pct"]
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
-    runs = f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'})"
-    mdes = [[n, measures.mde_words(pct)] for n, pct in found["smallest_change_pct"].items()]
+    runs = f"{result['n'][0]} + {result['n'][1]} runs of {result['name']} ({result['config_id'] or 'logs'})"
+    mdes = [[n, measures.mde_words(pct)] for n, pct in result["smallest_change_pct"].items()]
     never = {True: "none can", False: "too many"}
-    needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in found["needed_n"].items()]
+    needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in result["needed_n"].items()]
     lines = [
-        f"{runs} on {found['device']}, mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",
+        f"{runs} on {result['device']}, mean {result['mean_s']:.2f} s, CV {result['cv_pct']:.2f} %",
         f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}{flags}",
-        f"noise floor: {found['floor_pct']:.2f} %, what groups of {found['floor_n']} runs of the same code stay within",
+        f"noise floor: {result['floor_pct']:.2f} %, groups of {result['floor_n']} runs of the same code stay within it",
         "",
         text_table.render(["runs a side", "MDE (80 % power)"], mdes, [True, True], form),
         "",

@@ -65,8 +65,8 @@ def passport(hardware, env, as_json):
     path = kept.write(measured)
     changes, slow = judged.changes(measured, earlier), judged.slower_than_peers(measured)
     if as_json:
-        found = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
-        print(json.dumps(found, indent=1))
+        result = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
+        print(json.dumps(result, indent=1))
     else:
         print(text.as_text(measured, path, changes, slow))
     return 0

@@ -19,9 +19,9 @@ from bench.terminal import screen, text_table
 def main(argv):
     """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
     args = _parser().parse_args(argv)
-    found = _claims(args.runs)
+    result = _claims(args.runs)
     verdicts = []
-    for name, claim in found:
+    for name, claim in result:
         checked = rulebook.check(claim, args.replayed)
         accepted = all(rule["passed"] is not False for rule in checked)
         about = {"claim": name, "track": claim.track, "n": len(claim.runs)}
@@ -31,9 +31,9 @@ def main(argv):
     else:
         print("\n\n".join(text(verdict) for verdict in verdicts))
     if args.claim:
-        if len(found) > 1:
-            raise ValueError(f"--claim {args.claim}: a race of {len(found)} candidates; name one, RACE:B")
-        claim_folder.write(args.claim, found[0][1])
+        if len(result) > 1:
+            raise ValueError(f"--claim {args.claim}: a race of {len(result)} candidates; name one, RACE:B")
+        claim_folder.write(args.claim, result[0][1])
         if not args.json:
             print(f"{'claim':>8}  {args.claim}: say in its README.md what was changed")
     return 0 if all(verdict["accepted"] for verdict in verdicts) else 1
@@ -41,8 +41,8 @@ def main(argv):
 
 def _claims(words):
     """Words of the user -> [(name, Claim)]"""
-    if len(words) == 1 and len(found := named.find(words)) == 1:
-        one = found[0]
+    if len(words) == 1 and len(result := named.find(words)) == 1:
+        one = result[0]
         if one.race:
             return _of_race(one.race, one.arm)
         if one.claim:

@@ -54,14 +54,14 @@ def facts_of(snapshot):
     """For programs: {"devices": [{"device", "peak_bytes", "places_at_peak", "segments", "ooms", ...}]}."""
     devices = []
     for device in lives.devices(snapshot):
-        found = lives.of_device(snapshot, device)
-        held = timeline.of(found, timeline.by_place(Sites()))
+        result = lives.of_device(snapshot, device)
+        held = timeline.of(result, timeline.by_place(Sites()))
         sites = sorted(held.at_peak.items(), key=lambda one: -one[1])
         full = segments.of_device(snapshot, device)
         facts = {"device": device, "num_events": held.num_entries, "peak_bytes": held.peak_bytes}
         facts |= {"end_bytes": held.end_bytes, "unexplained_bytes": held.unexplained_bytes}
         facts["places_at_peak"] = [{"place": site, "bytes": size} for site, size in sites]
-        facts |= use_section.facts(found, page.marks_of(snapshot, found))
+        facts |= use_section.facts(result, page.marks_of(snapshot, result))
         facts["segments"] = {key if key == "num_segments" else f"{key}_bytes": value for key, value in full.items()}
         facts["ooms"] = [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in held.ooms]
         devices.append(facts)

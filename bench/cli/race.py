@@ -28,20 +28,20 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json):
         if args.look is not None:
-            folder, found = None, runner.look(_chosen(results, args.look), results)
+            folder, result = None, runner.look(_chosen(results, args.look), results)
         else:
-            folder, found = _raced(args, results)
+            folder, result = _raced(args, results)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(result, indent=1))
     elif folder is None:
-        print(report.verdicts(found))
-    elif found["status"] != "interrupted":
-        _say(folder, found, args)
+        print(report.verdicts(result))
+    elif result["status"] != "interrupted":
+        _say(folder, result, args)
     if folder is None:
         return 0
-    if found["result"] is None:
+    if result["result"] is None:
         return 1
-    return 0 if all(one["comparable"] for one in found["result"]["against"].values()) else 2
+    return 0 if all(one["comparable"] for one in result["result"]["against"].values()) else 2
 
 
 def check(argv):
@@ -68,12 +68,12 @@ def check(argv):
             raise ValueError(f"{one} and {other} {same}")
 
 
-def _say(folder, found, args):
+def _say(folder, result, args):
     """How a race ended, and where it lies; quiet, the verdicts alone."""
     if args.quiet and not args.md:
-        print(report.last_words(found))
+        print(report.last_words(result))
         return
-    print("\n" + report.text(found, "md" if args.md else "terminal"))
+    print("\n" + report.text(result, "md" if args.md else "terminal"))
     console.say("race", shown(folder))
 
 

@@ -34,18 +34,18 @@ SHOWN_FIELDS = 8
 def main(argv):
     """Exit codes: 0 reproduced, 1 a record was not reproduced, 2 wrong use, or nothing could be run again."""
     args = _parser().parse_args(argv)
-    found = []
+    result = []
     with console.output(as_json=args.json):
         folders = _folders(args)
         try:
             for number, folder in enumerate(folders, 1):
                 if len(folders) > 1:
                     say("replay", f"record {number} of {len(folders)}: {folder.name}")
-                found.append(_of(folder, args))
+                result.append(_of(folder, args))
         except Interrupted as error:
             say("replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
             return 1
-        made = [one for one in found if one is not None]
+        made = [one for one in result if one is not None]
         if len(folders) > 1 and made:
             numbers = Counter(one.outcome for one in made)
             words = ", ".join(f"{number} {word}" for word, number in numbers.items())
@@ -53,7 +53,7 @@ def main(argv):
     if args.json:
         print(json.dumps([dataclasses.asdict(one) for one in made], indent=1))
     if args.check:
-        return 0 if all(one is None for one in found) else 2
+        return 0 if all(one is None for one in result) else 2
     if any(one.outcome == outcomes.DIFFERS for one in made):
         return 1
     return 0 if any(one.holds for one in made) else 2
@@ -91,12 +91,12 @@ def _of(folder, args):
         missing = [check for check in checks if check.status == "fail"]
         return certificate.impossible(recorded, missing[0].found) if missing else None
     asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet)
-    found = replaying.replay(recorded, checks, asked, say)
-    word = found.outcome
+    result = replaying.replay(recorded, checks, asked, say)
+    word = result.outcome
     is_coloured = word in COLOURED and screen.is_terminal()
-    say("replay", f"{screen.coloured(word) if is_coloured else word.upper()}: {found.why}")
+    say("replay", f"{screen.coloured(word) if is_coloured else word.upper()}: {result.why}")
     say("wrote", shown(folder / certificates.FILE))
-    return found
+    return result
 
 
 def _parser():

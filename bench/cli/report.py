@@ -26,11 +26,11 @@ RACE = "race.html"
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    found = _made(args)
+    result = _made(args)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(result, indent=1))
     else:
-        for path in found.get("pictures") or found.values():
+        for path in result.get("pictures") or result.values():
             print(shown(path))
     return 0
 

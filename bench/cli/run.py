@@ -43,12 +43,12 @@ def main(argv):
     with console.output(args.quiet, args.json):
         if stored and not args.multirun:
             say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
-        found = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
-    if isinstance(found, int):  # another node has the record
-        return found
+        result = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
+    if isinstance(result, int):  # another node has the record
+        return result
     if args.json:
-        print(json.dumps(found, indent=1))
-    runs = found if args.multirun else [found]
+        print(json.dumps(result, indent=1))
+    runs = result if args.multirun else [result]
     return 0 if all(run["status"] in ENDED_WELL for run in runs) else 1
 
 

@@ -22,18 +22,20 @@ def asked_for(argv: list[str]) -> str | None:
 
 def help_of(word: str, overrides: list[str]) -> str:
     """A setting's or group's key, or the last part of it -> text.  Raises ValueError for a word that is neither."""
-    found = _found(word, [*explain.settings(), *explain.groups(), *compose.GROUPS])
+    result = _found(word, [*explain.settings(), *explain.groups(), *compose.GROUPS])
     now = _Composition(overrides)
-    return "\n\n".join(_of_group(key, now) if key not in explain.settings() else _of_setting(key, now) for key in found)
+    return "\n\n".join(
+        _of_group(key, now) if key not in explain.settings() else _of_setting(key, now) for key in result
+    )
 
 
 def _found(word, known):
     """The keys that a word names: itself, or all that end in it."""
     wanted = word.replace("/", ".")
     keys = list(dict.fromkeys(key.replace("/", ".") for key in known))
-    found = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
-    if found:
-        return found
+    result = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
+    if result:
+        return result
     guess = compose.did_you_mean(wanted, keys)
     raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {', '.join(compose.GROUPS)}")
 
@@ -67,10 +69,10 @@ class _Composition:
             typed = [word for word in self._of_cluster if word.startswith(f"{key}=")]
             return f"from {typed[-1]} on the command line" if typed else "the default"
         self._origins = self._origins or explain.Origins(cluster.split(self.words)[1], this_machine())
-        found = self._origins.of(key)
-        if found is None:
+        result = self._origins.of(key)
+        if result is None:
             return "the default"
-        return f"from {found[0]}" + (f": {found[1]}" if found[1] else "")
+        return f"from {result[0]}" + (f": {result[1]}" if result[1] else "")
 
 
 def _of_setting(key, now):

@@ -56,13 +56,13 @@ def _end(folder, why):
         {"overrides": point.overrides} | (summary.as_json(run) if run else none) for point, run in zip(points, records)
     ]
     sweep.end(folder, why)
-    found = sweep_results.read(folder)
-    console.show(sweep_text.table(found))
-    for words in filter(None, (sweep_text.best(found), sweep_text.why(found), sweep_text.confirm(found))):
+    result = sweep_results.read(folder)
+    console.show(sweep_text.table(result))
+    for words in filter(None, (sweep_text.best(result), sweep_text.why(result), sweep_text.confirm(result))):
         say("sweep", words)
-    sweep_page.write(folder, found)
+    sweep_page.write(folder, result)
     num_complete = sum(one["status"] == "complete" for one in answers)
-    say("sweep", sweep_text.ended(found, folder, num_complete, len(answers)), always=True)
+    say("sweep", sweep_text.ended(result, folder, num_complete, len(answers)), always=True)
     return answers
 
 

@@ -129,9 +129,9 @@ def _pivot(args, rows, conditions):
     (value,) = columns.named([value], f"--value {value}")
     pivot = table_pivot.of_rows(rows, keys, value)
     if args.json or args.csv:
-        found = table_pivot.rows_of(pivot)
-        names = list(found[0]) if found else [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
-        print(table_text.as_json(found, names)) if args.json else table_text.print_csv(found, names)
+        result = table_pivot.rows_of(pivot)
+        names = list(result[0]) if result else [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
+        print(table_text.as_json(result, names)) if args.json else table_text.print_csv(result, names)
     else:
         print(table_pivot.text(pivot, "github" if args.md else "simple") if rows else _nothing(args))
 

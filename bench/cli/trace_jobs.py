@@ -17,18 +17,18 @@ def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
     for word in words:
         for path in named.find([word])[0].holders:
             (files if path.is_file() else folders).append((word, path))
-    found = [files] * bool(files) + [[one] for one in folders]
-    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in found]
+    result = [files] * bool(files) + [[one] for one in folders]
+    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in result]
 
 
 def answers(args: argparse.Namespace, of_job: Callable[[str, list[Path], list], dict[str, dict]]) -> dict[str, dict]:
     """of_job(title, paths, rules) -> {title: answer} of each job, together; printed where --json wants it."""
-    rules, found = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES, {}
+    rules, result = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES, {}
     for words, paths in jobs(args.path):
-        found |= of_job(", ".join(words), paths, rules)
+        result |= of_job(", ".join(words), paths, rules)
     if args.json:
-        print(json.dumps(found if len(found) > 1 else next(iter(found.values())), indent=1))
-    return found
+        print(json.dumps(result if len(result) > 1 else next(iter(result.values())), indent=1))
+    return result
 
 
 def parser(verb: str, main: Callable) -> arguments.Parser:

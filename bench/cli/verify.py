@@ -20,9 +20,9 @@ def main(argv):
             for folder in named.runs([word]):
                 reports.append(verification.report(folder))
                 if not args.json:
-                    found = reports[-1]["rules"]
-                    print(text_table.printable(reports[-1]["run_id"]), rule_lines.text(found), sep="\n")
-                    print(f"{'verify':>8}  {rule_lines.count(found)}")
+                    result = reports[-1]["rules"]
+                    print(text_table.printable(reports[-1]["run_id"]), rule_lines.text(result), sep="\n")
+                    print(f"{'verify':>8}  {rule_lines.count(result)}")
         except ValueError as error:
             num_unreadable += 1
             print(f"verify: {error}", file=sys.stderr)

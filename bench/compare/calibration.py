@@ -126,19 +126,19 @@ def folder() -> Path:
 
 def find(session_id: str | None, comparability_id: str | None = None) -> dict | None:
     """The newest calibration of the session, comparable ones first, none suspect; with "file" and "exact"; or None."""
-    found = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
-    exact = [kept for kept in found if kept["exact"]]
-    return (exact or found or [None])[-1]
+    result = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
+    exact = [kept for kept in result if kept["exact"]]
+    return (exact or result or [None])[-1]
 
 
 def _of_session(session_id, comparability_id):
-    found = []
+    result = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
             kept = json_file.read(path, Kept)
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
-                found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
-    return found
+                result.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
+    return result
 
 
 def _is_suspect(kept):
@@ -156,5 +156,5 @@ def of_runs(rows: list[Row]) -> dict | None:
 def has_only_suspect(rows: list[Row]) -> bool:
     """Whether the rows share one session whose calibrations are all suspect."""
     sessions = {row["session_id"] for row in rows}
-    found = _of_session(*sessions, None) if len(sessions) == 1 else []
-    return bool(found) and all(map(_is_suspect, found))
+    result = _of_session(*sessions, None) if len(sessions) == 1 else []
+    return bool(result) and all(map(_is_suspect, result))

@@ -19,8 +19,8 @@ def text(results: Iterable[tuple[str, Comparison]]) -> str:
     for name, result in results:
         verdicts = {"time": result["verdict"], "val_loss": result["val_loss"]["verdict"]}
         for key, (metric, mean_key, *_) in MEASURES.items():
-            found, (end, unit, _) = result[key], unit_of(key)
-            numbers = [*found[mean_key], found[f"change_{end}"], unit.strip() or end]
-            numbers += [*(found[f"ci95_{end}"] or ("", "")), found["p"], found.get("p_holm"), *found["n"]]
-            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, found.get("mde_pct"), *result["arms"]])
+            measure, (end, unit, _) = result[key], unit_of(key)
+            numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
+            numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
+            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *result["arms"]])
     return out.getvalue()

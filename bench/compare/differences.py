@@ -41,14 +41,14 @@ def facts(run: dict, config: dict | None = None, environment: dict | None = None
 
 def of_facts(a_facts: list[dict], b_facts: list[dict]) -> list[dict]:
     """facts() of some runs of A and of B -> [difference], by kind, then by name."""
-    found = []
+    result = []
     for kind in KINDS:
         names = sorted({name for one in a_facts + b_facts for name in one[kind]})
         for name in names:
             a, b = _values(a_facts, kind, name), _values(b_facts, kind, name)
             if a != b or len(a) > 1:
-                found.append({"kind": kind, "what": name, "a": a, "b": b})
-    return found
+                result.append({"kind": kind, "what": name, "a": a, "b": b})
+    return result
 
 
 def _values(all_facts, kind, name):
@@ -59,11 +59,11 @@ def _values(all_facts, kind, name):
 
 def _alike(gpus):
     """GPUs as one: how many, and of each fact the value, or the values of all where they differ."""
-    found = {"count": len(gpus)}
+    result = {"count": len(gpus)}
     for name in dict.fromkeys(name for gpu in gpus for name in gpu):
         values = [gpu.get(name) for gpu in gpus]
-        found[name] = values[0] if values.count(values[0]) == len(values) else values
-    return found
+        result[name] = values[0] if values.count(values[0]) == len(values) else values
+    return result
 
 
 def _flat(values):

@@ -69,9 +69,9 @@ class Loss(TypedDict):
 def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alpha: float) -> Time:
     """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py."""
     values = [[row["train_s"] for row in rows] for rows in arms]
-    found, test = change(values, alpha)
+    result, test = change(values, alpha)
     edges = math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)
-    return found | {
+    return result | {
         "mean_s": [stats.mean(group) if group else None for group in values],
         "ci90_pct": _pct_interval(test, 0.90),
         "p_equivalent": stats.equivalence_p(test, *edges) if test else None,
@@ -89,7 +89,7 @@ def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, sta
     test = stats.welch(*logs) if all(logs) else None
     sds, ns = [stats.sd(group) for group in logs], [len(group) for group in values]
     mde = stats.smallest_difference(sds, ns, alpha) if test else None
-    found = {
+    result = {
         "change_pct": 100 * math.expm1(test.difference) if test else None,
         "ci95_pct": _pct_interval(test, 0.95),
         "p": test.p if test else None,
@@ -97,24 +97,24 @@ def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, sta
         "cv_pct": [stats.cv_pct(group) if group else None for group in values],
         "mde_pct": None if mde is None else 100 * math.expm1(mde),
     }
-    return found, test
+    return result, test
 
 
 def _pct_interval(test, confidence):
-    found = stats.interval(test, confidence) if test else None
-    return found and [100 * math.expm1(edge) for edge in found]
+    result = stats.interval(test, confidence) if test else None
+    return result and [100 * math.expm1(edge) for edge in result]
 
 
 def secondary(arms: Sequence[Sequence[Row]], alpha: float) -> dict[str, Change]:
     """Energy, memory, compile time -> {name: Change}; no verdict of their own."""
-    found = {}
+    result = {}
     for name, (column, mean_name) in SECONDARY.items():
         values = [[row[column] for row in rows if row[column] is not None and row[column] > 0] for rows in arms]
         means = [stats.mean(group) if group else None for group in values]
-        found[name] = change(values, alpha)[0] | {mean_name: means}
-    for numbers, p_holm in zip(found.values(), stats.holm([one["p"] for one in found.values()]), strict=True):
+        result[name] = change(values, alpha)[0] | {mean_name: means}
+    for numbers, p_holm in zip(result.values(), stats.holm([one["p"] for one in result.values()]), strict=True):
         numbers["p_holm"] = p_holm
-    return found
+    return result
 
 
 # ---- loss

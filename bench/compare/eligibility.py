@@ -137,19 +137,19 @@ def _trusted(a, b, names):
 def _setting(a, b, names):
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
     known = settings.of_rows(a + b)
-    found = {
+    result = {
         key: f"{settings.differ([key])}: {settings.words(a, key)} in {names[0]}, {settings.words(b, key)} in {names[1]}"
         for key in settings.differing(a + b)
     }
     ids = _known(row["comparability_id"] for row in a + b)
-    if len(ids) > 1 and not found:
-        found = {None: f"comparability_id differs: {_some(ids)}"}
+    if len(ids) > 1 and not result:
+        result = {None: f"comparability_id differs: {_some(ids)}"}
     if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
-        own = [found.pop(key) for key in settings.OF_A_SCRIPT if key in found]
+        own = [result.pop(key) for key in settings.OF_A_SCRIPT if key in result]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
-    yield from (("of time", sentence) for sentence in found.values())
-    if of_losses := [key for key in CHANGE_LOSSES if key in found]:
+    yield from (("of time", sentence) for sentence in result.values())
+    if of_losses := [key for key in CHANGE_LOSSES if key in result]:
         yield "of losses", f"{settings.differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"

@@ -29,19 +29,19 @@ def known(result: Mapping) -> list[str]:
 def cells(result: Mapping, key: str) -> list[str]:
     """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
     _, mean_key, unit, decimals = MEASURES[key]
-    found, (end, sign, digits) = result[key], unit_of(key)
-    change, cvs_pct = found.get(f"change_{end}"), found.get("cv_pct")
+    measure, (end, sign, digits) = result[key], unit_of(key)
+    change, cvs_pct = measure.get(f"change_{end}"), measure.get("cv_pct")
     if not cvs_pct:  # of losses
-        spreads = zip(found["sd"], found["mean"], strict=True)
+        spreads = zip(measure["sd"], measure["mean"], strict=True)
         cvs_pct = [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
     return [
-        *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in found[mean_key]),
+        *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in measure[mean_key]),
         "" if change is None else f"{change:+.{digits}f}{sign}",
-        interval(found.get(f"ci95_{end}"), digits, sign),
-        p_words(found.get("p") if found.get("p_holm") is None else found["p_holm"]),
-        ", ".join(map(str, found["n"])),
+        interval(measure.get(f"ci95_{end}"), digits, sign),
+        p_words(measure.get("p") if measure.get("p_holm") is None else measure["p_holm"]),
+        ", ".join(map(str, measure["n"])),
         ", ".join("-" if cv is None else f"{cv:.2f}" for cv in cvs_pct),
-        mde_words(found.get("mde_pct")),
+        mde_words(measure.get("mde_pct")),
     ]
 
 

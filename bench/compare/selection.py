@@ -89,19 +89,19 @@ def of_each(words: Sequence[str], on_error: Callable[[str], None] | None = None)
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a word means no run.
     """
-    lookup, found = named.Lookup(), []
+    lookup, result = named.Lookup(), []
     groups = [lookup.each([word]) for word in words]
     rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))
     for group in groups:
         if len(group) == 1 and group[0].race and group[0].arm is None:
             for name, arm in _arms_of_race(group[0].race, on_error).items():
                 arm.name = f"{group[0].race.name}:{name}"
-                found.append(arm)
+                result.append(arm)
         else:
-            found.append(_joined([_of_named(one, rows, on_error) for one in group]))
-    if not any(arm.rows for arm in found):
+            result.append(_joined([_of_named(one, rows, on_error) for one in group]))
+    if not any(arm.rows for arm in result):
         raise ValueError(f"{' '.join(words)}: no run of it is there: ./run.sh table lists the runs")
-    return found
+    return result
 
 
 def of_folders(
@@ -117,10 +117,10 @@ def of_folders(
 
 def _paths(groups):
     """The paths that are meant; of runs found by their ids the folders above, which the index answers at once."""
-    found = {}
+    result = {}
     for one in (one for group in groups for one in group if not one.race):
-        found |= dict.fromkeys([path.parent for path in one.paths] if one.by_id else one.holders)
-    return list(found)
+        result |= dict.fromkeys([path.parent for path in one.paths] if one.by_id else one.holders)
+    return list(result)
 
 
 def _joined(parts):
@@ -198,10 +198,10 @@ def _arms_of_race(folder, on_error):
     arms, against = {}, (race.get("result") or {}).get("against") or {}
     with of_record(Path(folder) / "race.json"):
         about = race_folder.about(race["arms"])
-        found = {
+        result = {
             name: [race_folder.run_folder_of(folder, run) for run in arm["runs"]] for name, arm in race["arms"].items()
         }
-    for name, folders in found.items():
+    for name, folders in result.items():
         arms[name] = of_folders(
             name,
             [path for path in folders if path is not None],
@@ -238,11 +238,11 @@ def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
 def open_races(arm: Arm) -> list[str]:
     """Ids of races that runs of the arm belong to and that have not ended.  A race named as such is its own matter."""
-    found = set()
+    result = set()
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         if row["race_id"] and folder and arm.race is None:
             for results in (Path(folder).resolve().parent.parent, results_root()):
                 race = results / race_folder.FOLDER / row["race_id"]
                 if (race / "plan.json").is_file() and not (race / "race.json").is_file():
-                    found.add(row["race_id"])
-    return sorted(found)
+                    result.add(row["race_id"])
+    return sorted(result)

@@ -56,14 +56,14 @@ def of_repeats(rows: Sequence[Row], p_value: float) -> dict:
     """Rows of runs of one config -> of_losses(), "passed" (None: nothing to decide) and "words"."""
     ended = [row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"]
     target_val_loss = rows[0]["target_val_loss"]
-    found = of_losses([row["val_loss"] for row in ended if row["val_loss"] is not None], target_val_loss, p_value)
+    result = of_losses([row["val_loss"] for row in ended if row["val_loss"] is not None], target_val_loss, p_value)
     num_suspect = sum(row["validity"] == "suspect" for row in rows)
     doubt = f"; {num_suspect} of {len(rows)} runs are suspect: trust their losses, not their times"
-    passed, words = _decided(rows, found, len(rows) - len(ended), target_val_loss, p_value)
-    return found | {"passed": passed, "words": words + (doubt if num_suspect and found["n"] > 1 else "")}
+    passed, words = _decided(rows, result, len(rows) - len(ended), target_val_loss, p_value)
+    return result | {"passed": passed, "words": words + (doubt if num_suspect and result["n"] > 1 else "")}
 
 
-def _decided(rows, found, num_lost, target_val_loss, p_value):
+def _decided(rows, result, num_lost, target_val_loss, p_value):
     """(passed, words).  Runs that stop at their target are won one by one: each reached it in its steps or did not."""
     if num_lost:
         return False, f"{num_lost} of {len(rows)} runs did not complete or are invalid"
@@ -73,10 +73,10 @@ def _decided(rows, found, num_lost, target_val_loss, p_value):
         return len(steps) == len(rows), f"{len(steps)} of {len(rows)} runs reached the target{at}"
     if target_val_loss is None:
         return None, "no target to reach: the losses above are the result"
-    if found["n"] < 2:
+    if result["n"] < 2:
         return None, "one run has no spread and gives no verdict"
-    return found["below"], (
-        f"mean val_loss {found['mean']:.4f} (sd {found['sd']:.4f}, n={found['n']}) is "
-        f"{'below' if found['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "
-        f"p={found['p']:.2g}, needed p<{p_value}"
+    return result["below"], (
+        f"mean val_loss {result['mean']:.4f} (sd {result['sd']:.4f}, n={result['n']}) is "
+        f"{'below' if result['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "
+        f"p={result['p']:.2g}, needed p<{p_value}"
     )

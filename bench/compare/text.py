@@ -60,8 +60,8 @@ def render(
     is_md = form == "md"
     parts = [_head(result, is_md), _differences(result, is_md)]
     parts += [_code(result.get("code_change"), is_md, patch), _numbers(result, is_md)]
-    found = result.get("diagnosis") or {}
-    parts += [diagnosis_text.text(found, FORMS[is_md]) if why else _hint(result, found, "" if is_md else hint)]
+    diagnosis = result.get("diagnosis") or {}
+    parts += [diagnosis_text.text(diagnosis, FORMS[is_md]) if why else _hint(result, diagnosis, "" if is_md else hint)]
     return "\n\n".join(part for part in [*parts, _notes(result, is_md)] if part)
 
 
@@ -73,10 +73,10 @@ def verdict(result: Comparison, form: str = "terminal") -> str:
     return f"verdict: {f'**{word}**' if form == 'md' else screen.coloured(word)}  {words}"
 
 
-def _hint(result, found, hint):
-    if not (found.get("regions") or found.get("traces")):
+def _hint(result, diagnosis, hint):
+    if not (diagnosis.get("regions") or diagnosis.get("traces")):
         return ""
-    cause = diagnosis_text.cause(found) if result["verdict"] in ("faster", "slower") else None
+    cause = diagnosis_text.cause(diagnosis) if result["verdict"] in ("faster", "slower") else None
     known = [f"why: {cause}"] * bool(cause) + [f"{hint} shows where the time went"] * bool(hint)
     return "; ".join(known)
 
@@ -105,12 +105,12 @@ def _head(result, is_md):
 
 
 def _differences(result, is_md):
-    found = result["differences"]
-    if not found:
+    differences = result["differences"]
+    if not differences:
         return "what differs: nothing in the records"
-    shown = found[:MAX_DIFFERENCES]
+    shown = differences[:MAX_DIFFERENCES]
     cells = [[one["kind"], one["what"], *(" | ".join(map(_value, one[arm])) for arm in "ab")] for one in shown]
-    more = len(found) - len(cells)
+    more = len(differences) - len(cells)
     table = text_table.render(["what differs", "", *result["arms"]], cells, [False] * 4, FORMS[is_md])
     return table + (f"\nand {more} more differences: --json has all" if more else "")
 
@@ -127,12 +127,12 @@ def _code(change, is_md, patch):
         for one in files[:MAX_FILES]
     ]
     more = f"\nand {len(files) - MAX_FILES} more files" if len(files) > MAX_FILES else ""
-    found = text_table.render(["source", "added", "removed"], cells, [False, True, True], FORMS[is_md]) + more
+    result = text_table.render(["source", "added", "removed"], cells, [False, True, True], FORMS[is_md]) + more
     if not patch:
-        return found + ("" if is_md else "\n--diff shows the lines")
+        return result + ("" if is_md else "\n--diff shows the lines")
     text = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in change["patch"].split("\n"))
     text += "... and more\n" if change["is_cut"] else ""
-    return f"{found}\n\n" + (f"````diff\n{text.replace('````', '')}````" if is_md else text)
+    return f"{result}\n\n" + (f"````diff\n{text.replace('````', '')}````" if is_md else text)
 
 
 def _value(value):

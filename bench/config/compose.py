@@ -190,9 +190,9 @@ def _composed(groups, folders, name):
     """The same with every setting that there is, as a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(_whole(groups, folders, name))
-    del found["hydra"]
-    composed = filled(schema.Config, found)
+    result = OmegaConf.to_container(_whole(groups, folders, name))
+    del result["hydra"]
+    composed = filled(schema.Config, result)
     for group in LISTS:
         _check_settings(group, composed[group])
     return composed

@@ -53,13 +53,13 @@ class Setting:
 
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
-    found = {}
+    result = {}
     of_cluster = _of_class(cluster.Cluster, "cluster.", (cluster.CHOICE,))
     for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
-        before = found.setdefault(one.key, one)
+        before = result.setdefault(one.key, one)
         if before is not one:
-            found[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
-    return found
+            result[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
+    return result
 
 
 def _of_class(cls, path, brought_by=(), known=()):
@@ -103,11 +103,11 @@ def about(group: str, name: str) -> str:
 
 def groups() -> dict[str, str]:
     """What each group of settings is for, by its dotted key; of an instrument or exporter what it is."""
-    found = dict(_of_groups(schema.Config, ""))
+    result = dict(_of_groups(schema.Config, ""))
     for group in compose.LISTS:
-        found |= {group: meanings.of_class(schema.Config)[group]}
-        found |= {f"{group}.{name}": about(group, name) for name in compose.choices(group)}
-    return found | {"cluster": cluster.ABOUT}
+        result |= {group: meanings.of_class(schema.Config)[group]}
+        result |= {f"{group}.{name}": about(group, name) for name in compose.choices(group)}
+    return result | {"cluster": cluster.ABOUT}
 
 
 def _of_groups(cls, path):

@@ -104,13 +104,13 @@ def _files():
 @functools.cache
 def _by_group(folders):
     """{group: {name: path}}.  ValueError: two folders have the same name."""
-    found = {group: {} for group in GROUPS}
+    result = {group: {} for group in GROUPS}
     for folder, group in itertools.product(folders, GROUPS):
         for name in _names(folder, group):
             path = folder / group / f"{name}.yaml"
-            if (other := found[group].setdefault(name, path)) != path:
+            if (other := result[group].setdefault(name, path)) != path:
                 raise ValueError(f"{group}={name} is in two folders, {other} and {path}: rename yours")
-    return found
+    return result
 
 
 def _names(folder, group):
@@ -119,16 +119,16 @@ def _names(folder, group):
 
 @functools.cache
 def _own_folders(conf, named):
-    found = [] if conf is None else [conf]
+    result = [] if conf is None else [conf]
     if named is not None:
         if not named.is_dir():
             raise ValueError(f"--config-dir {named}: there is no folder of that name")
         if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
             words = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
             raise ValueError(f"--config-dir {named}: {words}")
-        found.append(named)
-    found += _installed()
-    return tuple(dict.fromkeys(found))
+        result.append(named)
+    result += _installed()
+    return tuple(dict.fromkeys(result))
 
 
 @functools.cache
@@ -139,7 +139,7 @@ def _installed():
         return []  # in a tenth of the time that importlib.metadata takes
     from importlib import metadata
 
-    found = []
+    result = []
     for point in sorted(metadata.entry_points(group=ENTRY_POINTS)):
         top, *rest = point.value.split(".")
         spec = importlib.util.find_spec(top)
@@ -148,5 +148,5 @@ def _installed():
         if folder is None:
             words = f"{point.name} = {point.value} is not a folder of an installed package"
             raise ValueError(f"entry point {ENTRY_POINTS}: {words}")
-        found.append(folder)
-    return found
+        result.append(folder)
+    return result

@@ -18,11 +18,11 @@ import yaml
 @functools.cache
 def of_class(cls: type) -> dict[str, str]:
     """Dataclass -> {field: its comment, "" where there is none}, of inherited fields too."""
-    found = {}
+    result = {}
     for base in reversed(cls.__mro__):
         if "__annotations__" in vars(base):
-            found |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
-    return found
+            result |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
+    return result
 
 
 def _of_source(source, fields):
@@ -32,12 +32,12 @@ def _of_source(source, fields):
         if token.type == tokenize.COMMENT:
             words, row = token.string.removeprefix("#").strip(), token.start[0]
             (alone if not lines[row - 1][: token.start[1]].strip() else beside)[row] = words
-    found = {}
+    result = {}
     for row, line in enumerate(lines, 1):
         name = line.partition(":")[0].strip()
         if name in fields and line.startswith("    ") and not line.startswith("     "):
-            found[name] = beside.get(row) or _above(alone, row)
-    return found
+            result[name] = beside.get(row) or _above(alone, row)
+    return result
 
 
 def _above(alone, row):

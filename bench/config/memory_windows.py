@@ -19,20 +19,20 @@ class Window(windows.Window):
 def windows_of(settings: dict) -> list[Window]:
     """Settings of the instrument memory_history -> its windows in order: one, or those listed."""
     where = "instruments.memory_history"
-    found = [_window(here, values) for here, values in windows.each(where, settings, FIELDS)]
-    found.sort(key=lambda window: window.first_step)
-    for window, later in zip(found, found[1:]):
+    result = [_window(here, values) for here, values in windows.each(where, settings, FIELDS)]
+    result.sort(key=lambda window: window.first_step)
+    for window, later in zip(result, result[1:]):
         if later.first_step <= window.last_step:
             raise ValueError(
                 f"{where}.windows: {later.name} begins at step {later.first_step} and {window.name} ends at step "
                 f"{window.last_step}: there is one memory history only, let it begin after step {window.last_step}"
             )
-    names = [window.name for window in found]
+    names = [window.name for window in result]
     for name in names:
         if names.count(name) > 1:
             words = f"two windows are called {name} and would write the same files: rename one"
             raise ValueError(f"{where}.windows: {words}")
-    return found
+    return result
 
 
 def _window(where, values):

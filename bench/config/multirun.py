@@ -91,8 +91,8 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             return None
         parser = OverridesParser.create(config_loader=hydra.config_loader)
-        (found,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
-    return found
+        (result,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
+    return result
 
 
 def stored(words: list[str]) -> tuple[str | None, list[str]]:

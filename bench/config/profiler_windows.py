@@ -49,7 +49,7 @@ class Window(windows.Window):
 
 def check(windows_by_instrument: dict[str, list[Window] | None]) -> None:
     """{instrument: its windows, or None where it profiles at any time}.  Raises ValueError where two profilers meet."""
-    profiling = [name for name, found in windows_by_instrument.items() if found is None or found]
+    profiling = [name for name, result in windows_by_instrument.items() if result is None or result]
     alone = next((name for name in profiling if windows_by_instrument[name] is None), None)
     beside = [name for name in profiling if name != alone]
     if alone and beside:
@@ -57,10 +57,10 @@ def check(windows_by_instrument: dict[str, list[Window] | None]) -> None:
             f"instruments.{beside[0]}: instruments.{alone} profiles too, and two torch profilers at once crash the "
             "process: keep one of them, e.g. profile=window or profile=stages"
         )
-    found = [] if alone else [window for name in profiling for window in windows_by_instrument[name]]
-    found.sort(key=lambda window: window.begin_step)
-    for number, window in enumerate(found):
-        for other in found[number + 1 :]:
+    result = [] if alone else [window for name in profiling for window in windows_by_instrument[name]]
+    result.sort(key=lambda window: window.begin_step)
+    for number, window in enumerate(result):
+        for other in result[number + 1 :]:
             _refuse_overlap(window, other)
 
 

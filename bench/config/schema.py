@@ -85,13 +85,13 @@ class DataConfig:
         """Of shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
         if self.shards is None:
             return None
-        found = []
+        result = []
         for word in self.shards:
             first, _, last = word.partition("-")
-            found += range(int(first), int(last or first) + 1)
-        if not found or len(set(found)) < len(found):
+            result += range(int(first), int(last or first) + 1)
+        if not result or len(set(result)) < len(result):
             raise ValueError(f"data.shards=[{','.join(self.shards)}]: name at least one, none twice, ranges upwards")
-        return found
+        return result
 
 
 @dataclass(kw_only=True)

@@ -152,10 +152,10 @@ def _check_together(config):
 
 def changed(config: schema.Config) -> dict[str, str]:
     """{setting of a run: the stage's that is in its place and differs}, "data.seq_len": "stages[0].seq_len=64"."""
-    found = {}
+    result = {}
     for index, stage in enumerate(config.stages or ()):
         for field in dataclasses.fields(stage):
             key, value = INSTEAD_OF.get(field.name), getattr(stage, field.name)
             if key is not None and value is not None and (key.count(".") == 0 or value != typed.get(config, key)):
-                found.setdefault(key, f"stages[{index}].{field.name}={value}")
-    return found
+                result.setdefault(key, f"stages[{index}].{field.name}={value}")
+    return result

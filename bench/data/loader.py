@@ -119,16 +119,16 @@ class Loader:
             self._free.put(self._buffer)
             self._buffer = self._block = None
         try:
-            found = self._ready.get_nowait()
+            result = self._ready.get_nowait()
         except queue.Empty:
             started_ns = time.perf_counter_ns()
-            found = self._ready.get()
+            result = self._ready.get()
             self.wait_ns += time.perf_counter_ns() - started_ns
             self.num_waits += 1
-        if isinstance(found, BaseException):
-            self._error = found
-            raise found
-        self._buffer, self._block, self._shape = found
+        if isinstance(result, BaseException):
+            self._error = result
+            raise result
+        self._buffer, self._block, self._shape = result
         self._left = len(self._block)
 
     def _to_gpu(self, pair):

@@ -16,12 +16,12 @@ def lateness(of_ranks: Sequence[dict[int, float]]) -> dict[int, tuple[float, int
     """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, slowest rank)} of rows that all have."""
     if len(of_ranks) < 2:
         return {}
-    found = {}
+    result = {}
     for row in sorted(set.intersection(*(set(of_rank) for of_rank in of_ranks))):
         values = [of_rank[row] for of_rank in of_ranks]
         slowest = max(range(len(values)), key=values.__getitem__)
-        found[row] = (values[slowest] - statistics.median_low(values), slowest)
-    return found
+        result[row] = (values[slowest] - statistics.median_low(values), slowest)
+    return result
 
 
 def summary(by_rank):
@@ -30,8 +30,8 @@ def summary(by_rank):
     None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
     time; late_steps_by_rank says whose these were.
     """
-    found = {name: _of_column(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
-    return {name: column for name, column in found.items() if column} or None
+    result = {name: _of_column(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
+    return {name: column for name, column in result.items() if column} or None
 
 
 def _of_column(of_ranks):

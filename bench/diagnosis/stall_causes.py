@@ -19,8 +19,8 @@ COLUMNS = {"loader_wait": "data_ms", "foreign_load": "runqueue_ms"}
 SHARE = 0.1  # of a stall: what explains less of it is not named
 
 
-def explain(found, rows, events=(), by_rank=None):
-    """found: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
+def explain(result, rows, events=(), by_rank=None):
+    """result: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
 
     rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;
     rank is the latest one, None where it is unknown.
@@ -30,7 +30,7 @@ def explain(found, rows, events=(), by_rank=None):
     late_ms = stalls.excess([{"step": step, "late_ms": ms} for step, (ms, _) in sorted(lateness.items())], "late_ms")
     by_step = {row["step"]: row for row in rows}
     late = {step: (ms, lateness[step][1]) for step, ms in late_ms.items()}
-    return [stall | _explained(stall, by_step, events, columns, late) for stall in found]
+    return [stall | _explained(stall, by_step, events, columns, late) for stall in result]
 
 
 def _explained(stall, by_step, events, columns, late):

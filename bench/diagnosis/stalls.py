@@ -37,8 +37,8 @@ def find(rows: list[dict]) -> list[dict]:
 
 def cost(rows: list[dict]) -> dict:
     """Rows of steps.csv -> {"count", "ms"}: how many steps stalled, and the milliseconds above the usual of all."""
-    found = find(rows)
-    return {"count": len(found), "ms": math.fsum(stall["ms"] for stall in found)}
+    result = find(rows)
+    return {"count": len(result), "ms": math.fsum(stall["ms"] for stall in result)}
 
 
 def outliers(values):
@@ -50,12 +50,12 @@ def outliers(values):
     if of_two and of_two[2] < relative_mad / 2:  # an optimizer that updates some weights every other step
         centres, differences, relative_mad = of_two
     local_mads = running_median(differences)
-    found = []
+    result = []
     for num, (value, centre) in enumerate(zip(values, centres)):
         sd = SD_PER_MAD * max(local_mads[num], relative_mad * centre)
         if value - centre > max(ROBUST_SDS * sd, MIN_FRAC * centre, MIN_MS):
-            found.append((num, value - centre))
-    return found
+            result.append((num, value - centre))
+    return result
 
 
 def _usual(values, period):

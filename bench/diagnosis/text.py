@@ -19,59 +19,65 @@ TELEMETRY = {  # what of the summary says something of the machine: --json has a
 }
 
 
-def text(found: dict, form: str = "wide") -> str:
-    """found: of between_runs.py, perhaps with "traces" -> text; "" for nothing known.  form: as of text_table."""
+def text(result: dict, form: str = "wide") -> str:
+    """result: of between_runs.py, perhaps with "traces" -> text; "" for nothing known.  form: as of text_table."""
     is_md = form == "github"
-    lines = _steps(found, form, is_md) if found.get("regions") else []
-    lines += _traces(found["traces"], found.get("arms", "AB"), form, is_md) if found.get("traces") else []
+    lines = _steps(result, form, is_md) if result.get("regions") else []
+    lines += _traces(result["traces"], result.get("arms", "AB"), form, is_md) if result.get("traces") else []
     if not lines:
         return ""
-    head = f"{found['label']}: where to look; it is not a test"
+    head = f"{result['label']}: where to look; it is not a test"
     return ("\n\n" if is_md else "\n").join([head, *lines])
 
 
-def cause(found: dict) -> str | None:
+def cause(result: dict) -> str | None:
     """The region that makes most of the change of a step; None where none stands out."""
-    shares = {name: pair["share_frac"] or 0 for name, pair in (found.get("regions") or {}).items() if name != "step_ms"}
+    shares = {
+        name: pair["share_frac"] or 0 for name, pair in (result.get("regions") or {}).items() if name != "step_ms"
+    }
     name = max(shares, key=shares.get, default=None)
     if name is None or shares[name] < MIN_SHARE_FRAC:
         return None
     return f"{name.removesuffix('_ms')} makes {100 * shares[name]:.0f} % of the change of a step"
 
 
-def _steps(found, form, is_md):
-    cells = [[name.removesuffix("_ms"), *_step_cells(pair), _share(pair)] for name, pair in found["regions"].items()]
-    cells += [[f"steps {one['first_step']} to {one['last_step']}", *_step_cells(one), ""] for one in found["stretches"]]
-    (num_a, num_b), (a, b) = found["runs"], found.get("arms", "AB")  # older race.json: no names
+def _steps(result, form, is_md):
+    cells = [[name.removesuffix("_ms"), *_step_cells(pair), _share(pair)] for name, pair in result["regions"].items()]
+    cells += [
+        [f"steps {one['first_step']} to {one['last_step']}", *_step_cells(one), ""] for one in result["stretches"]
+    ]
+    (num_a, num_b), (a, b) = result["runs"], result.get("arms", "AB")  # older race.json: no names
     columns = ["ms a step", f"{a}, {counted(num_a, 'run')}", f"{b}, {num_b}", "change", "change %", "share %"]
     lines = [text_table.render(columns, cells, [False] + [True] * 5, form)]
-    lines += [text_table.line(words, is_md) for words in found["words"]]
-    if found["ranks"]:
-        spread = found["ranks"]["spread_pct"]
+    lines += [text_table.line(words, is_md) for words in result["words"]]
+    if result["ranks"]:
+        spread = result["ranks"]["spread_pct"]
         lines.append(f"slowest rank against fastest: {a} {spread[0]:.2f} %, {b} {spread[1]:.2f} %")
     known = [
-        [words, *("" if mean is None else f"{per * mean:,.4g}" for mean in found["telemetry"][name])]
+        [words, *("" if mean is None else f"{per * mean:,.4g}" for mean in result["telemetry"][name])]
         for name, (words, per) in TELEMETRY.items()
-        if name in found["telemetry"]
+        if name in result["telemetry"]
     ]
     if known:
         lines += ["", text_table.render(["telemetry, mean of runs", a, b], known, [False, True, True], form)]
     return lines
 
 
-def _traces(found, arms, form, is_md):
+def _traces(result, arms, form, is_md):
     """The largest lines of a trace diff, for the two files that it names."""
-    a_ms, b_ms = found[found["of"]]
-    of = "a step" if found["of"] == "step_ms" else "the device span"
-    change = "" if found["change_ms"] is None else f": {of} {a_ms:.3f} ms, {b_ms:.3f} ms, {found['change_ms']:+.3f} ms"
+    a_ms, b_ms = result[result["of"]]
+    of = "a step" if result["of"] == "step_ms" else "the device span"
+    change = (
+        "" if result["change_ms"] is None else f": {of} {a_ms:.3f} ms, {b_ms:.3f} ms, {result['change_ms']:+.3f} ms"
+    )
     cells = [
         [f"{one['change_ms']:+.3f}", _ms(one["a_ms"]), _ms(one["b_ms"]), one["status"], one["what"][:MAX_WHAT_CHARS]]
-        for one in found["lines"]
+        for one in result["lines"]
     ]
-    more = found["num_lines"] - len(cells)
-    lines = ["", text_table.line(f"traces {found['a']} and {found['b']}{change}", is_md)]
+    more = result["num_lines"] - len(cells)
+    lines = ["", text_table.line(f"traces {result['a']} and {result['b']}{change}", is_md)]
     right = [True] * 3 + [False] * 2
-    lines.append(text_table.render(["ms a step", *arms, "", found["by"]], cells, right, form))
+    lines.append(text_table.render(["ms a step", *arms, "", result["by"]], cells, right, form))
     return lines + ([f"and {more} more: ./run.sh analyze diff has all"] if more else [])
 
 

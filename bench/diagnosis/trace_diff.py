@@ -24,10 +24,10 @@ def of_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str])
     except NoTrace:
         return None
     by = "kernel" if all(len(rank.device_rows()) for rank in ranks) else "operator"
-    found = diff.compare(*(diff.profile(rank, by) for rank in ranks))
-    lines = [line for line in found["lines"] if line["status"] != "same"]
+    result = diff.compare(*(diff.profile(rank, by) for rank in ranks))
+    lines = [line for line in result["lines"] if line["status"] != "same"]
     words = {"a": _name(a_file), "b": _name(b_file), "by": by}
-    return words | found | {"lines": lines[:MAX_LINES], "num_lines": len(lines)}
+    return words | result | {"lines": lines[:MAX_LINES], "num_lines": len(lines)}
 
 
 def _first_traces(folders):

@@ -54,10 +54,10 @@ def answer(accounts: dict, of: str) -> dict:
         if any(of_part):
             sources = set().union(*(one["ceilings"].sources.get(part, ()) for one in accounts.values()))
             lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})
-    found = {"of": of, "step_ms": step_ms, "num_steps": len(next(iter(accounts.values()))["steps"])}
-    found |= {"limit_ms": sum(line["ms"] for line in lines if line["is_limit"]), "parts": lines, "ranks": by_rank}
-    found["lateness"] = lateness.of(accounts)
-    return found | {"next": ranking.of(accounts, step_ms)}
+    result = {"of": of, "step_ms": step_ms, "num_steps": len(next(iter(accounts.values()))["steps"])}
+    result |= {"limit_ms": sum(line["ms"] for line in lines if line["is_limit"]), "parts": lines, "ranks": by_rank}
+    result["lateness"] = lateness.of(accounts)
+    return result | {"next": ranking.of(accounts, step_ms)}
 
 
 def _of_rank(one):
@@ -116,11 +116,11 @@ def _on_device(ranks, rules, include_last_step, ceilings):
 def _waits(ranks, rules, include_last_step):
     """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share."""
     rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
-    found = {number: {} for number in rows}
+    result = {number: {} for number in rows}
     for line in skew.waits(rows)[0]:
         for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
-            found[number][row] = (wait_ns, line["late_rank"], line["call"])
-    return found
+            result[number][row] = (wait_ns, line["late_rank"], line["call"])
+    return result
 
 
 def _on_host(ranks, include_last_step, ceilings):

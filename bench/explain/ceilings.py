@@ -61,21 +61,21 @@ class Ceilings:
 
     def peak(self, precision: str | None, flop_per_s: float) -> tuple[str | None, float | None]:
         """(precision, FLOP/s or None): of what an operator of this precision can have run at."""
-        found = flops.peak_of_rate(precision, flop_per_s, self._peak)
-        return (precision, self._peak(precision)) if found[1] is None else found
+        result = flops.peak_of_rate(precision, flop_per_s, self._peak)
+        return (precision, self._peak(precision)) if result[1] is None else result
 
     def _peak(self, precision):
         """Of a precision that may be None."""
-        found = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
-        return found or self.observed.get(precision)
+        result = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
+        return result or self.observed.get(precision)
 
     def _measured_peak(self, precision):
         return self.measured and self.measured.peak_flops(precision)
 
     def bytes_per_s(self, num_bytes: float) -> float | None:
         """Memory bandwidth for about so many bytes, None where it is not known."""
-        found = self.measured and self.measured.bytes_per_s(num_bytes)
-        return found or peak_rates.mem_bytes_per_s(self.device)
+        result = self.measured and self.measured.bytes_per_s(num_bytes)
+        return result or peak_rates.mem_bytes_per_s(self.device)
 
     @property
     def source(self) -> str | None:
@@ -136,10 +136,10 @@ class Ceilings:
 
     def launch_ns(self) -> int:
         """Of a launch that the device waits for, what it needs at least; 0 where that was not measured."""
-        found = self.measured and self.measured.launch_s
-        if found:
+        result = self.measured and self.measured.launch_s
+        if result:
             self._is_from(parts.LATENCY, True)
-        return round(found * NS_PER_S) if found else 0
+        return round(result * NS_PER_S) if result else 0
 
     def _is_from(self, part, is_measured, precision=None):
         if is_measured:

@@ -32,12 +32,12 @@ def spans(rank, include_last_step=False):
     first = int(rank.ts[of_steps[0][1]].min())
     before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
     begin = max(min(int(before), first), of_steps[0][0][1] if on_host else first)
-    found = []
+    result = []
     for (number, _, host_end), mine in of_steps:
         end = max(begin, int(rank.end[mine].max()), host_end if on_host else begin)
-        found.append((number, begin, end))
+        result.append((number, begin, end))
         begin = end
-    return found
+    return result
 
 
 def counted_rows(rank, rules=categories.RULES, include_last_step=False):
@@ -78,8 +78,8 @@ class Device:
     def wire_frac(self, number, ceilings):
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
         row = int(self.rows[number])
-        found, own_ns = operators.collective_of(self.rank, row), int(self.rank.dur[row]) - self.waits.get(row, (0,))[0]
-        needed_s = ceilings.collective_s(*found) if found and own_ns > 0 else None
+        result, own_ns = operators.collective_of(self.rank, row), int(self.rank.dur[row]) - self.waits.get(row, (0,))[0]
+        needed_s = ceilings.collective_s(*result) if result and own_ns > 0 else None
         return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
 
     def is_optimizer(self, number):
@@ -90,7 +90,7 @@ class Device:
 
 def pieces(device, counted, ceilings):
     """counted: of spans() -> Pieces."""
-    found, known = parts.Pieces(len(counted)), bounded.Operators(device.rank, ceilings)
+    result, known = parts.Pieces(len(counted)), bounded.Operators(device.rank, ceilings)
     threads = _Threads(device.rank)
     for index, (_, begin, end) in enumerate(counted):
         ranges = _ranges(device, begin, end)
@@ -98,13 +98,13 @@ def pieces(device, counted, ceilings):
         seen = set()
         for low, high, owner in owners(*columns, begin, end):
             if owner < 0:
-                _idle(device, threads, found, index, (low, high), ceilings)
+                _idle(device, threads, result, index, (low, high), ceilings)
                 continue
             _, _, layer, number, wait = ranges[owner]
-            _running(device, known, found, index, (layer, number, wait), high - low, int(owner not in seen))
+            _running(device, known, result, index, (layer, number, wait), high - low, int(owner not in seen))
             seen.add(owner)
-    known.into(found)
-    return found
+    known.into(result)
+    return result
 
 
 def _ranges(device, begin, end):
@@ -122,20 +122,20 @@ def _ranges(device, begin, end):
     return ranges
 
 
-def _running(device, known, found, index, one, ns, count):
+def _running(device, known, result, index, one, ns, count):
     layer, number, wait = one
     operator, where = int(device.operators[number]), device.where[number]
     if wait is not None:
-        found.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
+        result.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
     elif layer in PART_OF_LAYER:
         wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == kernels.COMMUNICATION else 0
-        found.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
-        found.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
+        result.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
+        result.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
     elif operator >= 0 and known.has(operator):
         known.add(index, operator, where, ns)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
-        found.add(index, parts.Piece(part, device.name(number), where), ns, count)
+        result.add(index, parts.Piece(part, device.name(number), where), ns, count)
 
 
 class _Threads:
@@ -163,7 +163,7 @@ class _Threads:
         return self._main
 
 
-def _idle(device, threads, found, index, gap, ceilings):
+def _idle(device, threads, result, index, gap, ceilings):
     """Nothing ran in the gap: until the next row was launched the host had the time, then its launch."""
     rank, (low, high) = device.rank, gap
     number = int(np.searchsorted(rank.ts[device.rows], high))
@@ -173,15 +173,15 @@ def _idle(device, threads, found, index, gap, ceilings):
     track = threads.main if number is None else int(rank.track[call])
     if track is None or number is not None and call < 0:
         what = None if number is None else f"before {device.name(number)}, whose launch was not recorded"
-        found.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
+        result.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
         return
     called = high if number is None else min(max(int(rank.ts[call]), low), high)
     for piece, ns in threads.explain(track, low, called):
-        found.add(index, piece, ns)
+        result.add(index, piece, ns)
     if called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
         names = f"before {device.name(number)}", device.where[number]
         needed_ns = min(ceilings.launch_ns(), high - called) if part == parts.LAUNCH else 0
-        found.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
-        found.add(index, parts.Piece(part, *names), high - called - needed_ns)
+        result.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
+        result.add(index, parts.Piece(part, *names), high - called - needed_ns)

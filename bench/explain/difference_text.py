@@ -8,19 +8,19 @@ from bench.units import format_ms
 NUM_LINES = 12
 
 
-def as_text(found: dict, title: str) -> str:
-    """found: of difference.of(); title: what was compared."""
-    return "\n".join(_lines(found, title))
+def as_text(result: dict, title: str) -> str:
+    """result: of difference.of(); title: what was compared."""
+    return "\n".join(_lines(result, title))
 
 
-def _lines(found, title):
-    a, b, pct = found["a"], found["b"], found["change_pct"]
+def _lines(result, title):
+    a, b, pct = result["a"], result["b"], result["change_pct"]
     by_pct = "" if pct is None else f", {pct:+.1f} %"
     yield f"What changed: {text_table.line(plain(title, 200))}\n"
-    change = f"{_signed(found['change_ms'])} ms{by_pct}"
+    change = f"{_signed(result['change_ms'])} ms{by_pct}"
     yield f"a step took {format_ms(a['step_ms'])} and takes {format_ms(b['step_ms'])}: {change}"
     yield f"by {OF[a['of']]}\n"
-    rows = [row | {"sum_ms": 0.0} for row in found["parts"]]
+    rows = [row | {"sum_ms": 0.0} for row in result["parts"]]
     at_ns = 0
     for row in rows:
         at_ns += row["change_ns"]
@@ -32,13 +32,13 @@ def _lines(found, title):
         ("change, ms", "change_ms", _signed),
     ]
     yield table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
-    if found["lines"]:
+    if result["lines"]:
         yield "\nWhat changed most\n"
-        lines = [line | {"evidence": evidence(line)} for line in found["lines"][:NUM_LINES]]
+        lines = [line | {"evidence": evidence(line)} for line in result["lines"][:NUM_LINES]]
         yield table(
             lines, [*[(head.removesuffix(", ms"), *rest) for head, *rest in columns[1:]], ("what", "evidence", str)]
         )
-        rest_ms = found["change_ms"] - sum(line["change_ms"] for line in lines)
+        rest_ms = result["change_ms"] - sum(line["change_ms"] for line in lines)
         yield f"\n{_signed(rest_ms)} ms in all others together"
 
 

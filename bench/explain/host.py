@@ -109,8 +109,8 @@ class Thread:
         ]
         annotations = [one for one in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(one))]
         candidates = (lines, annotations, of_kind[events.CPU_OP][::-1])
-        found = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
-        return None if found is None else self.name(found)
+        result = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
+        return None if result is None else self.name(result)
 
     def is_optimizer(self, row: int) -> bool:
         """Whether an annotation around it is the optimizer's."""

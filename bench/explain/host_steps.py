@@ -11,9 +11,9 @@ def spans(rank, include_last_step=False):
 
     Empty without a host.
     """
-    found = counted_steps(rank, include_last_step) if rank.steps() else []
-    if found:
-        return found
+    result = counted_steps(rank, include_last_step) if rank.steps() else []
+    if result:
+        return result
     track = main_track(rank)
     mine = rank.is_kind(events.CPU_OP, events.RUNTIME) & (rank.track == track)
     return [(None, int(rank.ts[mine].min()), int(rank.end[mine].max()))] if mine.any() else []
@@ -21,27 +21,27 @@ def spans(rank, include_last_step=False):
 
 def pieces(rank, counted, ceilings):
     """counted: of spans() -> Pieces of the main thread."""
-    thread, found = Thread(rank, main_track(rank)), parts.Pieces(len(counted))
+    thread, result = Thread(rank, main_track(rank)), parts.Pieces(len(counted))
     known = bounded.Operators(rank, ceilings)
     for index, (_, begin, end) in enumerate(counted):
         for low, high, row in thread.segments(begin, end):
-            _segment(thread, known, found, index, (low, high), row)
-    known.into(found)
-    return found
+            _segment(thread, known, result, index, (low, high), row)
+    known.into(result)
+    return result
 
 
-def _segment(thread, known, found, index, span, row):
+def _segment(thread, known, result, index, span, row):
     ns = span[1] - span[0]
     chain = thread.around(row) if row >= 0 else []
     operators = [one for one in chain if thread.rank.kind[one] == events.CPU_OP]
     piece = thread.explained(row, span[0])
     communicates = next((thread.name(one) for one in chain if COMMUNICATES.search(thread.name(one))), None)
     if communicates is not None:
-        found.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
+        result.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
     elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or not operators:
-        found.add(index, piece, ns)
+        result.add(index, piece, ns)
     elif (product := next((one for one in operators if known.has(one)), None)) is not None:
         known.add(index, product, piece.where, ns)
     else:
         part = parts.OPTIMIZER if thread.is_optimizer(row) else parts.UNBOUND
-        found.add(index, parts.Piece(part, thread.name(operators[0]), piece.where), ns)
+        result.add(index, parts.Piece(part, thread.name(operators[0]), piece.where), ns)

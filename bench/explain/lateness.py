@@ -47,21 +47,21 @@ def _by_piece(one):
 
 def _waiting(one):
     """Late rank -> ms that this rank waited for it, exposed."""
-    found = collections.Counter()
+    result = collections.Counter()
     for piece, ms in _by_piece(one).items():
         if piece.part == parts.WAITING:
-            found[piece.late_rank] += ms
-    return found
+            result[piece.late_rank] += ms
+    return result
 
 
 def _collectives(accounts, late):
     """[{"what", "ms"}]: where the others wait for a rank, mean over all of them, longest first."""
-    found = collections.Counter()
+    result = collections.Counter()
     for one in accounts.values():
         for piece, ms in _by_piece(one).items():
             if piece.part == parts.WAITING and piece.late_rank == late:
-                found[piece.what] += ms / (len(accounts) - 1)
-    return [{"what": what, "ms": ms} for what, ms in found.most_common(NUM_REASONS)]
+                result[piece.what] += ms / (len(accounts) - 1)
+    return [{"what": what, "ms": ms} for what, ms in result.most_common(NUM_REASONS)]
 
 
 def _more(accounts, late):
@@ -73,10 +73,10 @@ def _more(accounts, late):
 
 
 def _by_part(one):
-    found = collections.Counter()
+    result = collections.Counter()
     for (part, _), ms in _by_origin(one).items():
-        found[part] += ms
-    return found
+        result[part] += ms
+    return result
 
 
 def _reasons(accounts, late):
@@ -89,8 +89,8 @@ def _reasons(accounts, late):
 
 def _by_origin(one):
     """(part, what) -> ms of what a rank did itself; where it did it has names of its own on each rank."""
-    found = collections.Counter()
+    result = collections.Counter()
     for piece, ms in _by_piece(one).items():
         if piece.part not in (parts.WAITING, parts.EXPOSED):
-            found[piece.part, piece.what] += ms
-    return found
+            result[piece.part, piece.what] += ms
+    return result

@@ -68,10 +68,10 @@ class Pieces:
 
     def total(self) -> collections.Counter:
         """Piece -> nanoseconds over all steps."""
-        found = collections.Counter()
+        result = collections.Counter()
         for of_step in self.ns:
-            found.update(of_step)
-        return found
+            result.update(of_step)
+        return result
 
     def by_part(self, step=None) -> dict[str, int]:
         """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""

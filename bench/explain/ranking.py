@@ -42,14 +42,14 @@ def of(accounts: dict, step_ms: float) -> list[dict]:
     rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
     that gained at such a place (rungs.py).
     """
-    found = {}
+    result = {}
     for number, one in accounts.items():
         pieces, num_steps = one["pieces"], len(one["steps"])
         for piece, ns in pieces.total().items():
             if piece.part not in NO_GAIN:
-                origin = found.setdefault(origin_of(piece), _Origin())
+                origin = result.setdefault(origin_of(piece), _Origin())
                 origin.add(number, piece, ms_from_ns(ns) / num_steps, pieces.count[piece] / num_steps)
-    lines = [_line(key, origin, len(accounts), step_ms) for key, origin in found.items()]
+    lines = [_line(key, origin, len(accounts), step_ms) for key, origin in result.items()]
     bounded, unbounded = [], []
     for line in sorted(lines, key=lambda line: -line["gain_ms"]):
         (unbounded if line["part"] in parts.NO_BOUND else bounded).append(line)

@@ -47,13 +47,13 @@ def of(part: str, what: str | None, num_ranks: int) -> list[str]:
 
 
 def _of_product(what):
-    found = ["r10"] if what.endswith("float32") else []
+    result = ["r10"] if what.endswith("float32") else []
     sizes = [int(size) for dims in SHAPES.findall(what) for size in dims.split(",") if size.strip()]
     if any(size > 4 * TILE and size % TILE for size in sizes):
-        found.append("r05")
+        result.append("r05")
     if max(sizes, default=0) >= VOCABULARY and "float8" not in what:
-        found.append("r19")
-    return found
+        result.append("r19")
+    return result
 
 
 @functools.cache

@@ -31,14 +31,14 @@ def export(exported: Exported, settings: dict) -> dict:
     start_ms, end_ms = (round(1e3 * points[index][1]) if points else None for index in (0, -1))
     made = client.create_run(experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags)
     run_id = made.info.run_id
-    found = [
+    result = [
         Metric(key, value, round(1e3 * wall_s), step)
         for step, wall_s, values in points
         for key, value in values.items()
     ]
     params = [Param(key, str(value)) for key, value in exported.settings.items()]
-    for start in range(0, max(len(found), len(params)), BATCH):
-        client.log_batch(run_id, metrics=found[start : start + BATCH])
+    for start in range(0, max(len(result), len(params)), BATCH):
+        client.log_batch(run_id, metrics=result[start : start + BATCH])
     for start in range(0, len(params), 100):
         client.log_batch(run_id, params=params[start : start + 100])
     if exported.run["failure"]:
@@ -48,8 +48,8 @@ def export(exported: Exported, settings: dict) -> dict:
 
 
 def _experiment(client, name, exported):
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return found.experiment_id
+    result = client.get_experiment_by_name(name)
+    if result is not None:
+        return result.experiment_id
     artifacts = results_root().resolve() / "mlflow-artifacts"  # nothing is put there; the default is where one stands
     return client.create_experiment(name, artifact_location=artifacts.as_uri())

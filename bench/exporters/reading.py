@@ -45,24 +45,24 @@ def read(folder: Path | str) -> Exported:
 
 def series_of(row: dict) -> dict[str, float]:
     """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed are under "disturbed/"."""
-    found = {}
+    result = {}
     for column, value in row.items():
         if column in NOT_EXPORTED or not isinstance(value, (int, float)):
             continue
         of_time = "disturbed" if row.get("flags") else "time"
         group = of_time if column.endswith("_ms") else "steps"
-        found[NAMES.get(column, f"{group}/{column}")] = float(value)
-    return found
+        result[NAMES.get(column, f"{group}/{column}")] = float(value)
+    return result
 
 
 def _settings(folder):
     """config.yaml, flat; a list or None as its words."""
     try:
-        found = leaves(versions.upgraded(yaml_file.read(folder / "config.yaml")))
+        result = leaves(versions.upgraded(yaml_file.read(folder / "config.yaml")))
     except Damaged:  # verify says so
         return {}
     plain = (bool, int, float)
-    return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in found if one != {}}
+    return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in result if one != {}}
 
 
 def _offset_s(events, run):

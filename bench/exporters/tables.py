@@ -19,27 +19,27 @@ T = TypeVar("T")
 def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping]:
     """[{column: value}]: of runs as the table has them, or of all their steps with run_id first."""
     if of_steps:
-        found = of_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
-        return [{"run_id": run_id} | row for run_id, rows in found for row in rows]
+        result = of_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
+        return [{"run_id": run_id} | row for run_id, rows in result for row in rows]
     return _some(listing.read_rows([str(folder) for folder in folders]), folders)
 
 
-def _some(found, folders):
-    if folders and not found:
+def _some(result, folders):
+    if folders and not result:
         raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
-    return found
+    return result
 
 
 def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> list[T]:
     """make(folder) of each run folder; a damaged record is excluded, on standard error.  ValueError: all are."""
-    found, folders = [], list(folders)
+    result, folders = [], list(folders)
     for folder in folders:
         try:
             with of_record(folder):
-                found.append(make(folder))
+                result.append(make(folder))
         except Damaged as error:
             listing.excluded("export", str(error))
-    return _some(found, folders)
+    return _some(result, folders)
 
 
 def as_csv(rows: Sequence[Mapping]) -> str:

@@ -109,23 +109,23 @@ def of_name(name: str) -> Modded | Console:
 def read_yaml(path: str, where: str) -> Console:
     """The dialect that a yaml of patterns describes.  ValueError says what is wrong with it; where: the setting."""
     try:
-        found = yaml_file.read(path)
+        result = yaml_file.read(path)
     except Damaged as error:
         known = f"give one of {', '.join(NAMES)}, or a yaml of patterns"
         raise ValueError(f"{where}: cannot be read ({error}): {known}") from None
-    if not {"step", "val"} & set(found) or set(found) - {"step", "val", "first_step"}:
+    if not {"step", "val"} & set(result) or set(result) - {"step", "val", "first_step"}:
         raise ValueError(f"{where}: give the patterns step and val, and first_step: 0 where it counts from 0")
-    first_step = found.get("first_step", 1)
+    first_step = result.get("first_step", 1)
     if type(first_step) is not int:
         raise ValueError(f"{where}: first_step={first_step!r}: give a whole number, 0 or 1")
-    patterns = [_pattern(f"{where}: {name}", found[name]) for name in ("step", "val") if name in found]
+    patterns = [_pattern(f"{where}: {name}", result[name]) for name in ("step", "val") if name in result]
     return Console("patterns", lambda: Patterns(patterns, first_step))
 
 
 def edge(path: str) -> tuple[str, int]:
     """Of a readable yaml of patterns: that of a step's line, its number the first group, and what to add to it."""
-    found = yaml_file.read(path)
-    return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", found["step"]), 1 - found.get("first_step", 1)
+    result = yaml_file.read(path)
+    return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", result["step"]), 1 - result.get("first_step", 1)
 
 
 def _pattern(where, text):
@@ -143,9 +143,9 @@ def _pattern(where, text):
 def detect(lines: Iterable[str]) -> str | None:
     """The dialect of NAMES that reads most of the lines, the first of them where several do; None: none reads one."""
     lines = list(lines)
-    found = {name: sum(of_name(name).row(line) is not None for line in lines) for name in NAMES}
-    best = max(found, key=found.get)
-    return best if found[best] else None
+    result = {name: sum(of_name(name).row(line) is not None for line in lines) for name in NAMES}
+    best = max(result, key=result.get)
+    return best if result[best] else None
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict]:

@@ -197,11 +197,11 @@ def _words(text):
 def _started(data):
     """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
     with contextlib.suppress(ValueError):
-        if found := UTC_STAMP.search(data):
-            return utc.parse(_words(found[1])).astimezone(UTC).strftime(STAMP), "UTC"
+        if result := UTC_STAMP.search(data):
+            return utc.parse(_words(result[1])).astimezone(UTC).strftime(STAMP), "UTC"
     with contextlib.suppress(ValueError):
-        if found := SMI_DATE.search(data):
-            moment = datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y")
+        if result := SMI_DATE.search(data):
+            moment = datetime.strptime(" ".join(_words(result[1]).split()), "%b %d %H:%M:%S %Y")
             return moment.strftime(STAMP), "unknown: the machine's own"
     return None, None
 

@@ -55,15 +55,15 @@ class Host(Instrument):
 
         Threads of one step wait for each other, so that a delay of any of them delays all; two at once count twice.
         """
-        found = {"cpu_ms": {}, "runqueue_ms": {}}
+        result = {"cpu_ms": {}, "runqueue_ms": {}}
         for row, before, after in self._samples:
             if isinstance(before, int):
-                found["cpu_ms"][row] = (after - before) / 1e6
+                result["cpu_ms"][row] = (after - before) / 1e6
                 continue
             spent = [_spent_ms(*pair) for pair in zip(before, after)]
-            found["cpu_ms"][row] = spent[0][0]
-            found["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
-        return found
+            result["cpu_ms"][row] = spent[0][0]
+            result["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
+        return result
 
     def summary(self):
         """Sums over the steps of this rank that nothing disturbed; None: nothing was read."""
@@ -87,15 +87,15 @@ def _spent_ms(before, after):
 
 def _busiest_threads():
     """schedstat files of the main thread and of those that have run longest; [] where the system has none."""
-    found = []
+    result = []
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
             is_main = path.parent.name == str(threading.main_thread().native_id)
-            found.append((is_main, int(path.read_text().split()[0]), path))
+            result.append((is_main, int(path.read_text().split()[0]), path))
         except (OSError, ValueError, IndexError):  # it has just ended, or the kernel keeps no such statistics
             continue
-    found.sort(reverse=True)  # the main thread first
-    return [path for _, _, path in found[:MAX_THREADS]] if found and found[0][0] else []
+    result.sort(reverse=True)  # the main thread first
+    return [path for _, _, path in result[:MAX_THREADS]] if result and result[0][0] else []
 
 
 INSTRUMENT = Host

@@ -79,11 +79,11 @@ class Memory(Instrument):
         """The phase before has ended, and this one begins; None: one that is not recorded."""
         now = self._peaks.split()
         if self._phase is not None:
-            found = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
+            result = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
             for kind, num_bytes in now["peak_bytes"].items():
-                found["peak_bytes"][kind] = max(num_bytes, found["peak_bytes"].get(kind, 0))
+                result["peak_bytes"][kind] = max(num_bytes, result["peak_bytes"].get(kind, 0))
             for name in COUNTS:
-                found[name] = None if now[name] is None else found[name] + now[name] - self._seen[name]
+                result[name] = None if now[name] is None else result[name] + now[name] - self._seen[name]
         if self._phase == "train":
             self._emit_retries(now["num_alloc_retries"], None, None)
         self._seen = {name: now[name] for name in COUNTS}
@@ -98,11 +98,11 @@ class Memory(Instrument):
     def summary(self):
         """{"what", "total_gib", PHASE_KIND_gib: peaks, PHASE_num_alloc_retries, PHASE_num_ooms (GPU)}."""
         summary = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
-        for phase, found in self._found.items():
-            peaks = found["peak_bytes"].items()
+        for phase, result in self._found.items():
+            peaks = result["peak_bytes"].items()
             summary |= {f"{phase}_peak_{kind}_gib": gib_from_bytes(num_bytes) for kind, num_bytes in peaks}
             if self._on_gpu:
-                summary |= {f"{phase}_{name}": found[name] for name in COUNTS}
+                summary |= {f"{phase}_{name}": result[name] for name in COUNTS}
         return summary
 
     def merge(self, summaries):

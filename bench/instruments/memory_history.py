@@ -214,8 +214,8 @@ class Samples:
     def dump(self, path, **facts):
         self.mark("end")
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
-        atomic.write_json(path, found, durable=False)
+        result = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
+        atomic.write_json(path, result, durable=False)
         return path.stat().st_size
 
     def stop(self):

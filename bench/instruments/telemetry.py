@@ -119,11 +119,11 @@ class Telemetry(Instrument):
         if self._stopped is None:
             return []
         summary = self.summary()
-        found, cpu_frac = throttling.doubts(summary), summary["sampler_cpu_frac"] or 0.0
+        result, cpu_frac = throttling.doubts(summary), summary["sampler_cpu_frac"] or 0.0
         if self.context.device_type == "cpu" and cpu_frac > MAX_SAMPLER_CPU_FRAC:
             took = f"telemetry itself took {100 * cpu_frac:.1f} % of a core (limit {100 * MAX_SAMPLER_CPU_FRAC:g} %)"
-            found.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
-        return found
+            result.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
+        return result
 
     def warnings(self):
         return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])

@@ -151,27 +151,27 @@ class Trace(Instrument):
 
     def _of(self, shot):
         window = shot.window
-        found = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
-        found |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
-        found["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
+        result = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
+        result |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
+        result["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
         if shot.status != "recorded":
             status = f"{'was ' * (not shot.rows)}{shot.status}"
             self._say(f"window {window.name} {status}: the run ended after step {self._last_row}")
         if shot.saved is None:
-            return found
+            return result
         from bench.profiling import tables
 
         stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
-        facts = {"window": window.name, "rank": self.context.rank, "steps": found["steps"]}
+        facts = {"window": window.name, "rank": self.context.rank, "steps": result["steps"]}
         written = [] if shot.recording is None else tables.write(shot.recording, stem, **facts)
-        found["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
-        found |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
-        if found["cost_pct"] is not None:
-            profiled, other = format_ms(found["profiled_step_ms"]), format_ms(found["other_step_ms"])
+        result["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
+        result |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
+        if result["cost_pct"] is not None:
+            profiled, other = format_ms(result["profiled_step_ms"]), format_ms(result["other_step_ms"])
             self._say(
-                f"a recorded step of window {window.name} took {profiled}, another {other}: {found['cost_pct']:+.0f} %"
+                f"a recorded step of window {window.name} took {profiled}, another {other}: {result['cost_pct']:+.0f} %"
             )
-        return found
+        return result
 
     def merge(self, summaries):
         return merged(summaries)

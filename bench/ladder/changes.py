@@ -36,8 +36,8 @@ def spans(some: Sequence[str], names: Sequence[str]) -> str:
 
 def _values(values):
     """ "6 or 12"; of more than two numbers the least and the largest: "1390 to 19560"."""
-    found = list(dict.fromkeys(values))
-    if len(found) > 2 and all(value.replace(".", "", 1).isdigit() for value in found):
-        found.sort(key=float)
-        return f"{found[0]} to {found[-1]}"
-    return " or ".join(found)
+    result = list(dict.fromkeys(values))
+    if len(result) > 2 and all(value.replace(".", "", 1).isdigit() for value in result):
+        result.sort(key=float)
+        return f"{result[0]} to {result[-1]}"
+    return " or ".join(result)

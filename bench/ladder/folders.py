@@ -11,8 +11,8 @@ def ended(results: Path, word: str) -> Path:
     """The ladder named, or the latest of these results that has ended.  ValueError: there is none."""
     if word:
         return _named(word)
-    found = sorted(path.parent for path in (results / race_folder.FOLDER).glob("*/race.json"))
-    return _latest(found, "has ended")
+    result = sorted(path.parent for path in (results / race_folder.FOLDER).glob("*/race.json"))
+    return _latest(result, "has ended")
 
 
 def unfinished(results: Path, word: str) -> Path:
@@ -21,10 +21,10 @@ def unfinished(results: Path, word: str) -> Path:
 
 
 def _latest(folders, what):
-    found = [folder for folder in folders if _is_ladder(folder)]
-    if not found:
+    result = [folder for folder in folders if _is_ladder(folder)]
+    if not result:
         raise ValueError(f"no ladder {what}: ./run.sh ladder begins one")
-    return found[-1]
+    return result[-1]
 
 
 def _named(word):

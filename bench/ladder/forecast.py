@@ -45,33 +45,33 @@ def _guess_s(size, one, known_s):
     return START_S + S_PER_MIN * (one.rung.minutes or 0.0)
 
 
-def text(found: dict) -> str:
+def text(result: dict) -> str:
     """For a terminal."""
     lines = [
-        f"size {found['size']}: {found['about']}",
-        f"{found['num_runs']} runs: {found['n']} of each of {len(found['rungs'])} rungs after a warm-up each",
-        f"{format_about_s(found['all_s'])} in all, {_known(found)}",
-        f"a run: {_each(found)}",
-        *(f"{name} cannot run: {why}" for name, why in found["excluded"].items()),
+        f"size {result['size']}: {result['about']}",
+        f"{result['num_runs']} runs: {result['n']} of each of {len(result['rungs'])} rungs after a warm-up each",
+        f"{format_about_s(result['all_s'])} in all, {_known(result)}",
+        f"a run: {_each(result)}",
+        *(f"{name} cannot run: {why}" for name, why in result["excluded"].items()),
         "",
         f"{changes.KEPT}  Changed:",
         text_table.render(
-            changes.COLUMNS, changes.rows({name: one["changed"] for name, one in found["rungs"].items()})
+            changes.COLUMNS, changes.rows({name: one["changed"] for name, one in result["rungs"].items()})
         ),
     ]
     return "\n".join(lines)
 
 
-def _each(found):
+def _each(result):
     """ "about 20 s (r01 to r11), about 30 s (r12)"."""
     names: dict[str, list[str]] = {}
-    for name, one in found["rungs"].items():
+    for name, one in result["rungs"].items():
         names.setdefault(format_about_s(one["run_s"]), []).append(name)
-    return ", ".join(f"{about} ({changes.spans(some, list(found['rungs']))})" for about, some in names.items())
+    return ", ".join(f"{about} ({changes.spans(some, list(result['rungs']))})" for about, some in names.items())
 
 
-def _known(found):
-    num, num_all = found["num_known"], len(found["rungs"])
+def _known(result):
+    num, num_all = result["num_known"], len(result["rungs"])
     if num == num_all:
         return "by earlier runs here"
     return f"by earlier runs of {num} of {num_all} rungs, the rest is a guess" if num else "a guess: none has run here"

@@ -25,35 +25,35 @@ CHANGES = (  # of a step, title, unit, end of its keys, of its change below and 
 )
 
 
-def html(folder: Path | str, found: Staircase) -> str:
+def html(folder: Path | str, result: Staircase) -> str:
     """A race's folder and its staircase -> the page's html, to lie in that folder."""
-    race, names = race_folder.read(folder), [rung["rung"]["name"] for rung in found["rungs"]]
+    race, names = race_folder.read(folder), [rung["rung"]["name"] for rung in result["rungs"]]
     title = f"Ladder: {names[0]} to {names[-1]}"
-    drawn = _curves(folder, race, found)
-    facts = [f"size {found['size']}: {found['about']}", f"track {found['track']}", race["status"].replace("_", " ")]
-    link = tag("a", found["race_id"], href="race.html")
+    drawn = _curves(folder, race, result)
+    facts = [f"size {result['size']}: {result['about']}", f"track {result['track']}", race["status"].replace("_", " ")]
+    link = tag("a", result["race_id"], href="race.html")
     body = [
         tag("h1", title),
         soft("; ".join([*facts, race["started_at"]]), "; the race: ", link),
-        tag("ul", *(tag("li", words) for words in text.sentences(found))),
-        section("Staircase", stairs.plot(_panels(found))),
-        section("Each against the rung below", forest.plot(_changes(found, names)), _why(found)),
-        section("Numbers", *_tables(found)),
+        tag("ul", *(tag("li", words) for words in text.sentences(result))),
+        section("Staircase", stairs.plot(_panels(result))),
+        section("Each against the rung below", forest.plot(_changes(result, names)), _why(result)),
+        section("Numbers", *_tables(result)),
         section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
-        _size(found),
+        _size(result),
     ]
-    return page(f"{title}, {found['size']}", *body, data={"charts": drawn}, styles=REPORT_STYLES)
+    return page(f"{title}, {result['size']}", *body, data={"charts": drawn}, styles=REPORT_STYLES)
 
 
 # ---- the staircase
 
 
-def _panels(found):
+def _panels(result):
     panels = [
-        stairs.Panel(title, unit, [_row(rung, key, form) for rung in found["rungs"]], axis)
+        stairs.Panel(title, unit, [_row(rung, key, form) for rung in result["rungs"]], axis)
         for key, title, unit, form, axis in LEVELS
     ]
-    return [*panels[:2], _beside_the_records(found), *panels[2:]]
+    return [*panels[:2], _beside_the_records(result), *panels[2:]]
 
 
 def _row(rung, key, form):
@@ -70,11 +70,11 @@ def _missed(rung):
     return f"{rung['num_reached']} of {len(rung['runs'])} runs reach it"
 
 
-def _beside_the_records(found):
+def _beside_the_records(result):
     """Time to the target here and on 8x H100 by the records, each as a part of the lowest rung's."""
-    first, rows = found["rungs"][0], []
+    first, rows = result["rungs"][0], []
     base_s, base_minutes = first["levels"]["to_target_s"]["mean"], first["rung"]["minutes"]
-    for rung in found["rungs"]:
+    for rung in result["rungs"]:
         here, minutes = rung["levels"]["to_target_s"]["mean"], rung["rung"]["minutes"]
         own = None if None in (here, base_s) else here / base_s
         other = None if None in (minutes, base_minutes) else minutes / base_minutes
@@ -87,11 +87,11 @@ def _beside_the_records(found):
 # ---- each against the one below
 
 
-def _changes(found, names):
+def _changes(result, names):
     panels = []
     for key, title, unit, end, ways in CHANGES:
         rows = []
-        for rung in found["rungs"][1:]:
+        for rung in result["rungs"][1:]:
             numbers, name = rung["step"][key], rung["rung"]["name"]
             if numbers[f"change_{end}"] is not None:
                 edges = numbers[f"ci95_{end}"] or (None, None)
@@ -100,10 +100,10 @@ def _changes(found, names):
     return panels
 
 
-def _why(found):
+def _why(result):
     lines = [
         tag("li", f"{rung['rung']['name']}: {'; '.join(rung['step']['why'])}")
-        for rung in found["rungs"]
+        for rung in result["rungs"]
         if rung["step"] and rung["step"]["why"]
     ]
     return tag("div", soft("No change of the way to the target:"), tag("ul", *lines)) if lines else ""
@@ -112,15 +112,15 @@ def _why(found):
 # ---- numbers
 
 
-def _tables(found):
+def _tables(result):
     lines = [
         (tag("span", tag("b", cells[0]), f" {rung['rung']['what']}"), *(cell or None for cell in cells[1:]))
-        for rung in found["rungs"]
+        for rung in result["rungs"]
         for cells in [text.levels(rung)]
     ]
     yield table(text.LEVELS, lines)
     lines = []
-    for rung in found["rungs"][1:]:
+    for rung in result["rungs"][1:]:
         name, time, _, *rest = text.changes(rung)
         lines.append([tag("b", name), time or None, _badge(rung["step"]["verdict"]), *(cell or None for cell in rest)])
     yield tag("h3", "Each against the rung below")
@@ -135,18 +135,18 @@ def _badge(word):
     return tag("span", word.replace("_", " "), class_=f"badge {parts.COLOUR.get(word, 'soft')}")
 
 
-def _curves(folder, race, found):
+def _curves(folder, race, result):
     runs = {
         rung["rung"]["name"]: [
             race_folder.run_folder_of(Path(folder), name) for name in race["arms"][rung["arm"]]["runs"]
         ]
-        for rung in found["rungs"]
+        for rung in result["rungs"]
     }
     return curves.arm_charts(runs)
 
 
-def _size(found):
-    rows = changes.rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in found["rungs"]})
+def _size(result):
+    rows = changes.rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in result["rungs"]})
     return section(
         "What this size changes", tag("p", changes.KEPT), details("Each change", table(changes.COLUMNS, rows))
     )

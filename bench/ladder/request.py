@@ -46,10 +46,10 @@ def _chosen(names):
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{twice[0]}: it is named twice: name each rung once")
-    found = [rungs.of_name(name) for name in names] or rungs.known()
-    if len(found) < 2:
-        raise ValueError(f"{found[0].name}: a ladder has two rungs or more: ./run.sh ladder r04 r08, or none for all")
-    return found
+    result = [rungs.of_name(name) for name in names] or rungs.known()
+    if len(result) < 2:
+        raise ValueError(f"{result[0].name}: a ladder has two rungs or more: ./run.sh ladder r04 r08, or none for all")
+    return result
 
 
 def _refuse(fitted, runnable, size, named):

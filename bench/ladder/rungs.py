@@ -42,8 +42,8 @@ class Rung:
 
 def known() -> list[Rung]:
     """Every rung, the lowest first: track 1's records by their names, then those of other tracks."""
-    found = [of_name(name) for name in groups.choices(GROUP)]
-    return sorted((rung for rung in found if rung.track), key=lambda rung: (rung.track, rung.name))
+    result = [of_name(name) for name in groups.choices(GROUP)]
+    return sorted((rung for rung in result if rung.track), key=lambda rung: (rung.track, rung.name))
 
 
 def of_name(name: str) -> Rung:

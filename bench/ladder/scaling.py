@@ -41,37 +41,37 @@ def changes(
     def in_a_row(tokens, of_tokens):
         return min(max(1, round(tokens * row_frac)), of_tokens // num_ranks)
 
-    found = {"data.batch_tokens": batch, "data.seq_len": in_a_row(own.data.seq_len, batch)}
+    result = {"data.batch_tokens": batch, "data.seq_len": in_a_row(own.data.seq_len, batch)}
     if own.goal.val_seq_len is not None:
-        found["goal.val_seq_len"] = in_a_row(own.goal.val_seq_len, sized.goal.val_tokens)
+        result["goal.val_seq_len"] = in_a_row(own.goal.val_seq_len, sized.goal.val_tokens)
     if own.goal.val_window_tokens is not None:
-        found["goal.val_window_tokens"] = round(own.goal.val_window_tokens * row_frac)
+        result["goal.val_window_tokens"] = round(own.goal.val_window_tokens * row_frac)
     if BLOCK in (own.model.args or {}):
-        found[f"model.args.{BLOCK}"] = max(1, round(own.model.args[BLOCK] * row_frac))
+        result[f"model.args.{BLOCK}"] = max(1, round(own.model.args[BLOCK] * row_frac))
     if own.stages:
         steps_frac = sized.goal.num_steps / own.goal.num_steps
-        found["stages"] = [_stage(stage, batch, batch_frac, row_frac, steps_frac, in_a_row) for stage in own.stages]
+        result["stages"] = [_stage(stage, batch, batch_frac, row_frac, steps_frac, in_a_row) for stage in own.stages]
     before = said(sized)
-    return {key: value for key, value in found.items() if key not in given and before.get(key) != value}
+    return {key: value for key, value in result.items() if key not in given and before.get(key) != value}
 
 
 def _stage(
     stage, batch: int, batch_frac: float, row_frac: float, steps_frac: float, in_a_row: Callable[[int, int], int]
 ) -> dict[str, Any]:
     """What is set of it, in proportion."""
-    found = {key: value for key, value in dataclasses.asdict(stage).items() if value is not None}
+    result = {key: value for key, value in dataclasses.asdict(stage).items() if value is not None}
     if stage.batch_tokens is not None:
-        found["batch_tokens"] = batch = round(stage.batch_tokens * batch_frac)
+        result["batch_tokens"] = batch = round(stage.batch_tokens * batch_frac)
     if stage.seq_len is not None:
-        found["seq_len"] = in_a_row(stage.seq_len, batch)
+        result["seq_len"] = in_a_row(stage.seq_len, batch)
     for key in IN_A_ROW:
-        if key in found:
-            found[key] = round(found[key] * row_frac)
+        if key in result:
+            result[key] = round(result[key] * row_frac)
     if stage.until_step is not None:
-        found["until_step"] = max(1, round(stage.until_step * steps_frac))
+        result["until_step"] = max(1, round(stage.until_step * steps_frac))
     if stage.frozen_steps is not None:
-        found["frozen_steps"] = {part: max(1, round(num * steps_frac)) for part, num in stage.frozen_steps.items()}
-    return found
+        result["frozen_steps"] = {part: max(1, round(num * steps_frac)) for part, num in stage.frozen_steps.items()}
+    return result
 
 
 def word(value: Any) -> str:

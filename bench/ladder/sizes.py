@@ -94,10 +94,10 @@ def named(name: str) -> Size:
 
 def fitted(rungs: Iterable[Rung], size: Size, given: Sequence[str]) -> list[Fitted]:
     """Each rung at this size.  given: the user's overrides of every rung, which win over the size's."""
-    found = [_fitted(rung, size, given) for rung in rungs]
-    faults = own_model.faults_of_configs([config for _, config in found if config is not None])
+    result = [_fitted(rung, size, given) for rung in rungs]
+    faults = own_model.faults_of_configs([config for _, config in result if config is not None])
     answers = iter(faults)
-    return [one if config is None else _with_fault(one, "; ".join(next(answers)) or None) for one, config in found]
+    return [one if config is None else _with_fault(one, "; ".join(next(answers)) or None) for one, config in result]
 
 
 def _with_fault(one, fault):
@@ -121,11 +121,11 @@ def _fitted(rung, size, given):
 def _derived(rung, record, size, given):
     """Overrides of the rung alone that it needs beside the size's."""
     sized = _composed([*size.words, f"{GROUP}={rung.name}", *given])
-    keys, found = {word.partition("=")[0] for word in given}, {}
+    keys, result = {word.partition("=")[0] for word in given}, {}
     if size.batch_tokens is not None:
-        found = scaling.changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
-    found |= _shape(sized, size, keys)
-    return [f"{key}={scaling.word(value)}" for key, value in found.items()]
+        result = scaling.changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
+    result |= _shape(sized, size, keys)
+    return [f"{key}={scaling.word(value)}" for key, value in result.items()]
 
 
 def _composed(words):
@@ -137,10 +137,10 @@ def _shape(config: schema.Config, size: Size, given: set[str]) -> dict[str, int 
     if size.shape is None:
         return {}
     shape, model = yaml.safe_load(groups.path_of("model/size", size.shape).read_text()), config.model
-    found = {key: shape[key] for key in SHAPE if getattr(model, key) != shape[key]}
+    result = {key: shape[key] for key in SHAPE if getattr(model, key) != shape[key]}
     if model.vocab_size is not None:
-        found["vocab_size"] = None  # of other tokens than the record's: as many as the data has, padded
-    return {f"model.{key}": value for key, value in found.items() if f"model.{key}" not in given}
+        result["vocab_size"] = None  # of other tokens than the record's: as many as the data has, padded
+    return {f"model.{key}": value for key, value in result.items() if f"model.{key}" not in given}
 
 
 def _changed(before, after):

@@ -139,18 +139,18 @@ def _notes(race, arms, timed):
 
 
 def _rungs(kept, arms, runs, judge) -> list[Rung]:
-    found: list[Rung] = []
+    result: list[Rung] = []
     for name, arm in arms.items():
         known, of_arm = kept["rungs"][name], runs[name]
         step = None
-        if found:
-            below = found[-1]
+        if result:
+            below = result[-1]
             step = judge.step((below["rung"]["name"], arms[below["arm"]], below["runs"]), (known["name"], arm, of_arm))
             minutes = below["rung"]["minutes"], known["minutes"]
             step["record_pct"] = None if None in minutes else 100 * (minutes[1] / minutes[0] - 1)
         levels = {key: level(values(of_arm, key), True) for key in POSITIVE}
         losses = [run["val_loss"] for run in of_arm if run["val_loss"] is not None]
-        found.append(
+        result.append(
             {
                 "arm": name,
                 "rung": known,
@@ -160,5 +160,5 @@ def _rungs(kept, arms, runs, judge) -> list[Rung]:
                 "step": step,
             }
         )
-    decide([rung["step"] for rung in found if rung["step"]])
-    return found
+    decide([rung["step"] for rung in result if rung["step"]])
+    return result

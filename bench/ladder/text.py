@@ -19,38 +19,40 @@ CHANGES = {  # column of a level: (key of the Step, end of the keys of its chang
 RECORD = ("minutes", "num_steps", "step_ms", "val_loss")  # of a rung, on 8x H100
 
 
-def terminal(found: Staircase) -> str:
+def terminal(result: Staircase) -> str:
     """What was raced and to which target, the table, and what a reader must know beside it."""
-    why = [f"{rung['rung']['name']}: {'; '.join(rung['step']['why'])}" for rung in _with_reasons(found)]
-    about = f"ladder {found['race_id']}: {found['about']}, track {found['track']}"
+    why = [f"{rung['rung']['name']}: {'; '.join(rung['step']['why'])}" for rung in _with_reasons(result)]
+    about = f"ladder {result['race_id']}: {result['about']}, track {result['track']}"
     lines = [
-        *map(text_table.printable, (about, *sentences(found))),
+        *map(text_table.printable, (about, *sentences(result))),
         "",
-        text_table.render(LEVELS, [levels(rung) for rung in found["rungs"]], (False, *(True,) * 5)),
+        text_table.render(LEVELS, [levels(rung) for rung in result["rungs"]], (False, *(True,) * 5)),
         "",
         "Each against the rung below:",
-        text_table.render(CHANGED, [changes(rung) for rung in found["rungs"][1:]], (False, True, False, *(True,) * 4)),
+        text_table.render(CHANGED, [changes(rung) for rung in result["rungs"][1:]], (False, True, False, *(True,) * 4)),
         *([""] if why else []),
         *map(text_table.printable, why),
     ]
     return "\n".join(lines)
 
 
-def sentences(found: Staircase) -> list[str]:
+def sentences(result: Staircase) -> list[str]:
     """Target, how fine the way to it is known, doubts, excluded rungs: a sentence each."""
-    goal = "none" if found["target_val_loss"] is None else f"{found['target_val_loss']:.4f}"
-    every = " or ".join(map(str, found["val_every_steps"]))
-    point = "interpolated between validations" if found["interpolated"] else "the first validation at or below it"
+    goal = "none" if result["target_val_loss"] is None else f"{result['target_val_loss']:.4f}"
+    every = " or ".join(map(str, result["val_every_steps"]))
+    point = "interpolated between validations" if result["interpolated"] else "the first validation at or below it"
     lines = [
-        f"target val_loss {goal}: {found['target_words']}",
+        f"target val_loss {goal}: {result['target_words']}",
         f"reached: {point}, which come every {every} steps; time is of training alone",
-        *found["notes"],
+        *result["notes"],
     ]
-    return lines + [f"{name} is not here, it cannot run at this size: {why}" for name, why in found["excluded"].items()]
+    return lines + [
+        f"{name} is not here, it cannot run at this size: {why}" for name, why in result["excluded"].items()
+    ]
 
 
-def _with_reasons(found):
-    return [rung for rung in found["rungs"] if rung["step"] and rung["step"]["why"]]
+def _with_reasons(result):
+    return [rung for rung in result["rungs"] if rung["step"] and rung["step"]["why"]]
 
 
 def levels(rung: Rung) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ def change(numbers: dict, end: str) -> str:
 # ---- csv
 
 
-def csv_text(found: Staircase) -> str:
+def csv_text(result: Staircase) -> str:
     """A head line and a line a rung, unrounded; changes against the rung below: per cent, of val_loss nats."""
     head = [*COLUMNS]
     for key, (_, end) in CHANGES.items():
@@ -111,8 +113,8 @@ def csv_text(found: Staircase) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
-    for rung in found["rungs"]:
-        writer.writerow(_csv_line(rung, found["target_val_loss"]))
+    for rung in result["rungs"]:
+        writer.writerow(_csv_line(rung, result["target_val_loss"]))
     return out.getvalue()
 
 

@@ -77,11 +77,11 @@ def of_ranks(
         ):
             exit_code = wait(process, folder)
         output = plain_file.text(folder / "logs" / "agent.log", plain_file.MAX_LINES_BYTES, errors="replace")
-        found, failed = (
+        result, failed = (
             [one for rank in range(num_ranks) if (one := atomic.read_json(folder / f"{name.format(rank)}.json"))]
             for name in ("rank{}.answer", "logs/rank{}.failure")  # one that a rank could not finish is none
         )
-    return Answers(num_ranks, found, failed, exit_code, output)
+    return Answers(num_ranks, result, failed, exit_code, output)
 
 
 def answer(folder: str, of: Callable[[Path, dict], dict]) -> None:
@@ -89,8 +89,8 @@ def answer(folder: str, of: Callable[[Path, dict], dict]) -> None:
     path, rank = Path(folder), int(os.environ.get("RANK", 0))
     flight_recorder.enable_stack_dumps(path)
     try:
-        found = of(path, json.loads((path / "asked.json").read_text()))
-        (path / f"rank{rank}.answer.json").write_text(json.dumps(found))
+        result = of(path, json.loads((path / "asked.json").read_text()))
+        (path / f"rank{rank}.answer.json").write_text(json.dumps(result))
     except BaseException as error:
         failures.write(path, rank, None, error)
         raise

@@ -122,10 +122,10 @@ def go(verb: str, want: Asked) -> int:
             "slurm", f"no longer followed; the job goes on: squeue -j {job_id} shows it, scancel {job_id} ends it", True
         )
         return 1
-    for found in sorted(set(_folders()) - before):
-        run = atomic.read_json(found / "run.json", {})
+    for result in sorted(set(_folders()) - before):
+        run = atomic.read_json(result / "run.json", {})
         if (run.get("launched_by") or {}).get("job_id") == job_id:
-            say("slurm", f"{run['status']}: {shown(found)}", always=True)
+            say("slurm", f"{run['status']}: {shown(result)}", always=True)
     if state != "COMPLETED":
         remedy = REMEDIES.get(state, "")
         say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}{remedy}", always=True)
@@ -189,10 +189,10 @@ def _show_new(log, offset):
 
 def _progress(job_id, before, bars):
     """The bar of the job's run that is running, None before it has one.  Its lines are in the log already."""
-    for found in set(_folders()) - before:
-        run = atomic.read_json(found / "run.json", {})
+    for result in set(_folders()) - before:
+        run = atomic.read_json(result / "run.json", {})
         if run.get("status") == "running" and (run.get("launched_by") or {}).get("job_id") == job_id:
-            return Progress(found, None, bars, blind=True)
+            return Progress(result, None, bars, blind=True)
     return None
 
 

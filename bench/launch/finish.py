@@ -88,13 +88,13 @@ def _merge(run, result, failure, clock):
 def _diagnose(folder, run, rows):
     """Put into run what its events cost; returns those that only this diagnosis shows.  It spoils no record."""
     try:
-        found = event_costs.of(folder, run, rows)
+        result = event_costs.of(folder, run, rows)
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": words})
         return []
-    run["costs"], run["skew"] = found["costs"], found["skew"]
-    return found["events"]
+    run["costs"], run["skew"] = result["costs"], result["skew"]
+    return result["events"]
 
 
 def _write(folder, run):

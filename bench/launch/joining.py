@@ -33,29 +33,29 @@ def started_by(verb: str) -> Adopted | None:
     return adopted.found()
 
 
-def effective(overrides: list[str], found: Adopted | None) -> list[str]:
+def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
     """Overrides with what the launcher that started the ranks has decided.  ValueError: they say something else."""
-    if found is None:
+    if adopted is None:
         return overrides
-    decided = {"hardware.num_processes": found.world_size}
-    if found.num_nodes > 1:
-        decided["hardware.nodes"] = found.num_nodes
+    decided = {"hardware.num_processes": adopted.world_size}
+    if adopted.num_nodes > 1:
+        decided["hardware.nodes"] = adopted.num_nodes
     rest = []
     for word in overrides:
         key, _, value = word.partition("=")
         if key == "hardware.rendezvous" or key in decided and value not in ("null", str(decided[key])):
             raise ValueError(
-                f"{word}: {found.words()} on {found.num_nodes} node(s): remove it, or start ./run.sh alone"
+                f"{word}: {adopted.words()} on {adopted.num_nodes} node(s): remove it, or start ./run.sh alone"
             )
         if key not in decided:
             rest.append(word)
     return [*rest, *(f"{key}={value}" for key, value in decided.items())]
 
 
-def check(job: Job, found: Adopted | None) -> None:
+def check(job: Job, adopted: Adopted | None) -> None:
     """ValueError where this job cannot be what these ranks do together."""
     hardware = job.config.hardware
-    several = found.words() if found else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
+    several = adopted.words() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
     if several and job.script:
         what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
         raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
@@ -63,7 +63,7 @@ def check(job: Job, found: Adopted | None) -> None:
     if several and around:
         remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
         raise ValueError(f"{several}: the harness cannot start ranks within {around[0]} here: {remedy}")
-    if hardware.nodes and not found and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
+    if hardware.nodes and not adopted and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
         raise ValueError(
             f"hardware.nodes={hardware.nodes}: where do they meet?  Give hardware.rendezvous=HOST:PORT, an address of "
             "the node that is to make the record, and the same command on every node; or cluster=slurm"
@@ -73,16 +73,16 @@ def check(job: Job, found: Adopted | None) -> None:
 # ---- the coordinator's side
 
 
-def lead_adopted(found: Adopted) -> Coordinator:
+def lead_adopted(adopted: Adopted) -> Coordinator:
     """Rank 0 of those that another launcher started.  ValueError: nothing can listen here."""
     try:
-        listener = channel.listen("127.0.0.1" if found.num_nodes == 1 else None, found.ports)
+        listener = channel.listen("127.0.0.1" if adopted.num_nodes == 1 else None, adopted.ports)
     except OSError as error:
-        ports = f"{found.ports[0]} to {found.ports[-1]}"
+        ports = f"{adopted.ports[0]} to {adopted.ports[-1]}"
         raise ValueError(
-            f"{found.words()}, and no port of {ports} is free ({error.strerror}): start it again"
+            f"{adopted.words()}, and no port of {ports} is free ({error.strerror}): start it again"
         ) from None
-    return Coordinator(listener, found.key, found.world_size - 1, own_ranks=1, is_adopted=True)
+    return Coordinator(listener, adopted.key, adopted.world_size - 1, own_ranks=1, is_adopted=True)
 
 
 def lead_nodes(job: Job) -> Coordinator | None:
@@ -124,21 +124,21 @@ def facts_of(job: Job) -> dict:
 # ---- a member's side
 
 
-def follow_adopted(found: Adopted, prepared: Callable[[], Job]) -> int:
+def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
     """A rank that another launcher started, but for the first -> exit code.
 
     prepared(): the job as this node has it, asked by the first rank of each node alone.
     """
-    is_leader = found.local_rank == 0 and found.node > 0
+    is_leader = adopted.local_rank == 0 and adopted.node > 0
     job = prepared() if is_leader else None
-    hello = Hello(found.node, found.rank, 1, found.local_rank, facts_of(job) if job else None)
-    if found.host is None:
-        raise ValueError(f"{found.words()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
+    hello = Hello(adopted.node, adopted.rank, 1, adopted.local_rank, facts_of(job) if job else None)
+    if adopted.host is None:
+        raise ValueError(f"{adopted.words()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
     try:
-        connection = channel.connect(found.host, found.ports, found.key, RENDEZVOUS_S)
+        connection = channel.connect(adopted.host, adopted.ports, adopted.key, RENDEZVOUS_S)
     except TimeoutError:
-        raise ValueError(f"rank {found.rank}: rank 0 gave no answer in {RENDEZVOUS_S:g} s: see what it says") from None
-    return _follow(connection, found.key, hello, job, keep_master=found.has_store)
+        raise ValueError(f"rank {adopted.rank}: no answer of rank 0 in {RENDEZVOUS_S:g} s: see what it says") from None
+    return _follow(connection, adopted.key, hello, job, keep_master=adopted.has_store)
 
 
 def follow_nodes(job: Job) -> int:
@@ -179,9 +179,9 @@ def slurm_node() -> str:
     return os.environ.get("SLURMD_NODENAME", "?")
 
 
-def is_follower(found: Adopted | None) -> bool:
+def is_follower(adopted: Adopted | None) -> bool:
     """Whether another process of this launch makes the record, and says what is to be said."""
-    return found is not None and found.rank > 0
+    return adopted is not None and adopted.rank > 0
 
 
 def refuse(verb: str, words: list[str]) -> None:
@@ -190,10 +190,10 @@ def refuse(verb: str, words: list[str]) -> None:
     if by_hand:
         what = f"{by_hand}: nodes that are started by hand meet for one run"
         raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
-    found = started_by(verb)
-    if found is None or found.world_size == 1:
+    result = started_by(verb)
+    if result is None or result.world_size == 1:
         return
-    if is_follower(found):
+    if is_follower(result):
         time.sleep(SAY_S)
         sys.exit(2)
-    raise ValueError(f"{found.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")
+    raise ValueError(f"{result.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")

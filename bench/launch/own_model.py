@@ -162,16 +162,16 @@ def _parameters_of(model_class):
 
     from models.base import LanguageModel
 
-    found = []
+    result = []
     for base in model_class.__mro__:
         if base in (LanguageModel, torch.nn.Module):
             break
         if "__init__" in vars(base):
-            found = [one for one in found if one.kind is not one.VAR_KEYWORD]
-            found += list(inspect.signature(base.__init__).parameters.values())[1:]
-            if not any(one.kind is one.VAR_KEYWORD for one in found):
+            result = [one for one in result if one.kind is not one.VAR_KEYWORD]
+            result += list(inspect.signature(base.__init__).parameters.values())[1:]
+            if not any(one.kind is one.VAR_KEYWORD for one in result):
                 break
-    return found
+    return result
 
 
 def _faults_of_model(model_class, arguments, question, has_faults):

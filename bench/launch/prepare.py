@@ -87,8 +87,8 @@ class Job:
 
 def this_machine() -> schema.Machine:
     """What resolve() may ask: GPUs that this process sees, and CPUs that it may use."""
-    found = gpus.visible()
-    return schema.Machine(len(found), environment.usable_cpus(), gpus.smallest_gib(found))
+    result = gpus.visible()
+    return schema.Machine(len(result), environment.usable_cpus(), gpus.smallest_gib(result))
 
 
 def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:

@@ -32,9 +32,9 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
     return judge(hardware.device, given.found)
 
 
-def judge(device, found):
+def judge(device, result):
     """What every rank answered, in rank order -> list of Check."""
-    first, num_ranks = found[0], len(found)
+    first, num_ranks = result[0], len(result)
     facts = first["torch_facts"]
     software = f"torch {facts['torch']}"
     if device == "cuda":
@@ -43,12 +43,12 @@ def judge(device, found):
     if first["all_reduce_ms"] is None:
         checks.append(Check("collective", "ok", "one process: nothing to communicate with"))
     else:
-        slowest_ms, num_bytes = max(one["all_reduce_ms"] for one in found), first["num_bytes"]
+        slowest_ms, num_bytes = max(one["all_reduce_ms"] for one in result), first["num_bytes"]
         # Bus bandwidth of an all-reduce, 2 (n - 1) / n of the bytes over the time: nccl-tests, PERFORMANCE.md
         gib_per_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / GIB / (slowest_ms / 1e3)
         speed = f"all-reduce of {num_bytes / MIB:g} MiB {slowest_ms:.2f} ms, {gib_per_s:.3g} GiB/s a rank"
         checks.append(Check("collective", "ok", f"{num_ranks} ranks agree; {speed}"))
-    return [*checks, gpu_speed([one["matmul_tflop_per_s"] for one in found])] if device == "cuda" else checks
+    return [*checks, gpu_speed([one["matmul_tflop_per_s"] for one in result])] if device == "cuda" else checks
 
 
 def gpu_speed(rates):

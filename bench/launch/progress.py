@@ -54,8 +54,8 @@ class Progress:
             self._first = self._first or self._seen
         if not self._blind:
             lines = self._new_lines()
-            found = filter(None, map(VALIDATION.match, lines))
-            self.validations += [(int(match[1]), float(match[2])) for match in found]
+            result = filter(None, map(VALIDATION.match, lines))
+            self.validations += [(int(match[1]), float(match[2])) for match in result]
             show(list(self._chosen(lines)))
         if self._bars.are_live:
             self._draw(progress)

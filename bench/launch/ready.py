@@ -26,28 +26,28 @@ def checks(job, env: dict | None = None, foreign_cores: float | None = None) -> 
 def epochs(job) -> preflight.Check:
     """Whether a run sees training tokens again, which makes its loss another one."""
     num_shards, asked = len(job.dataset.train), job.config.data.num_train_shards
-    found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
+    result = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
     if job.epochs <= 1:
-        return preflight.Check("epochs", "ok", found)
+        return preflight.Check("epochs", "ok", result)
     more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if asked else ""
-    return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{more}")
+    return preflight.Check("epochs", "warn", f"{result}: tokens are seen again", f"fewer steps{more}")
 
 
-def show_odd(found: Iterable[preflight.Check]) -> list[preflight.Check]:
+def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:
     """Print those that are not ok, of several with one name the last, and return them."""
-    odd = list({check.name: check for check in found if check.status != "ok"}.values())
+    odd = list({check.name: check for check in checks if check.status != "ok"}.values())
     if odd:
         print(preflight.report(odd), flush=True)
     return odd
 
 
-def agree(found: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown=False) -> None:
+def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown=False) -> None:
     """Say what is not well, unless are_shown; ask before going on where other programs run or a check fails.
 
     anyway: do not ask.  what: what would be worthless on a busy machine, then refused where nobody can be asked; None:
     it goes on there.  Raises ValueError where it does not go on.
     """
-    odd = found if are_shown else show_odd(found)
+    odd = checks if are_shown else show_odd(checks)
     stops = [check for check in odd if check.status == "fail" or (check.name in BUSY and check.status != "ok")]
     if not stops or anyway:
         return

@@ -23,10 +23,10 @@ def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, flo
     wanted, folders = set(config_ids), [results_root() / track for track in tracks]
     rows = [row for _, row in index.read_rows(folder for folder in folders if folder.is_dir())]
     rows = [row for row in rows if row["config_id"] in wanted and row["wall_s"] is not None]
-    found = {}
+    result = {}
     for row in sorted(rows, key=lambda row: row["started_at"] or "", reverse=True):
-        found.setdefault(row["config_id"], []).append(row["wall_s"])
-    return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in found.items()}
+        result.setdefault(row["config_id"], []).append(row["wall_s"])
+    return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in result.items()}
 
 
 def in_budget(num_fitting: int | None, num_left: int, budget_s: float) -> str:

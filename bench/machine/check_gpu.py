@@ -29,9 +29,9 @@ def idle(gpus):
 def alike(gpus):
     """One model and one power limit; the slowest sets the pace of all."""
     kinds = {(gpu["name"], gpu["power_limit_w"]) for gpu in gpus}
-    found = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
+    result = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
     remedy = "nvidia-smi -pl WATTS sets a power limit; CUDA_VISIBLE_DEVICES chooses GPUs of one model"
-    return _check("gpus alike", [found] * (len(kinds) > 1), remedy, f"{len(gpus)} x {found}")
+    return _check("gpus alike", [result] * (len(kinds) > 1), remedy, f"{len(gpus)} x {result}")
 
 
 def persistent(gpus):

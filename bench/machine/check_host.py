@@ -36,13 +36,13 @@ def memory(num_processes, dataset_bytes, available_gib):
         return Check("memory", "ok", "unknown on this system")
     need_gib, data_gib = num_processes * PROCESS_GIB, dataset_bytes / GIB
     need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
-    found = f"{format_gib(available_gib, 1)} available; {need}"
+    result = f"{format_gib(available_gib, 1)} available; {need}"
     if available_gib < need_gib:
-        return Check("memory", "fail", found, "end other programs, or use fewer processes: hardware.num_processes=1")
+        return Check("memory", "fail", result, "end other programs, or use fewer processes: hardware.num_processes=1")
     if available_gib < need_gib + data_gib:
-        found = f"{found}, the data {format_gib(data_gib, 1)}"
-        return Check("memory", "warn", found, "end other programs: the data will be read from disk again and again")
-    return Check("memory", "ok", found)
+        result = f"{result}, the data {format_gib(data_gib, 1)}"
+        return Check("memory", "warn", result, "end other programs: the data will be read from disk again and again")
+    return Check("memory", "ok", result)
 
 
 def cpu_load(hardware, foreign_cores, num_cpus):
@@ -50,26 +50,26 @@ def cpu_load(hardware, foreign_cores, num_cpus):
     if foreign_cores is None:
         return Check("cpu load", "ok", "unknown on this system")
     limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - hardware.num_processes)
-    found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
+    result = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
     if round(foreign_cores, 2) <= limit:  # as it is shown: what reads as the limit is not above it
-        return Check("cpu load", "ok", found)
+        return Check("cpu load", "ok", result)
     remedy = "end them (top shows which): steps get slower and uneven, and the record will say suspect"
-    return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
+    return Check("cpu load", "warn", f"{result} (limit {limit:g})", remedy)
 
 
 def threads(hardware, num_cpus, quota_cores):
     """No more busy threads than cores."""
     wanted = hardware.num_threads * hardware.num_processes if hardware.device == "cpu" else hardware.num_processes
     cores = min(num_cpus, quota_cores or num_cpus)
-    found = f"{hardware.num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
+    result = f"{hardware.num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
     if wanted <= cores:
-        return Check("threads", "ok", found)
+        return Check("threads", "ok", result)
     if hardware.device == "cpu":
         threads_each = max(1, int(cores // hardware.num_processes))
         if threads_each < hardware.num_threads:
-            return Check("threads", "warn", found, f"hardware.num_threads={threads_each}, or fewer processes")
-        return Check("threads", "warn", found, f"hardware.num_processes={max(1, int(cores))} or fewer")
-    return Check("threads", "warn", found, "give the job more cores: each GPU's process needs one for itself")
+            return Check("threads", "warn", result, f"hardware.num_threads={threads_each}, or fewer processes")
+        return Check("threads", "warn", result, f"hardware.num_processes={max(1, int(cores))} or fewer")
+    return Check("threads", "warn", result, "give the job more cores: each GPU's process needs one for itself")
 
 
 def waiting_threads(hardware, env_variables):

@@ -60,8 +60,8 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 def raced_files(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
     """{path from repo: sha256 of what counts of the file} of RACED and of own (classes.sources() of a run), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
-    found = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
-    return {name: _sha256_of(path.read_bytes(), path.suffix == ".py") for name, path in sorted(found.items())}
+    result = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
+    return {name: _sha256_of(path.read_bytes(), path.suffix == ".py") for name, path in sorted(result.items())}
 
 
 def source_sha256(repo: Path | str = REPO, files: dict[str, str] | None = None, own: Mapping = NONE_OWN) -> str:
@@ -87,8 +87,8 @@ def _sources(path):
     """Source files at or below path, through symbolic links too."""
     if not path.is_dir():
         return [path] if path.is_file() else []
-    found = map(Path, glob.iglob(f"{glob.escape(str(path))}/**/*", recursive=True))
-    return [file for file in found if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
+    result = map(Path, glob.iglob(f"{glob.escape(str(path))}/**/*", recursive=True))
+    return [file for file in result if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
 
 
 @functools.lru_cache(maxsize=1024)  # a sweep and a race ask before every run; parsing all takes 0.2 s
@@ -106,16 +106,20 @@ def state(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict:
     dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
     """
     files = raced_files(repo, own)
-    found = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(repo, files)}
-    found |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
-    found |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked"))
+    result = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(repo, files)}
+    result |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
+    result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked"))
     if git.ask(repo, "rev-parse", "--is-inside-work-tree") is None:
-        return found
+        return result
     changes, untracked = diff(repo), _untracked(repo)
     commit = git.ask(repo, "rev-parse", "--verify", "HEAD")
-    found |= {"commit": commit.strip() if commit else None, "dirty": bool(changes or untracked), "untracked": untracked}
+    result |= {
+        "commit": commit.strip() if commit else None,
+        "dirty": bool(changes or untracked),
+        "untracked": untracked,
+    }
     digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest() if changes else None
-    return found | {"diff_sha256": digest}
+    return result | {"diff_sha256": digest}
 
 
 def diff(repo: Path | str = REPO) -> str:
@@ -124,14 +128,14 @@ def diff(repo: Path | str = REPO) -> str:
     return git.ask(repo, "diff", "HEAD", *options, "--", ".", ":(exclude)results") or ""
 
 
-def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN, found: dict | None = None) -> None:
-    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  found: state(repo, own), where known."""
+def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN, known: dict | None = None) -> None:
+    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: state(repo, own), where known."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    found = found or state(repo, own)
-    atomic.write_json(folder / "commit.json", found)
+    known = known or state(repo, own)
+    atomic.write_json(folder / "commit.json", known)
     (folder / "diff.patch").write_text(diff(repo), errors="surrogateescape")
-    copies = {f"untracked/{name}": Path(repo, name) for name in found["untracked"] or ()} | dict(own)
+    copies = {f"untracked/{name}": Path(repo, name) for name in known["untracked"] or ()} | dict(own)
     for name, path in copies.items():
         content = path.read_bytes()
         if len(content) <= MAX_UNTRACKED_BYTES:

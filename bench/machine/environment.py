@@ -85,8 +85,8 @@ def numerical_libraries(config_text: str) -> list[str]:
     """torch.__config__.show() -> "MKL 2024.2", "oneDNN v3.12.0", as far as it names them."""
     patterns = {"MKL": r"Math Kernel Library Version (\S+?)-", "oneDNN": r"(?:MKL-DNN|oneDNN) (v[\d.]+)"}
     patterns |= {"OpenBLAS": r"OpenBLAS ([\d.]+)"}
-    found = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
-    return [f"{name} {match[1]}" for name, match in found.items() if match]
+    result = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
+    return [f"{name} {match[1]}" for name, match in result.items() if match]
 
 
 def this_process() -> dict:
@@ -183,14 +183,14 @@ def packages() -> dict[str, str]:
 def _name_and_version(dist):
     """The two lines that we want of a METADATA; the standard library parses all of it as mail, its README too."""
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-    found = dict.fromkeys(("Name", "Version"), "")
+    result = dict.fromkeys(("Name", "Version"), "")
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if not line:  # the end of the head
             break
-        if key in found and not found[key]:
-            found[key] = value.strip()
-    return found["Name"], found["Version"]
+        if key in result and not result[key]:
+            result[key] = value.strip()
+    return result["Name"], result["Version"]
 
 
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:

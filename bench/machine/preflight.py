@@ -18,7 +18,7 @@ def checks(
     """hardware: resolved; env: environment().  Samples the CPU for 0.3 s where foreign_cpu_cores is None."""
     quota_cores = env.get("cpu_quota_cores")
     foreign_cpu_cores = check_host.sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
-    found = [
+    result = [
         check_host.disk_space(results),
         check_host.memory(hardware.num_processes, dataset_bytes, environment.available_memory_gib()),
         check_host.cpu_load(hardware, foreign_cpu_cores, env["num_cpus"]),
@@ -27,8 +27,8 @@ def checks(
         check_host.quota(env["num_cpus"], quota_cores),
     ]
     if hardware.device == "cpu":
-        return [*found, check_host.waiting_threads(hardware, env["env"])]
+        return [*result, check_host.waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
-        found.append(check_host.compiler())
+        result.append(check_host.compiler())
     used = gpus.of_run(env["gpus"], hardware)
-    return [*found, *check_gpu.checks(used)] if used else found
+    return [*result, *check_gpu.checks(used)] if used else result

@@ -160,14 +160,14 @@ def identity(pid: int) -> dict:
     return {"pid": pid, "boot_id_hash": boot_id_hash(), "start_ticks": start_ticks(pid)}
 
 
-def is_of_this_boot(found: object) -> bool:
+def is_of_this_boot(mark: object) -> bool:
     """Whether an identity, as it was read, is of a process of this machine since it was started."""
-    return isinstance(found, dict) and found.get("boot_id_hash") == boot_id_hash() and isinstance(found.get("pid"), int)
+    return isinstance(mark, dict) and mark.get("boot_id_hash") == boot_id_hash() and isinstance(mark.get("pid"), int)
 
 
-def is_there(found: object) -> bool:
+def is_there(mark: object) -> bool:
     """Whether the process of an identity, as it was read, runs on this machine."""
-    return is_of_this_boot(found) and found == identity(found["pid"]) and not has_ended(found["pid"], 0)
+    return is_of_this_boot(mark) and mark == identity(mark["pid"]) and not has_ended(mark["pid"], 0)
 
 
 def stat_fields(pid: int) -> list[str]:

@@ -23,17 +23,17 @@ class RunClock:
 
     def doubts(self) -> list[str]:
         """Sentences: where another clock says that it was more than a second longer or shorter."""
-        found, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
+        result, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
         if abs(jump_s := time.time() - self._wall_s - lasted_s) > MAX_DIFFERENCE_S:
             why = "it was set, or the machine slept; durations are by the monotonic clock, dates may be wrong"
-            found.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
+            result.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
         if None not in (uptime_s, self._uptime_s):
             passed_s = uptime_s - self._uptime_s
             if abs(passed_s - lasted_s) > MAX_DIFFERENCE_S:
                 both = f"{lasted_s:.1f} s of the run, the kernel's /proc/uptime {passed_s:.1f} s"
                 why = "the machine slept, or this program sees a wrong time"
-                found.append(f"the monotonic clock counted {both}: {why}")
-        return found
+                result.append(f"the monotonic clock counted {both}: {why}")
+        return result
 
 
 def _uptime_s():

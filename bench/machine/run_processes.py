@@ -41,12 +41,12 @@ def find(folder: Path) -> set[int]:
 
 def cpu_s(folder: Path) -> dict[int, float]:
     """CPU seconds of each of the run's processes so far."""
-    found, ticks_per_s = {}, os.sysconf("SC_CLK_TCK")
+    result, ticks_per_s = {}, os.sysconf("SC_CLK_TCK")
     for pid in find(folder):
         with contextlib.suppress(OSError, ValueError):
             fields = processes.stat_fields(pid)
-            found[pid] = (int(fields[11]) + int(fields[12])) / ticks_per_s
-    return found
+            result[pid] = (int(fields[11]) + int(fields[12])) / ticks_per_s
+    return result
 
 
 def wake(folder: Path) -> None:

@@ -62,14 +62,14 @@ def measure(rehearse: bool = False) -> list[tuple]:
     of_reducers = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
     started_s = time.perf_counter()
     with Contest(size) as contest:
-        found = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
-        rows = [_ratio(found, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= found.keys()]
+        result = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
+        rows = [_ratio(result, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= result.keys()]
         peak = None if rehearse else peak_flops(where, "bfloat16")
         if peak is None and not rehearse:
             print(f"gpu: no peak is known for {where}, so no MFU", file=sys.stderr)
-        rows += _rates(contest, found, peak, where)
+        rows += _rates(contest, result, peak, where)
         rows += contest.snapshot_rows(where)
-    print(f"gpu: {len(found['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
+    print(f"gpu: {len(result['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
     return rows + of_reducers
 
 
@@ -203,15 +203,15 @@ class Contest:
         return Track3(of.num_layers, of.width, of.vocab_size, self._setting())
 
 
-def _ratio(found, name, other, target, where, rehearse):
-    return rounds.ratio(f"{name} / {other} ({where})", found[name], found[other], None if rehearse else target)
+def _ratio(result, name, other, target, where, rehearse):
+    return rounds.ratio(f"{name} / {other} ({where})", result[name], result[other], None if rehearse else target)
 
 
-def _rates(contest, found, peak, where):
+def _rates(contest, result, peak, where):
     """Milliseconds a step of each contestant, and its MFU where the GPU's peak is known."""
     size, rows = contest.size, []
     num_tokens = size.num_micro_steps * size.num_seqs * size.seq_len
-    for name, seconds in found.items():
+    for name, seconds in result.items():
         rows.append(rounds.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
         if peak is not None and name in contest.models:
             mfu = contest.models[name].flops_per_token(size.seq_len) * num_tokens / (rows[-1][1] / 1e3) / peak

@@ -84,10 +84,10 @@ class Loops:
         """Rows as of measure(), of rounds of I P B B P I: instrumented, plain, bare."""
         blocks = {"with default instruments": lambda: self.train(self.instrumented)}
         blocks |= {"without": lambda: self.train(self.plain), "bare loop": self.bare}
-        found = rounds.measured(blocks, num_rounds, lambda: False)
-        ours = found["with default instruments"]
+        result = rounds.measured(blocks, num_rounds, lambda: False)
+        ours = result["with default instruments"]
         rows = [
-            rounds.ratio(f"training loop with default instruments / {what} ({where})", ours, found[what], target)
+            rounds.ratio(f"training loop with default instruments / {what} ({where})", ours, result[what], target)
             for what, target in (("bare loop", bare_target), ("without", plain_target))
         ]
         return [*rows, (f"default instruments' host time, us a step ({where})", self._host_us(), "<=", 20)]

@@ -50,13 +50,13 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
 
 def rows(seconds_by_name: dict[str, list[float]], where: str) -> list[tuple]:
     """{name: seconds of both blocks of each round} -> rows as of gpu.measure(), without targets."""
-    found = []
+    result = []
     for model in MODELS:
         base_s = seconds_by_name[f"{model}, DDP"]
         for reducer in [name for name in REDUCERS if name != "DDP"]:
             ours = seconds_by_name[f"{model}, {reducer}"]
-            found.append(rounds.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
-    return found + [rounds.step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()]
+            result.append(rounds.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
+    return result + [rounds.step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()]
 
 
 def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: str) -> None:
@@ -86,9 +86,9 @@ def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: s
         return bool(distributed.from_first(by_first).item())
 
     blocks = {name: lambda trainer=trainer: _block_s(trainer) for name, trainer in trainers.items()}
-    found = rounds.measured(blocks, int(max_rounds), is_spent)
+    result = rounds.measured(blocks, int(max_rounds), is_spent)
     if ranks.is_first:
-        Path(path).write_text(json.dumps(found))
+        Path(path).write_text(json.dumps(result))
     for trainer in trainers.values():
         trainer.close()
     distributed.stop()

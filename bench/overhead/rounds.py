@@ -15,7 +15,7 @@ def measured(
     blocks: Mapping[str, Callable[[], float]], max_rounds: int, is_spent: Callable[[], bool]
 ) -> dict[str, list[float]]:
     """{name: seconds of its two blocks, of each round}; after MIN_ROUNDS only until is_spent(), asked every round."""
-    found = {name: [] for name in blocks}
+    result = {name: [] for name in blocks}
     for number in range(max_rounds):
         if is_spent() and number >= MIN_ROUNDS:
             break
@@ -23,8 +23,8 @@ def measured(
         for name in [*blocks, *reversed(blocks)]:
             seconds[name] += blocks[name]()
         for name, spent_s in seconds.items():
-            found[name].append(spent_s)
-    return found
+            result[name].append(spent_s)
+    return result
 
 
 def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None) -> tuple:

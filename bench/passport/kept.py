@@ -72,13 +72,13 @@ def read(path: Path | str) -> Passport:
 
 def every() -> list[Passport]:
     """All that can be read, the oldest first."""
-    found = []
+    result = []
     for path in sorted(folder().glob("*.json")):
         try:
-            found.append(read(path))
+            result.append(read(path))
         except ValueError:
             continue  # no passport, or a damaged one: it says nothing of others
-    return sorted(found, key=lambda passport: passport["at"])
+    return sorted(result, key=lambda passport: passport["at"])
 
 
 def cpu_id(env: dict) -> str:

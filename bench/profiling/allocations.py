@@ -61,8 +61,8 @@ def read(profile, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[tuple
         todo += [(child, operator, source) for child in event.children]
     phases.sort(key=lambda phase: phase[1])
     timelines = {}
-    for device, found in sorted(by_device.items()):
-        timelines[device] = _timeline(device, _in_phases(found, phases), None if device == "cpu" else start_bytes)
+    for device, result in sorted(by_device.items()):
+        timelines[device] = _timeline(device, _in_phases(result, phases), None if device == "cpu" else start_bytes)
     return timelines, phases
 
 
@@ -74,14 +74,14 @@ def _name(event):
         return ""
 
 
-def _in_phases(found, phases):
+def _in_phases(result, phases):
     """Raw allocations in order of time, each with its phase.
 
     By time and not by what encloses it: a range that opens in one Python call and closes in another encloses none.
     """
     starts_ns = [start_ns for _, start_ns, _ in phases]
     allocations = []
-    for t_ns, num_bytes, address, operator, source in sorted(found, key=lambda one: one[0]):
+    for t_ns, num_bytes, address, operator, source in sorted(result, key=lambda one: one[0]):
         before = bisect.bisect_right(starts_ns, t_ns) - 1
         phase = phases[before][0] if before >= 0 and t_ns <= phases[before][2] else ""
         allocations.append(Allocation(t_ns, num_bytes, address, phase, operator, source))
@@ -120,4 +120,4 @@ def _groups(allocations):
         key = (one.phase, one.operator, one.source)
         num_bytes, count = sums.get(key, (0, 0))
         sums[key] = (num_bytes + one.num_bytes, count + 1)
-    return sorted(((*key, *found) for key, found in sums.items()), key=lambda group: group[3], reverse=True)
+    return sorted(((*key, *result) for key, result in sums.items()), key=lambda group: group[3], reverse=True)

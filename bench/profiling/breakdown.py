@@ -44,7 +44,7 @@ def kind(name, classifier="fixed"):
     """ "matmul", "comm", "memory" or "other"."""
     if classifier == "kempner_v0":
         lower = name.lower()
-        return next((found for found, words in V0_WORDS.items() if any(word in lower for word in words)), "other")
+        return next((result for result, words in V0_WORDS.items() if any(word in lower for word in words)), "other")
     return KINDS.get(_category(name), "other")
 
 
@@ -55,10 +55,10 @@ def _category(name):
 
 def by_category(averages):
     """{category: device microseconds}, all categories in their order, each kernel once."""
-    found = dict.fromkeys(categories.CATEGORIES, 0)
+    result = dict.fromkeys(categories.CATEGORIES, 0)
     for row in counted(averages):
-        found[_category(row.key)] += row.self_device_time_total
-    return found
+        result[_category(row.key)] += row.self_device_time_total
+    return result
 
 
 def figures(averages, peak_tflops=None, classifier="fixed"):

@@ -35,8 +35,8 @@ class StepTimes:
 
     def median_ms(self, rows: Iterable[int]) -> float | None:
         """Of those rows that were measured; None if none was."""
-        found = [self._ms[row] for row in rows if row in self._ms]
-        return statistics.median(found) if found else None
+        result = [self._ms[row] for row in rows if row in self._ms]
+        return statistics.median(result) if result else None
 
     def cost(self, profiled_rows: Iterable[int], disturbed_rows: Iterable[int]) -> dict[str, float | None]:
         """{"profiled_step_ms", "other_step_ms", "cost_pct"}: medians, and by how much the first is above the second."""

@@ -107,17 +107,17 @@ def print_profiler_summary(
     training run.
     """
     averages = _averages(prof)
-    found = breakdown.figures(averages, _peak_tflops(), classifier)
+    result = breakdown.figures(averages, _peak_tflops(), classifier)
     if averages:
         _block("TOP CUDA KERNELS (by total CUDA time)", averages.table(sort_by="cuda_time_total", row_limit=30))
         _block("TOP CUDA KERNELS (by FLOPS)", averages.table(sort_by="flops", row_limit=NUM_TOP))
-    _block("AGGREGATE GPU TIME BREAKDOWN", "\n".join(_breakdown_lines(found)))
+    _block("AGGREGATE GPU TIME BREAKDOWN", "\n".join(_breakdown_lines(result)))
     if trace_dir is not None:
         path = Path(trace_dir) / "summary.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _summary_lines(averages, found, shown_dir or trace_dir, classifier)
+        lines = _summary_lines(averages, result, shown_dir or trace_dir, classifier)
         atomic.write_text(path, "\n".join(lines) + "\n", durable=False)
-    return found
+    return result
 
 
 def _averages(prof):
@@ -138,44 +138,44 @@ def _block(title, text):
     print(f"\n{RULE}\n{title}\n{RULE}\n{text}", flush=True)
 
 
-def _breakdown_lines(found):
+def _breakdown_lines(result):
     def line(label, name):
-        return f"  {label + ':':<19} {found[f'{name}_time_us'] / 1e6:.3f} s ({found[f'{name}_pct']:.1f}%)"
+        return f"  {label + ':':<19} {result[f'{name}_time_us'] / 1e6:.3f} s ({result[f'{name}_pct']:.1f}%)"
 
-    lines = [f"  {'Total CUDA time:':<19} {found['total_cuda_time_us'] / 1e6:.3f} s", line("MatMul/GEMM", "matmul")]
+    lines = [f"  {'Total CUDA time:':<19} {result['total_cuda_time_us'] / 1e6:.3f} s", line("MatMul/GEMM", "matmul")]
     lines += [line("Communication", "comm"), line("Memory ops", "memory"), line("Other kernels", "other")]
-    lines += [f"  {'Total FLOPS:':<19} {found['total_flops'] / 1e12:.2f} TFLOP"]
-    if found["total_cuda_time_us"] > 0:
-        lines += [f"  {label + ':':<19} {value}" for label, value in _efficiency(found)]
+    lines += [f"  {'Total FLOPS:':<19} {result['total_flops'] / 1e12:.2f} TFLOP"]
+    if result["total_cuda_time_us"] > 0:
+        lines += [f"  {label + ':':<19} {value}" for label, value in _efficiency(result)]
     return lines
 
 
-def _efficiency(found):
+def _efficiency(result):
     def known(value, text):
         return "unknown" if value is None else text.format(value)
 
     return [
-        ("Achieved TFLOPS", f"{found['achieved_tflops']:.1f}"),
-        ("GPU peak (bf16)", known(found["peak_tflops"], "{:.0f} TFLOPS")),
-        ("Kernel efficiency", known(found["kernel_efficiency_pct"], "{:.1f}%")),
+        ("Achieved TFLOPS", f"{result['achieved_tflops']:.1f}"),
+        ("GPU peak (bf16)", known(result["peak_tflops"], "{:.0f} TFLOPS")),
+        ("Kernel efficiency", known(result["kernel_efficiency_pct"], "{:.1f}%")),
     ]
 
 
-def _summary_lines(averages, found, trace_dir, classifier):
+def _summary_lines(averages, result, trace_dir, classifier):
     """KempnerForge's headings, tables and rows."""
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "unknown"
     lines = ["# Profiling Summary", ""]
     lines += [f"**Date**: {datetime.now():%Y-%m-%d %H:%M}", f"**GPU**: {gpu}", f"**Traces**: `{trace_dir}/`", ""]
-    lines += ["## GPU Time Breakdown", "", *_time_table(found)]
+    lines += ["## GPU Time Breakdown", "", *_time_table(result)]
     if classifier == "fixed":
-        lines += ["Other kernels are:", "", *_other_table(averages, found["total_cuda_time_us"])]
+        lines += ["Other kernels are:", "", *_other_table(averages, result["total_cuda_time_us"])]
     else:
         lines += ["Counted as KempnerForge does (classifier kempner_v0): the same time several times over.", ""]
-    efficiency = [("Total FLOPS", f"{found['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(found)]
+    efficiency = [("Total FLOPS", f"{result['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(result)]
     lines += ["## Efficiency", "", *_table(("Metric", "Value"), efficiency)]
     counted = breakdown.counted(averages, classifier)
     lines += ["## Top CUDA Kernels", "", *_top_table(counted, "Kernel", "CUDA", "self_device_time_total")]
-    if not found["total_cuda_time_us"]:
+    if not result["total_cuda_time_us"]:
         lines += [
             "## CPU Time Breakdown",
             "",
@@ -194,12 +194,13 @@ def _table(head, rows):
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)] + [""]
 
 
-def _time_table(found):
+def _time_table(result):
     kinds = {"MatMul/GEMM": "matmul", "Communication (NCCL)": "comm", "Memory ops": "memory", "Other kernels": "other"}
     rows = [
-        (label, f"{found[f'{name}_time_us'] / 1e6:.3f}", f"{found[f'{name}_pct']:.1f}") for label, name in kinds.items()
+        (label, f"{result[f'{name}_time_us'] / 1e6:.3f}", f"{result[f'{name}_pct']:.1f}")
+        for label, name in kinds.items()
     ]
-    total = ("**Total**", f"**{found['total_cuda_time_us'] / 1e6:.3f}**", "**100.0**")
+    total = ("**Total**", f"**{result['total_cuda_time_us'] / 1e6:.3f}**", "**100.0**")
     return _table(("Category", "Time (s)", "%"), [*rows, total])
 
 

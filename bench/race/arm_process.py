@@ -51,15 +51,15 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
     """
     own = [name for name, (folder, _) in arms.items() if folder == REPO]
     answers = dict(zip(own, facts_of_own([arms[name][1] for name in own], results), strict=True)) if own[1:] else {}
-    found = {}
+    result = {}
     for name, (folder, overrides) in arms.items():
         try:
-            found[name] = answers.get(name) or facts(folder, overrides, results)
-            if "refused" in found[name]:
-                raise ValueError(found[name]["refused"])
+            result[name] = answers.get(name) or facts(folder, overrides, results)
+            if "refused" in result[name]:
+                raise ValueError(result[name]["refused"])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return found
+    return result
 
 
 def facts_of_own(arms: Sequence[Sequence[str]], results: Path | str) -> list[dict]:
@@ -97,11 +97,11 @@ def print_facts(overrides: Sequence[str]) -> int:
     if list(overrides) == [MANY]:
         print(json.dumps(_all_facts(json.load(sys.stdin))))
         return 0
-    (found,) = _all_facts([overrides])
-    if "refused" in found:
-        print(f"race: {found['refused']}", file=sys.stderr)
+    (result,) = _all_facts([overrides])
+    if "refused" in result:
+        print(f"race: {result['refused']}", file=sys.stderr)
         return 2
-    print(json.dumps(found))
+    print(json.dumps(result))
     return 0
 
 
@@ -115,11 +115,11 @@ def _all_facts(arms):
     configs = [job.config for job in jobs if not isinstance(job, ValueError) and job.script is None]
     refusals = iter(own_model.refusals(configs))
     env, foreign_cores = machine.environment(), check_host.sample_foreign_cores(ready.SAMPLE_S)
-    found = []
+    result = []
     for job in jobs:
         why = str(job) if isinstance(job, ValueError) else None if job.script else next(refusals)
-        found.append({"refused": why} if why else _facts_of(job, env, ready.checks(job, env, foreign_cores)))
-    return found
+        result.append({"refused": why} if why else _facts_of(job, env, ready.checks(job, env, foreign_cores)))
+    return result
 
 
 def _job(overrides):
@@ -141,10 +141,10 @@ def _facts_of(job, env, checks):
     from bench.launch import initial_record
 
     run = initial_record.record_of(job, env, command=())
-    found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
-    found |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
-    found |= {"own": job.own} if job.own else {}
-    return found | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
+    result = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
+    result |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
+    result |= {"own": job.own} if job.own else {}
+    return result | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
 
 
 def best_row(job, run):

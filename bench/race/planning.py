@@ -29,13 +29,13 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     prefix = f"facts-{secrets.token_hex(4)}-"
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
         folders = {name: paths.get(f"{prefix}{name}", REPO) for name in asked}
-        found = arm_process.facts_of_arms({name: (folders[name], asked[name]["overrides"]) for name in asked}, results)
-    arms = {name: asked[name] | {key: one[key] for key in KEPT if key in one} for name, one in found.items()}
-    first = next(iter(found.values()))
-    others = {one["track"] for one in found.values()} - {first["track"]}
+        result = arm_process.facts_of_arms({name: (folders[name], asked[name]["overrides"]) for name in asked}, results)
+    arms = {name: asked[name] | {key: one[key] for key in KEPT if key in one} for name, one in result.items()}
+    first = next(iter(result.values()))
+    others = {one["track"] for one in result.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
-    foreseen.refuse(found, anyway, measures_target="ladder" in settings)
+    foreseen.refuse(result, anyway, measures_target="ladder" in settings)
     settings.setdefault("first_seed", _fresh_seed(arms, results))
     settings["equivalence_margin_pct"] = target.margin_pct_of(first["track"])
     settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}
@@ -68,8 +68,8 @@ def enter(folder: Path, results: Path) -> None:
 def _facts_of(made):
     """Of a plan what its line in the ledger has."""
     ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
-    found = {"race_id": made["race_id"], "plan_sha256": plan.sha256(made)}
-    return found | {"baseline": made["baseline"], "arms": ids}
+    result = {"race_id": made["race_id"], "plan_sha256": plan.sha256(made)}
+    return result | {"baseline": made["baseline"], "arms": ids}
 
 
 def check(request: dict) -> dict[str, str]:

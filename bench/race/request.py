@@ -56,12 +56,12 @@ def _refuse_half_an_arm(word, name, what, value):
 def _setting(key, value):
     _, read, what = SETTINGS[key]
     try:
-        found = read(value)
+        result = read(value)
     except ValueError:
         raise ValueError(f"{key}={value}: it must be {what}") from None
     if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
         raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
-    return found
+    return result
 
 
 def _split(word, value):

@@ -75,12 +75,12 @@ def _refuse_changes(race, folders, results):
     arms = race.plan["arms"]
     all_found = arm_process.facts_of_arms({name: (folders[name], arms[name]["overrides"]) for name in arms}, results)
     for name, arm in arms.items():
-        found = all_found[name]
+        result = all_found[name]
         for key in ("config_id", "source_sha256"):
-            if found[key] != arm[key]:
-                both = f"its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned"
+            if result[key] != arm[key]:
+                both = f"its {key} is {result[key][:12]} and was {arm[key][:12]} when the race was planned"
                 raise ValueError(f"{name}: {both}: put the code back as it was, or begin a new race")
-        if found["session_id"] != race.plan["session_id"]:
+        if result["session_id"] != race.plan["session_id"]:
             words = "it began in another session (a boot, a set of GPUs, installed packages), and times of two sessions"
             raise ValueError(f"{race.race_id}: {words} are not comparable: begin a new race")
     return all_found
@@ -195,15 +195,15 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
     """Write race.json, its ledger entry and its pages.  Returns race.json.  status, why: as in race_folder.Race."""
     race = state.read(folder, results)
     result = result_of(race, results) if status != "abandoned" else None
-    found = state.as_json(race, status, why, utc.now(), result)
-    atomic.write_json(folder / "race.json", found)
+    recorded = state.as_json(race, status, why, utc.now(), result)
+    atomic.write_json(folder / "race.json", recorded)
     sha256 = ledger.sha256_of(folder / "race.json")
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
     try:
-        report.write(folder, found)
+        report.write(folder, recorded)
     except OSError as error:  # the record is whole without its pages
         say("pages", f"could not be written ({error.strerror}): ./run.sh report {folder.name} writes them")
-    return found
+    return recorded
 
 
 def look(folder: Path, results: Path) -> dict:

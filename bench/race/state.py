@@ -123,15 +123,15 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
     with of_record(folder / "plan.json"):
-        found = json_file.read(folder / "plan.json", Plan)
-        slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(found["order"])]
+        result = json_file.read(folder / "plan.json", Plan)
+        slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(result["order"])]
         arms = {slot.arm for slot in slots}
-        if arms != set(found["arms"]) or found["baseline"] not in arms or found["n"] != max(found["looks"]):
+        if arms != set(result["arms"]) or result["baseline"] not in arms or result["n"] != max(result["looks"]):
             words = "its arms, baseline, n and looks disagree: restore it, or race again"
             raise ValueError(f"is not a race's plan: {words}")
-    lines = (book or ledger.read(results)).of_race(found["race_id"])
+    lines = (book or ledger.read(results)).of_race(result["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
-    if planned != [plan.sha256(found)]:
+    if planned != [plan.sha256(result)]:
         why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
         raise ValueError(f"{folder}/plan.json: {why}")
     for run, known in ledger.runs_of(lines).items():
@@ -141,7 +141,7 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         if not 0 <= position < len(slots):
             raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
         slots[position].attempts.append((run, _status(results, run, known["end"])))
-    return State(folder, found, lines, slots)
+    return State(folder, result, lines, slots)
 
 
 def _status(results, run, end):

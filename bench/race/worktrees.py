@@ -17,10 +17,10 @@ LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps them
 def commit_of(repo: Path | str, rev: str) -> str:
     """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
     _git_folder(repo, rev)
-    found = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
-    if found is None:
+    result = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    if result is None:
         raise ValueError(f"{rev}: this repository has no such revision: git log --oneline shows some")
-    return found.strip()
+    return result.strip()
 
 
 def path_of(repo: Path | str, name: str) -> Path:

@@ -44,6 +44,6 @@ def of_record(where: object) -> Iterator[None]:
         raise Damaged(f"{where}: the record lacks something or is damaged ({error!r:.200}, {at})") from None
 
 
-def kind_name(found: object) -> str:
+def kind_name(value: object) -> str:
     """Of a value of JSON or YAML that is of the wrong kind."""
-    return {list: "a list", str: "text", type(None): "null"}.get(type(found), "a number")
+    return {list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")

@@ -18,10 +18,10 @@ BEFORE_A_NUMBER = b" \t\r\n:,[-"
 
 def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict:
     """A JSON file that holds an object.  kind: as of parsed()."""
-    found = parsed(content(path, max_bytes), path, kind)
-    if not isinstance(found, dict):
-        raise Damaged(f"{path}: is not a JSON object but {kind_name(found)}: the file was damaged, restore it")
-    return found
+    result = parsed(content(path, max_bytes), path, kind)
+    if not isinstance(result, dict):
+        raise Damaged(f"{path}: is not a JSON object but {kind_name(result)}: the file was damaged, restore it")
+    return result
 
 
 def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
@@ -33,25 +33,25 @@ def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     try:
         is_plain = not _is_deep(data) and not _has_long_number(data)
-        found = _decoded(data)
+        result = _decoded(data)
         if not is_plain:
-            _check(found)
+            _check(result)
     except RecursionError:
         raise Damaged(f"{where}: is nested more than {MAX_DEPTH} deep: the file was damaged, restore it") from None
     except ValueError as error:
         raise Damaged(f"{where}: is not valid JSON ({error}): the file was damaged, restore it") from None
-    return found if kind is None else check_kind(found, kind, where)
+    return result if kind is None else check_kind(result, kind, where)
 
 
-def check_kind(found: Any, kind: Any, where: object) -> Any:
+def check_kind(value: Any, kind: Any, where: object) -> Any:
     """The same plain value, if it has this type of msgspec's.  Damaged names where and the field that has not."""
     import msgspec
 
     try:
-        msgspec.convert(found, kind)
+        msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise Damaged(f"{where}: {_field(error)}: the file was damaged, restore it") from None
-    return found
+    return value
 
 
 def _decoded(data):
@@ -61,9 +61,9 @@ def _decoded(data):
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = json.loads(data, parse_constant=_refuse_constant)
-        _check(found)
-        return found
+        result = json.loads(data, parse_constant=_refuse_constant)
+        _check(result)
+        return result
 
 
 def _refuse_constant(word):
@@ -91,19 +91,19 @@ def _has_long_number(data):
     return False
 
 
-def _check(found, depth=0):
+def _check(value, depth=0):
     """RecursionError, ValueError for what is too deep or too large."""
     if depth > MAX_DEPTH:
         raise RecursionError
-    if isinstance(found, dict):
-        found = found.values()
-    elif not isinstance(found, list):
-        if isinstance(found, int) and not -(10**MAX_DIGITS) < found < 10**MAX_DIGITS:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        if isinstance(value, int) and not -(10**MAX_DIGITS) < value < 10**MAX_DIGITS:
             raise ValueError(f"a whole number of more than {MAX_DIGITS} digits")
-        if isinstance(found, float) and not math.isfinite(found):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("a number that is not finite")
         return
-    for one in found:
+    for one in value:
         _check(one, depth + 1)
 
 

@@ -19,10 +19,10 @@ MAX_NODES = 100_000  # with each alias counted as often as it is used
 
 def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict:
     """A YAML file that holds a mapping, {} where it holds nothing.  Missing, Damaged."""
-    found = parsed(text(path, max_bytes), path)
-    if found is not None and not isinstance(found, dict):
-        raise Damaged(f"{path}: is not a mapping but {kind_name(found)}: restore it")
-    return found or {}
+    result = parsed(text(path, max_bytes), path)
+    if result is not None and not isinstance(result, dict):
+        raise Damaged(f"{path}: is not a mapping but {kind_name(result)}: restore it")
+    return result or {}
 
 
 def parsed(data: str, where: object) -> Any:

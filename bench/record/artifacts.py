@@ -28,13 +28,13 @@ OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node
 
 def listed(folder: Path | str) -> list[dict]:
     """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
-    found = []
+    result = []
     for path in files(folder):
         with open(Path(folder) / path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         num_bytes = (Path(folder) / path).stat().st_size
-        found.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
-    return found
+        result.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
+    return result
 
 
 def _role(path):

@@ -27,13 +27,15 @@ class Found(TypedDict):
 def read(folder: Path | str) -> dict | None:
     """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run."""
     try:
-        found = json_file.read(Path(folder) / FILE, Found)
+        result = json_file.read(Path(folder) / FILE, Found)
         run = run_folder.read_raw(folder)
         name = f"{run['track']}/{run['run_id']}"
-        if name in found["replays"]:
-            return found
+        if name in result["replays"]:
+            return result
         listed = {one["path"]: one["sha256"] for one in run["artifacts"]}
-        return found if found.get("record") == name and found.get("losses_sha256") == listed.get("steps.csv") else None
+        return (
+            result if result.get("record") == name and result.get("losses_sha256") == listed.get("steps.csv") else None
+        )
     except ValueError:
         return None
 
@@ -42,8 +44,8 @@ def outcome(folder: Path | str) -> str | None:
     """In a word, what the certificate of a run folder says; None: it has none.  Quick where there is none."""
     if not os.access(f"{folder}/{FILE}", os.F_OK):  # a table asks this of thousands of runs
         return None
-    found = read(folder)
-    return None if found is None else found["outcome"]
+    result = read(folder)
+    return None if result is None else result["outcome"]
 
 
 def of_several(outcomes: Iterable[str | None]) -> str | None:
@@ -56,9 +58,9 @@ def of_several(outcomes: Iterable[str | None]) -> str | None:
     return ", ".join(f"{number}{total} {one}" for one, number in counts.most_common())
 
 
-def words(found: dict | None) -> str | None:
+def words(result: dict | None) -> str | None:
     """What it says in a line: identical on the same machine, 2026-11-22; None without one."""
-    if found is None:
+    if result is None:
         return None
-    machine = f" ({found['machine']})" if found.get("machine") else ""
-    return f"{found['outcome']}{machine}, {str(found.get('made_at'))[:10]}"
+    machine = f" ({result['machine']})" if result.get("machine") else ""
+    return f"{result['outcome']}{machine}, {str(result.get('made_at'))[:10]}"

@@ -103,14 +103,14 @@ def add(rows: Iterable[MutableMapping], names: Sequence[str]) -> None:
         config = row["config"]
         if config not in known:
             texts = [text for text in config if re.match(r'{"(\w+)', text)[1] in groups]
-            found = _true_of(config, settings(texts))
-            known[config] = {name: found.get(name) for name in names}
+            result = _true_of(config, settings(texts))
+            known[config] = {name: result.get(name) for name in names}
         row.update(known[config])
 
 
-def _true_of(config, found):
+def _true_of(config, result):
     is_script = group(config, "script").get("script.path") is not None
-    return {key: value for key, value in found.items() if key not in OF_OUR_LOOP} if is_script else found
+    return {key: value for key, value in result.items() if key not in OF_OUR_LOOP} if is_script else result
 
 
 def varied(rows: Iterable[Mapping]) -> list[str]:
@@ -125,6 +125,6 @@ def varied(rows: Iterable[Mapping]) -> list[str]:
             values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
             counts[key] = counts.get(key, 0) + 1
     order = keys({"config": config} for config in configs)
-    is_switch = {key: found == {"true"} and counts[key] < len(configs) for key, found in values.items()}
-    differing = [key for key, found in values.items() if len(found) > 1 or is_switch[key]]
+    is_switch = {key: result == {"true"} and counts[key] < len(configs) for key, result in values.items()}
+    differing = [key for key, result in values.items() if len(result) > 1 or is_switch[key]]
     return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.index)

@@ -70,36 +70,36 @@ def failure(kind: str, message: str, *where: int | str | None, **more: int | str
     return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
-def of_data(changed: list[str], found: dict | None) -> dict:
-    """changed: sentences; found: the failure that the changed data led to, None: the run ended well -> its failure."""
+def of_data(changed: list[str], result: dict | None) -> dict:
+    """changed: sentences; result: the failure that the changed data led to, None: the run ended well -> its failure."""
     words = "; ".join(changed)
-    if found is None:
+    if result is None:
         return failure("bad_data", words)
-    more = {"kind": "bad_data", "message": f"{words}; then: {found['message']}", "hint": HINTS["bad_data"]}
-    return found | more
+    more = {"kind": "bad_data", "message": f"{words}; then: {result['message']}", "hint": HINTS["bad_data"]}
+    return result | more
 
 
-def is_interrupt(found: dict | None) -> bool:
+def is_interrupt(result: dict | None) -> bool:
     """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
-    return found is not None and found["kind"] == "interrupted"
+    return result is not None and result["kind"] == "interrupted"
 
 
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
     """Called by the rank that fails, with the exception in hand.  Returns its kind.  step: None outside training."""
     kind = kind_of(error)
-    found = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
-    found["failed_at_s"] = time.monotonic()  # of this machine: on_own_clock() in bench/launch/nodes/
-    found["traceback"] = traceback.format_exc()
+    result = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
+    result["failed_at_s"] = time.monotonic()  # of this machine: on_own_clock() in bench/launch/nodes/
+    result["traceback"] = traceback.format_exc()
     path = Path(folder) / "logs" / f"rank{rank}.failure.json"
     try:
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(result))
     except OSError:
         atomic.release(folder)  # the disk is full: this file matters more than the reserve
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(result))
     if kind == "non_finite_loss":
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": kind}
         with contextlib.suppress(OSError):
-            step_files.append_event(folder, event | {key: found[key] for key in ("rank", "step", "message")})
+            step_files.append_event(folder, event | {key: result[key] for key in ("rank", "step", "message")})
     return kind
 
 
@@ -201,5 +201,5 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         artifacts.remove_temporary(folder)
 
 
-def _without_private(found):
-    return {key: value for key, value in found.items() if key not in ("failed_at_s", "traceback")}
+def _without_private(result):
+    return {key: value for key, value in result.items() if key not in ("failed_at_s", "traceback")}

@@ -43,17 +43,17 @@ def read_rows(
     What cannot be read is skipped and reported to on_error(message).  ValueError if a path is not a folder, unless
     logs_too says that the caller reads those.
     """
-    found = {}
+    result = {}
     for path in map(os.path.abspath, paths):
         for parent, name, stat in run_folder.walk(path, on_error):
-            found.setdefault(parent, {})[name] = stat
+            result.setdefault(parent, {})[name] = stat
         if not logs_too and not os.path.isdir(path):
             raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
     with _no_garbage_collection():
         return [
             (f"{parent}/{name}", row)
-            for parent in sorted(found)
-            for name, row in _of_one_folder(parent, found[parent], on_error)
+            for parent in sorted(result)
+            for name, row in _of_one_folder(parent, result[parent], on_error)
         ]
 
 
@@ -97,14 +97,14 @@ def _read_all(parent, names):
     size = -(-len(names) // NUM_PARTS)
     parts = [names[at : at + size] for at in range(0, len(names), size)]
     with two_processes.started(functools.partial(_read_part, parent), parts, are_many=True) as read:
-        found = sorted((one for part in read for one in marshal.loads(part)), key=operator.itemgetter(0))
-    return [(name, values and dict(zip(COLUMNS, values)), message) for name, values, message in found]
+        result = sorted((one for part in read for one in marshal.loads(part)), key=operator.itemgetter(0))
+    return [(name, values and dict(zip(COLUMNS, values)), message) for name, values, message in result]
 
 
 def _read_part(parent, names):
     """By marshal, which takes a third of pickle's time, from one process of ours to the other."""
-    found = (_read(parent, name) for name in names)
-    return marshal.dumps([(name, row and tuple(row.values()), message) for name, row, message in found])
+    result = (_read(parent, name) for name in names)
+    return marshal.dumps([(name, row and tuple(row.values()), message) for name, row, message in result])
 
 
 def _read(parent, name):

@@ -224,13 +224,13 @@ def _faults(parsed):
 
 def runs_of(lines: Iterable[dict]) -> dict[str, dict]:
     """Some lines -> {run: {"start": line, "end": line or None}} in order of starts."""
-    found = {}
+    result = {}
     for line in lines:
         if line["event"] == "start" and "run" in line:
-            found[line["run"]] = {"start": START | line, "end": None}
-        elif line["event"] == "end" and line.get("run") in found:
-            found[line["run"]]["end"] = END | line
-    return found
+            result[line["run"]] = {"start": START | line, "end": None}
+        elif line["event"] == "end" and line.get("run") in result:
+            result[line["run"]]["end"] = END | line
+    return result
 
 
 def find(start: Path | str) -> Path | None:

@@ -25,12 +25,12 @@ def read_rows(words: Iterable[str]) -> list[rows.Row]:
     """
     root = results_root()
     paths = [path for one in named.find(words) for path in one.holders] or ([root] if root.is_dir() else [])
-    found, before = [], {}  # parent -> what stands before the name, from where the user stands
+    result, before = [], {}  # parent -> what stands before the name, from where the user stands
     for folder, row in index.read_rows(paths, report):
         parent, _, name = folder.rpartition("/")
         if parent not in before:
             before[parent] = shown(folder).removesuffix(name)
         row["folder"] = before[parent] + name
         row["certificate"] = certificates.outcome(folder)
-        found.append(row)
-    return sorted(found, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))
+        result.append(row)
+    return sorted(result, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))

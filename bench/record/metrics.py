@@ -159,8 +159,8 @@ def peak_mem_gib(by_rank):
     Of a script that did not live to say the first: what was in use on each of its GPUs, as NVML has it.
     """
     by_rank = by_rank or {}
-    found = by_rank.get("allocated") or by_rank.get("device") or by_rank.get("rss") or ()
-    return [gib for gib in found if gib is not None]
+    result = by_rank.get("allocated") or by_rank.get("device") or by_rank.get("rss") or ()
+    return [gib for gib in result if gib is not None]
 
 
 def target_reached(goal, val_loss, gap_nats):
@@ -174,5 +174,5 @@ def target_reached(goal, val_loss, gap_nats):
 
 def last_val_loss(steps: list[dict]) -> float | None:
     """Of the last validation, nats per token; None if there was none or it is not a number."""
-    found = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
-    return found[-1] if found and math.isfinite(found[-1]) else None
+    result = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
+    return result[-1] if result and math.isfinite(result[-1]) else None

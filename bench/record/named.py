@@ -84,8 +84,8 @@ class Lookup:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
         if race := _race(word):
             return Named(word, [race])
-        if found := _one_with(word, sweep.folders(), "sweep"):
-            return Named(word, [found])
+        if result := _one_with(word, sweep.folders(), "sweep"):
+            return Named(word, [result])
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
@@ -131,29 +131,29 @@ def path(word: str) -> Path:
 
 def folder(word: str) -> Path:
     """The one folder that a word means.  ValueError: none, several, or a file."""
-    found = path(word)
-    if not found.is_dir():
+    result = path(word)
+    if not result.is_dir():
         raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
-    return found
+    return result
 
 
 def sweep_folder(word: str) -> Path:
     """The folder of the one sweep that a word means.  ValueError: it means none."""
-    found = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
-    if found is None:
+    result = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
+    if result is None:
         raise ValueError(f"{word}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
-    return found
+    return result
 
 
 def runs(words: Iterable[str]) -> list[Path]:
     """Words -> the run folders in and below what they mean, each once.  ValueError: there is none."""
-    found = []
+    result = []
     for one in find(words):
         below = list(run_folder.find_runs(one.holders))
         if not below:
             raise ValueError(f"{one.word}: there is no run.json in or below it: ./run.sh table lists the runs")
-        found += below
-    return list(dict.fromkeys(found))
+        result += below
+    return list(dict.fromkeys(result))
 
 
 def _paths(word):
@@ -165,8 +165,8 @@ def _paths(word):
             return [path.parent if path.name in FILES and path.is_file() else path]
     if glob.has_magic(word):
         for base in bases:
-            if found := sorted(glob.glob(os.path.join(base, name), recursive=True)):
-                return [Path(path) for path in found]
+            if result := sorted(glob.glob(os.path.join(base, name), recursive=True)):
+                return [Path(path) for path in result]
     return []
 
 
@@ -184,10 +184,10 @@ def _race(word):
 
 def _one_with(word, folders, kind):
     """The folder whose name has the word in it, or None.  ValueError: several have."""
-    found = [folder for folder in folders if word in folder.name]
-    if len(found) > 1:
-        raise ValueError(f"{word}: is part of {len(found)} {kind} ids: {', '.join(path.name for path in found)}")
-    return found[0] if found else None
+    result = [folder for folder in folders if word in folder.name]
+    if len(result) > 1:
+        raise ValueError(f"{word}: is part of {len(result)} {kind} ids: {', '.join(path.name for path in result)}")
+    return result[0] if result else None
 
 
 def _known_sweeps():
@@ -198,10 +198,10 @@ def _known_sweeps():
 
 def _runs_of_sweep(word, folder):
     """Folders of a sweep's runs.  ValueError: none of it is there."""
-    found = [point.folder for point in sweep.points(folder) if point.folder is not None]
-    if not found:
+    result = [point.folder for point in sweep.points(folder) if point.folder is not None]
+    if not result:
         raise ValueError(f"{word}: no run of this sweep is there: start it again, or restore them beside it")
-    return found
+    return result
 
 
 def _runs_of_race(word, folder, arm):
@@ -220,13 +220,13 @@ def _runs_of_race(word, folder, arm):
     if arm is not None and arm not in arms:
         raise ValueError(f"{word}: the race has no arm {arm}; choose from {', '.join(sorted(arms))}")
     runs = [run for name in arms if arm in (None, name) for run in arms[name]]
-    found = [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
-    if not found:
+    result = [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
+    if not result:
         raise ValueError(f"{word}: none of the {len(runs)} runs of this race is there: restore them beside it")
-    return found
+    return result
 
 
 def _runs_below(root):
     """{run id: folder as text}; of a run that was published twice the first."""
-    found = sorted(run_folder.walk(os.path.abspath(root)), key=lambda one: one[:2], reverse=True)
-    return {name: f"{parent}/{name}" for parent, name, _ in found}
+    result = sorted(run_folder.walk(os.path.abspath(root)), key=lambda one: one[:2], reverse=True)
+    return {name: f"{parent}/{name}" for parent, name, _ in result}

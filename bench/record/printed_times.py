@@ -18,18 +18,18 @@ UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a valid
 
 def events(rows: list[dict]) -> list[tuple[int, int, bool, float]]:
     """[(t_ns, step, whether of a validation, printed ms)] of every line with a time, in the order of coming."""
-    found = []
+    result = []
     holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # whose own time holds the validation
     for row in rows:
         time_ms = row.get("train_time_ms")
         if row.get("line_t_ns") is not None and time_ms is not None:
-            found.append((row["line_t_ns"], row["step"], False, time_ms))
+            result.append((row["line_t_ns"], row["step"], False, time_ms))
         at_val_ms = row.get("train_time_at_val_ms")
         at_val_ms = time_ms if at_val_ms is None else at_val_ms
         at_val_ms = 0.0 if at_val_ms is None and not row["step"] else at_val_ms
         if row.get("val_line_t_ns") is not None and at_val_ms is not None and row["step"] + 1 not in holders:
-            found.append((row["val_line_t_ns"], row["step"], True, at_val_ms))
-    return sorted(found)
+            result.append((row["val_line_t_ns"], row["step"], True, at_val_ms))
+    return sorted(result)
 
 
 def restarted_at(rows: list[dict]) -> int:
@@ -55,37 +55,37 @@ def account(rows: list[dict], num_untimed_steps: int = 0) -> dict:
     names = ("wall_of_lines_s", "counted_s", "uncounted_s", "uncounted_at_validations_s", "unseen_s", "overcounted_s")
     if len(timed) < 2:
         return dict.fromkeys(names)
-    found, most_s = dict.fromkeys(names, 0.0), 0.0
+    result, most_s = dict.fromkeys(names, 0.0), 0.0
     for (a_ns, a_step, _, a_ms), (b_ns, b_step, is_val, b_ms) in pairwise(timed):
         wall_s, counted_s = (b_ns - a_ns) / 1e9, (b_ms - a_ms) / 1e3
-        found["wall_of_lines_s"] += wall_s
-        found["counted_s"] += counted_s
-        found["uncounted_s"] += wall_s - counted_s
+        result["wall_of_lines_s"] += wall_s
+        result["counted_s"] += counted_s
+        result["uncounted_s"] += wall_s - counted_s
         if is_val:
-            found["uncounted_at_validations_s"] += wall_s - counted_s
-            found["unseen_s"] += wall_s - counted_s if b_step > a_step + 1 else 0.0
-        most_s = max(most_s, found["uncounted_s"])
-        found["overcounted_s"] = max(found["overcounted_s"], most_s - found["uncounted_s"])
-    return found
+            result["uncounted_at_validations_s"] += wall_s - counted_s
+            result["unseen_s"] += wall_s - counted_s if b_step > a_step + 1 else 0.0
+        most_s = max(most_s, result["uncounted_s"])
+        result["overcounted_s"] = max(result["overcounted_s"], most_s - result["uncounted_s"])
+    return result
 
 
 def doubts(rows: list[dict], num_untimed_steps: int = 0) -> list[str]:
     """Sentences: why the printed times cannot be what training took; [] where they can."""
-    found, said = account(rows, num_untimed_steps), []
-    if found["wall_of_lines_s"] is None:
+    result, said = account(rows, num_untimed_steps), []
+    if result["wall_of_lines_s"] is None:
         return ["fewer than two lines name a time: what the script counted cannot be checked"]
     num_vals = sum(is_val for _, _, is_val, _ in events(rows))
-    tolerance_s = TOLERANCE_S + TOLERANCE_FRAC * abs(found["counted_s"]) + VALIDATION_TOLERANCE_S * num_vals
-    wall_s, counted_s = found["wall_of_lines_s"], found["counted_s"]
+    tolerance_s = TOLERANCE_S + TOLERANCE_FRAC * abs(result["counted_s"]) + VALIDATION_TOLERANCE_S * num_vals
+    wall_s, counted_s = result["wall_of_lines_s"], result["counted_s"]
     lines = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
-    between_s = found["uncounted_s"] - found["uncounted_at_validations_s"]
-    if found["overcounted_s"] > tolerance_s:
+    between_s = result["uncounted_s"] - result["uncounted_at_validations_s"]
+    if result["overcounted_s"] > tolerance_s:
         said.append(f"it counts more time than passed: {lines}; they were not printed as it trained")
     elif between_s > tolerance_s:
         passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted"
         said.append(f"it claims less time than its lines took: {lines}; {passed}")
-    if found["unseen_s"] > tolerance_s + UNSEEN_FRAC * abs(counted_s):
-        passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
+    if result["unseen_s"] > tolerance_s + UNSEEN_FRAC * abs(counted_s):
+        passed = f"{result['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
         said.append(f"{passed}: whether it validated or trained is not to be seen")
     timed = [event for event in events(rows) if event[1] >= num_untimed_steps]
     back = [b for a, b in pairwise(timed) if b[1] < a[1] or (b[3] < a[3] and not num_untimed_steps)]

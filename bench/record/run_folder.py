@@ -135,8 +135,8 @@ def _check_kinds(path, run):
     json_file.check_kind(run, shape.record(), path)
     for name, value in run["metrics"].items():
         if value is not None and type(value) not in (int, float, bool):
-            found = str(value)[:40]
-            raise Damaged(f"{path}: metrics.{name}={found!r} is not a number: the file was damaged, restore it")
+            result = str(value)[:40]
+            raise Damaged(f"{path}: metrics.{name}={result!r} is not a number: the file was damaged, restore it")
 
 
 def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[dict]:
@@ -174,10 +174,10 @@ def effective(
             gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
     if not gone:
         return run
-    found = failure("launcher_killed", f"run.json says running, but {why}", "run it again")
+    result = failure("launcher_killed", f"run.json says running, but {why}", "run it again")
     ended_at = run.get("heartbeat_at") or run["started_at"]  # the last sign of life
     doubt = {"validity": "invalid", "validity_reasons": ["the run did not complete"]}
-    return run | {"status": "aborted", "failure": found, "ended_at": ended_at} | doubt
+    return run | {"status": "aborted", "failure": result, "ended_at": ended_at} | doubt
 
 
 def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_code=None):
@@ -188,5 +188,5 @@ def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_co
 
 def progress(folder: Path | str) -> dict:
     """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
-    found = atomic.read_json(Path(folder) / PROGRESS, {})
-    return found if isinstance(found, dict) and type(found.get("step")) in (int, type(None)) else {}
+    result = atomic.read_json(Path(folder) / PROGRESS, {})
+    return result if isinstance(result, dict) and type(result.get("step")) in (int, type(None)) else {}

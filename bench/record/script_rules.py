@@ -29,16 +29,16 @@ def printed_times_are_accounted_for(files: RunFiles, run: dict) -> tuple[bool, s
     rows, measured = files.steps, run["measured"]
     if run["timing_protocol"]["id"] != "script-1":
         return True, "the wall time of the lines is the time: nothing is claimed"
-    found = printed_times.account(rows, measured["num_untimed_steps"])
+    result = printed_times.account(rows, measured["num_untimed_steps"])
     wrong = [
         f"{name}: {value}, recorded {measured.get(name)}"
-        for name, value in found.items()
+        for name, value in result.items()
         if not _same(value, measured.get(name))
     ]
     reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
     due = printed_times.doubts(rows, measured["num_untimed_steps"])
     wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
-    return not wrong, "; ".join(wrong) or f"{found['uncounted_s'] or 0:.3f} s uncounted"
+    return not wrong, "; ".join(wrong) or f"{result['uncounted_s'] or 0:.3f} s uncounted"
 
 
 def the_last_step_was_validated(files: RunFiles, run: dict) -> tuple[bool, str]:

@@ -15,11 +15,11 @@ MAX_OF_MAXIMA_FRAC = 1.05  # of records that do not say each rank's steps: maxim
 def steps_are_without_gaps(files: RunFiles, run: dict) -> tuple[bool, str]:
     """steps.csv has the rows 0 to num_steps, each once, and a time and a loss for every step."""
     rows = step_files.read(files.folder, strict=True)
-    found, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
-    if found != list(range(num_steps + 1)):
-        lacking = sorted(set(range(num_steps + 1)) - set(found))[:5]
-        last = found[-1] if found else None
-        return False, f"{len(found)} rows, last {last}, num_steps {num_steps}, lacking {lacking}"
+    result, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
+    if result != list(range(num_steps + 1)):
+        lacking = sorted(set(range(num_steps + 1)) - set(result))[:5]
+        last = result[-1] if result else None
+        return False, f"{len(result)} rows, last {last}, num_steps {num_steps}, lacking {lacking}"
     holes = [row["step"] for row in rows[1:] if row["step_ms"] is None or row["train_loss"] is None]
     return not holes, f"no time or loss for steps {holes[:5]}" if holes else f"rows 0 to {num_steps}"
 

@@ -115,11 +115,11 @@ def _record(folder, name):
 
 def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
     """The overrides of every point -> {key: its values, in order} of those keys in which the points differ."""
-    found = {}
+    result = {}
     for words in points:
         for key, value in values(words).items():
-            found.setdefault(key, {})[json.dumps(value)] = value
-    return {key: list(by_text.values()) for key, by_text in found.items() if len(by_text) > 1}
+            result.setdefault(key, {})[json.dumps(value)] = value
+    return {key: list(by_text.values()) for key, by_text in result.items() if len(by_text) > 1}
 
 
 def its_own(words: Sequence[str], points: Iterable[Sequence[str]]) -> str:
@@ -144,11 +144,11 @@ def folders(results: Path | str | None = None) -> list[Path]:
 def find(word: str, known: Iterable[str] = ()) -> str:
     """Part of a sweep's id -> the id.  known: ids that records bear.  ValueError: it is none, or several."""
     ids = sorted({folder.name for folder in folders()} | set(known))
-    found = [word] if word in ids else [one for one in ids if word in one]
-    if len(found) != 1:
-        what = f"is part of {len(found)} ids" if found else "there is no such sweep"
-        raise ValueError(f"--sweep {word}: {what}; choose from {', '.join(found or ids) or 'none: run -m makes one'}")
-    return found[0]
+    result = [word] if word in ids else [one for one in ids if word in one]
+    if len(result) != 1:
+        what = f"is part of {len(result)} ids" if result else "there is no such sweep"
+        raise ValueError(f"--sweep {word}: {what}; choose from {', '.join(result or ids) or 'none: run -m makes one'}")
+    return result[0]
 
 
 def members(sweep_id: str) -> set[str]:

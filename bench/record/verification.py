@@ -100,8 +100,8 @@ def names_agree(files: RunFiles, run: dict) -> tuple[bool, str]:
 
 def config_id_is_that_of_the_config(files: RunFiles, run: dict) -> tuple[bool, str]:
     """config_id is the hash of config.yaml, as today or when it was written."""
-    found = schema.config_ids(files.config)
-    return run["config_id"] in found, f"config.yaml gives {' or '.join(found)}, the record says {run['config_id']}"
+    result = schema.config_ids(files.config)
+    return run["config_id"] in result, f"config.yaml gives {' or '.join(result)}, the record says {run['config_id']}"
 
 
 def artifacts_are_unchanged(files: RunFiles, run: dict) -> tuple[bool, str]:
@@ -140,16 +140,16 @@ def nothing_is_unrecorded(files: RunFiles, run: dict) -> tuple[bool, str]:
 
 def metrics_follow_from_the_facts(files: RunFiles, run: dict) -> tuple[bool, str]:
     """Every derived number is what bench/record/metrics.py computes from the raw ones."""
-    found, recorded = metrics(run, files.steps), run["metrics"]
+    result, recorded = metrics(run, files.steps), run["metrics"]
     if not recorded and run["status"] != "complete":
         return True, "none recorded, the run did not complete"
     wrong = [
-        f"{name}: {found.get(name)}, recorded {recorded.get(name)}"
-        for name in found | recorded
+        f"{name}: {result.get(name)}, recorded {recorded.get(name)}"
+        for name in result | recorded
         if name in recorded or name not in LATER_METRICS
-        if not _same(found.get(name), recorded.get(name))
+        if not _same(result.get(name), recorded.get(name))
     ]
-    return not wrong, "; ".join(wrong) or f"{len(found)} numbers"
+    return not wrong, "; ".join(wrong) or f"{len(result)} numbers"
 
 
 def validity_is_honest(files: RunFiles, run: dict) -> tuple[bool, str]:

@@ -21,8 +21,8 @@ def flops_per_token(run: dict, num_steps: int, without: Collection[int] = ()) ->
     tokens = num_tokens(run["measured"], num_steps, without)
     if not run["measured"].get("stages") or not tokens:
         return {name: run["model"].get(name) for name in names}
-    found = _in_stages(run["measured"], num_steps, without)
-    return {name: sum(num * one["batch_tokens"] * one[name] for one, num in found) / tokens for name in names}
+    result = _in_stages(run["measured"], num_steps, without)
+    return {name: sum(num * one["batch_tokens"] * one[name] for one, num in result) / tokens for name in names}
 
 
 def mean_flops_per_token(stages: list[dict]) -> dict:
@@ -34,9 +34,9 @@ def mean_flops_per_token(stages: list[dict]) -> dict:
 
 def _in_stages(measured, num_steps, without):
     """[(stage, how many of those steps it has)]."""
-    found = []
+    result = []
     for stage in measured["stages"]:
         first, last = stage["first_step"], min(num_steps, stage["first_step"] + stage["num_steps"] - 1)
         excluded = sum(first <= step <= last for step in without)
-        found.append((stage, max(0, last - first + 1) - excluded))
-    return found
+        result.append((stage, max(0, last - first + 1) - excluded))
+    return result

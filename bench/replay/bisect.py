@@ -42,10 +42,10 @@ def change_of(race: dict, measure: str) -> Change | None:
     """race.json of A against B -> how much worse B is; None where the two could not be compared."""
     part, change, interval, unit = MEASURES[measure]
     comparison = ((race.get("result") or {}).get("against") or {}).get("B") or {}
-    found: dict[str, Any] = comparison.get(part) or {}
-    if found.get(interval) is None or (part == "time" and not comparison.get("comparable")):
+    result: dict[str, Any] = comparison.get(part) or {}
+    if result.get(interval) is None or (part == "time" and not comparison.get("comparable")):
         return None
-    return Change(found[change], *found[interval], unit, race.get("race_id"))
+    return Change(result[change], *result[interval], unit, race.get("race_id"))
 
 
 def answer(change: Change | None, threshold: float) -> str:
@@ -107,5 +107,5 @@ def subject(repo: Path, commit: str) -> str:
 
 def parent(repo: Path, commit: str) -> str | None:
     """The commit before; None of the first."""
-    found = git.ask(repo, "rev-parse", "--verify", "--quiet", f"{commit}^")
-    return found.strip() if found else None
+    result = git.ask(repo, "rev-parse", "--verify", "--quiet", f"{commit}^")
+    return result.strip() if result else None

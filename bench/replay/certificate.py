@@ -105,7 +105,7 @@ def _environment(one):
     return one.run["environment"] | {"variables": environments.variables(environment_of(one))}
 
 
-def write(found: Certificate, folders: list[Path]) -> None:
+def write(result: Certificate, folders: list[Path]) -> None:
     """Into each of these run folders, in place of an earlier one."""
     for folder in folders:
-        atomic.write_json(folder / certificates.FILE, dataclasses.asdict(found))
+        atomic.write_json(folder / certificates.FILE, dataclasses.asdict(result))

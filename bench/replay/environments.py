@@ -55,12 +55,12 @@ def variables(environment: Mapping[str, Any]) -> dict[str, str]:
 
 def kind(recorded: Mapping[str, Any], here: Mapping[str, Any], session_ids: tuple[str | None, str | None]) -> str:
     """Which machine the replay ran on: "same session", "same kind of machine", "other torch", "other machine"."""
-    found = {field.name for field in differences(recorded, here)}
+    result = {field.name for field in differences(recorded, here)}
     if None not in session_ids and session_ids[0] == session_ids[1]:
         return "same session"
-    if found & {"gpus", "cpu_model", "cpu_capability", "num_cpus", "driver"}:
+    if result & {"gpus", "cpu_model", "cpu_capability", "num_cpus", "driver"}:
         return "other machine"
-    return "other torch" if "torch" in found else "same kind of machine"
+    return "other torch" if "torch" in result else "same kind of machine"
 
 
 def cause(fields: list[Field], unsaid: list[str], is_deterministic: bool) -> str:

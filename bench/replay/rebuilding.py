@@ -105,11 +105,11 @@ def _difference(recorded):
     wanted = recorded.run["code"]["diff_sha256"]
     if wanted is None:
         return Check("patch", "ok", "none")
-    found = _patch(recorded)
-    if found is None or hashlib.sha256(found).hexdigest() != wanted:
-        what = "is missing" if found is None else "is not the one that run.json names"
+    result = _patch(recorded)
+    if result is None or hashlib.sha256(result).hexdigest() != wanted:
+        what = "is missing" if result is None else "is not the one that run.json names"
         return Check("patch", "fail", f"code/diff.patch {what}", "a copy of the record that is unchanged")
-    return Check("patch", "ok", f"code/diff.patch, {len(found)} bytes")
+    return Check("patch", "ok", f"code/diff.patch, {len(result)} bytes")
 
 
 def _patch(recorded):
@@ -137,20 +137,20 @@ def _devices(recorded):
 
     num_here, num_wanted = len(gpus.nvml_facts()["gpus"]), hardware["num_processes"]
     if num_here < num_wanted:
-        found = f"it ran on {num_wanted} GPUs, and {num_here or 'none'} are here"
-        return Check("devices", "fail", found, "replay it on a machine that has them")
+        result = f"it ran on {num_wanted} GPUs, and {num_here or 'none'} are here"
+        return Check("devices", "fail", result, "replay it on a machine that has them")
     return Check("devices", "ok", f"{num_here} GPUs")
 
 
 def _data(recorded):
     data = recorded.run["data"]
     try:
-        found = datasets.recorded(data, say=lambda text: None)
+        result = datasets.recorded(data, say=lambda text: None)
     except CheckFailed as error:
         if "is not there" in str(error) and data["source"] in MADE:
             return Check("data", "ok", f"{data['source']} is made again, and must give the same bytes")
         return Check("data", "fail", str(error), f"./run.sh data fetch {data['source']}")
-    return Check("data", "ok", f"{sum(map(len, found.values()))} shards with the record's sha256")
+    return Check("data", "ok", f"{sum(map(len, result.values()))} shards with the record's sha256")
 
 
 MADE = ("pysource", "markov")  # sources that this machine can make again

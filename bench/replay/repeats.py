@@ -35,11 +35,11 @@ def judged(
     ]
     word = outcomes.REPRODUCED if is_within else outcomes.DIFFERS
     if target_val_loss is not None and reached:
-        found = target.of_losses(losses, target_val_loss, p_value)
-        facts |= {"target_val_loss": target_val_loss, "p": found["p"]}
-        is_below = f"{'' if found['below'] else 'not shown to be '}below {target_val_loss:g}"
-        said.append(f"their mean is {is_below} (p = {found['p']:.2g})")
-        word = word if found["below"] else outcomes.DIFFERS
+        result = target.of_losses(losses, target_val_loss, p_value)
+        facts |= {"target_val_loss": target_val_loss, "p": result["p"]}
+        is_below = f"{'' if result['below'] else 'not shown to be '}below {target_val_loss:g}"
+        said.append(f"their mean is {is_below} (p = {result['p']:.2g})")
+        word = word if result["below"] else outcomes.DIFFERS
     return word, "; ".join(said), facts
 
 

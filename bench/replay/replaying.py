@@ -44,13 +44,13 @@ def replay(recorded: Recorded, checks: list[Check], asked: Asked, say: Callable[
             replayed.append(one)
     except ValueError as error:
         return _written(certificate.impossible(recorded, str(error)), [recorded.folder])
-    found = _one(recorded, replayed[0]) if asked.times is None else _several(recorded, replayed)
-    return _written(found, [recorded.folder, *(one.folder for one in replayed)])
+    result = _one(recorded, replayed[0]) if asked.times is None else _several(recorded, replayed)
+    return _written(result, [recorded.folder, *(one.folder for one in replayed)])
 
 
-def _written(found, folders):
-    certificate.write(found, folders)
-    return found
+def _written(result, folders):
+    certificate.write(result, folders)
+    return result
 
 
 def _runs(recorded, asked, say) -> Iterator[Recorded]:
@@ -69,25 +69,25 @@ def _runs(recorded, asked, say) -> Iterator[Recorded]:
             if run["status"] != "complete":
                 why = (run["failure"] or {}).get("message") or run["status"]
                 raise ValueError(f"its replay {run['run_id']} is {run['status']}: {why}")
-            found = rebuilding.read(folder)
+            result = rebuilding.read(folder)
             _agree(recorded, {"config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]})
-            _same_settings(recorded, found)
-            _same_data(recorded, found)
-            yield found
+            _same_settings(recorded, result)
+            _same_data(recorded, result)
+            yield result
 
 
-def _agree(recorded, found):
+def _agree(recorded, result):
     """The code and the settings are the record's; found: None where they could not be asked for."""
-    if found is None:
+    if result is None:
         return
     wanted = {"config_id": recorded.run["config_id"], "source_sha256": recorded.run["code"]["source_sha256"]}
     if recorded.run.get("script"):  # which lies elsewhere now: its path is hashed
         del wanted["config_id"]
     for key, value in wanted.items():
-        if found[key] != value:
+        if result[key] != value:
             what = "settings" if key == "config_id" else "code"
             raise ValueError(
-                f"the {what} that the record holds give {key} {found[key][:12]}, and run.json says {value[:12]}: "
+                f"the {what} that the record holds give {key} {result[key][:12]}, and run.json says {value[:12]}: "
                 "the record was changed, or lacks a part"
             )
 

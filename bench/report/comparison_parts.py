@@ -60,8 +60,8 @@ def _plain(word):
 
 def panels(against: Mapping[str, dict], names: Sequence[str]) -> list[forest.Panel]:
     """A panel a measure that has a change, a row a candidate.  names: all arms, in the order of the charts' series."""
-    found = [_panel(key, title, ways, against, names) for key, title, ways in PANELS]
-    return [panel for panel in found if panel.rows]
+    result = [_panel(key, title, ways, against, names) for key, title, ways in PANELS]
+    return [panel for panel in result if panel.rows]
 
 
 def _panel(key, title, ways, against, names):
@@ -103,12 +103,12 @@ def numbers(baseline: str, against: Mapping[str, dict]) -> Safe:
 
 def differences(baseline: str, name: str, one: dict) -> Safe:
     """Settings, code, data and environment of a candidate that are not the baseline's."""
-    found = one.get("differences") or []
-    if not found:
+    result = one.get("differences") or []
+    if not result:
         return soft(f"{name} against {baseline}: nothing in the records differs.")
-    counts = Counter(one["kind"] for one in found)
+    counts = Counter(one["kind"] for one in result)
     kinds = ", ".join(f"{count} of {kind}" for kind, count in counts.items())
-    lines = [[d["kind"], tag("code", d["what"]), _values(d["a"]), _values(d["b"])] for d in found]
+    lines = [[d["kind"], tag("code", d["what"]), _values(d["a"]), _values(d["b"])] for d in result]
     head = ("", "what", baseline, name)
     title = f"{name} against {baseline}: what differs ({kinds})"
     return details(title, table(head, lines), source(one.get("code_change")))
@@ -143,6 +143,6 @@ def excluded(against: Mapping[str, dict]) -> Safe:
 
 def diagnosis(against: Mapping[str, dict]) -> Safe:
     """Where the time went."""
-    found = [(name, diagnosis_text.text(one.get("diagnosis") or {})) for name, one in against.items()]
-    parts = [details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", text)) for name, text in found if text]
+    result = [(name, diagnosis_text.text(one.get("diagnosis") or {})) for name, one in against.items()]
+    parts = [details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", text)) for name, text in result if text]
     return section("Diagnosis", *parts) if parts else Safe("")

@@ -74,11 +74,11 @@ def train_s_of(columns: Mapping[str, Sequence]) -> list[float | None]:
 
 def _printed_s(train_time_ms):
     """Of a log that prints the time so far; what its clock took back after warm-up steps counts for nothing."""
-    least_s, found = math.inf, []
+    least_s, result = math.inf, []
     for ms in reversed(train_time_ms):
         least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
-        found.append(None if ms is None else least_s)
-    return found[::-1]
+        result.append(None if ms is None else least_s)
+    return result[::-1]
 
 
 def _means(values, every):

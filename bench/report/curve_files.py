@@ -86,11 +86,11 @@ def _stale(folder, files, max_points):
 
 def _write_file(max_points, job):
     path, runs = job
-    found = {}
+    result = {}
     for run_id, folder in runs:
         with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
-            found[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
-    words = base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 3)).decode()
+            result[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
+    words = base64.b64encode(zlib.compress(json.dumps(result, separators=(",", ":")).encode(), 3)).decode()
     atomic.write_text(path, f'addCurves("{words}");\n', durable=False)
 
 

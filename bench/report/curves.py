@@ -144,14 +144,14 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     """Arms (compare/selection.of_each) -> a page that holds all it needs.  path: where it will lie, for links."""
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
-    lines, found = [], {}
+    lines, result = [], {}
     for arm in arms:
         label = _label(arm)
         for number, row in enumerate(arm.rows):
-            found[row["run_id"]] = curve_data.packed(_curves(arm, number, max_points))
+            result[row["run_id"]] = curve_data.packed(_curves(arm, number, max_points))
             lines.append(line_of(row, label, run_page.link(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
-    return page_of({"columns": COLUMNS, "rows": lines, "curves": found, "arms": [arm.name for arm in arms]})
+    return page_of({"columns": COLUMNS, "rows": lines, "curves": result, "arms": [arm.name for arm in arms]})
 
 
 def charts_of_arms(arms: Iterable[Arm]) -> list[dict]:

@@ -13,8 +13,8 @@ def is_one(run: dict) -> bool:
 
 def badges(run: dict) -> list[tuple[str, str]]:
     """(word, colour) of each: none is green, because nothing here watched the run."""
-    found = [(WORD, "doubt"), ("log complete" if run["status"] == "complete" else "log incomplete", "soft")]
-    return found + [("suspect", "doubt")] * (run["validity"] == "suspect")
+    result = [(WORD, "doubt"), ("log complete" if run["status"] == "complete" else "log incomplete", "soft")]
+    return result + [("suspect", "doubt")] * (run["validity"] == "suspect")
 
 
 def line(run: dict) -> str:

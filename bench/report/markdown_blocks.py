@@ -61,10 +61,10 @@ def check(files: Sequence[Path | str] | None, table: Callable[[list[str]], int])
     code = 0
     for file in map(Path, files or _committed()):
         content = _content(file)
-        found = stale(content, lambda command: printed(command, table))
-        for command in found:
+        result = stale(content, lambda command: printed(command, table))
+        for command in result:
             print(f"{shown(file)}: stale: ./run.sh {command}", file=sys.stderr)
-        if found:
+        if result:
             code = 1
         else:
             print(f"{shown(file)}: {len(commands(content))} up to date")
@@ -94,13 +94,13 @@ def write(files: Sequence[Path | str] | None, table: Callable[[list[str]], int])
 def _committed():
     """The repository's and those of publications; the table of a claim's folder is judge's matter."""
     readmes = sorted(published_root().glob("*/README.md"))
-    found = [project_folder() / name for name in FILES]
+    result = [project_folder() / name for name in FILES]
     if project_folder() != REPO:  # the user's folder need not have them
-        found = [path for path in found if path.exists()]
-    found += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
-    if not found:
+        result = [path for path in result if path.exists()]
+    result += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
+    if not result:
         raise ValueError(f"{project_folder()}: there is no {' or '.join(FILES)}: name a Markdown file")
-    return found
+    return result
 
 
 def printed(command: str, table: Callable[[list[str]], int]) -> str:

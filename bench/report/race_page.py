@@ -147,15 +147,15 @@ def _looks(race):
 
 def _in_order(race, folder):
     """[{arm, discarded, run: record, folder}] of the runs that are there and readable, as started."""
-    folder, found = Path(folder).resolve(), []
+    folder, result = Path(folder).resolve(), []
     for arm, facts in race["arms"].items():
         for key in ("warm_up_runs", "runs"):
             paths = [race_folder.run_folder_of(folder, str(name)) for name in facts.get(key) or []]
             for path in filter(None, paths):
                 with contextlib.suppress(ValueError):
                     run = run_folder.read(path)
-                    found.append({"arm": arm, "discarded": key != "runs", "run": run, "folder": path})
-    return sorted(found, key=lambda one: str(one["run"]["started_at"]))
+                    result.append({"arm": arm, "discarded": key != "runs", "run": run, "folder": path})
+    return sorted(result, key=lambda one: str(one["run"]["started_at"]))
 
 
 def _points(runs, names, at):

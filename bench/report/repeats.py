@@ -11,13 +11,13 @@ def of_rows(rows: Iterable[dict]) -> dict[str, list[tuple[str, str]]]:
     groups = {}
     for row in rows:
         groups.setdefault(row["config_id"] or row["run_id"], []).append(row)
-    found = {}
+    result = {}
     for group in groups.values():
         group.sort(key=lambda row: row["started_at"] or "")
         links = [(_words(row), f"run.html?{quote(row['run_id'])}") for row in group]
         for num, row in enumerate(group):
-            found[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
-    return found
+            result[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
+    return result
 
 
 def _words(row):

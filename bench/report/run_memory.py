@@ -26,8 +26,8 @@ def of_run(folder):
 
 
 def _rank(path):
-    found = re.search(r"rank(\d+)", path.name)
-    return int(found[1]) if found else 0
+    result = re.search(r"rank(\d+)", path.name)
+    return int(result[1]) if result else 0
 
 
 def _of_file(path, id):

@@ -120,8 +120,8 @@ def charts_of(folder: Path | str) -> list[dict]:
     folder = Path(folder)
     with of_record(folder):
         run = run_folder.read(folder)
-        found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
-        return [spec for spec in found if spec]
+        result = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
+        return [spec for spec in result if spec]
 
 
 def drawings_of(folder: Path | str) -> list[lanes.Panel]:

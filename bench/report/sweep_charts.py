@@ -30,29 +30,29 @@ class Drawing:
     height_px: int
 
 
-def charts(found: Results) -> list[dict]:
+def charts(result: Results) -> list[dict]:
     """A line for each axis of numbers: with one axis the mean with its 95 % interval, with more the mean alone."""
-    return [_line(found, key) for key in found.keys if _is_numeric(found, key)]
+    return [_line(result, key) for key in result.keys if _is_numeric(result, key)]
 
 
-def drawings(found: Results) -> list[Drawing]:
+def drawings(result: Results) -> list[Drawing]:
     """Of one axis of words and of two axes heat maps, of more parallel coordinates; [] where nothing completed."""
-    if not any(group["val_loss_mean"] is not None for group in found.groups):
+    if not any(group["val_loss_mean"] is not None for group in result.groups):
         return []
-    if len(found.keys) == 2 or (len(found.keys) == 1 and not _is_numeric(found, found.keys[0])):
-        values = [value for value in VALUES if any(row[value] is not None for row in found.rows)]
-        return [_heat(found, value) for value in values]
-    return [_parallel(found)] if len(found.keys) > 2 else []
+    if len(result.keys) == 2 or (len(result.keys) == 1 and not _is_numeric(result, result.keys[0])):
+        values = [value for value in VALUES if any(row[value] is not None for row in result.rows)]
+        return [_heat(result, value) for value in values]
+    return [_parallel(result)] if len(result.keys) > 2 else []
 
 
-def _is_numeric(found, key):
-    values = [row[key] for row in found.rows if row["val_loss"] is not None]  # lists too: script.args
+def _is_numeric(result, key):
+    values = [row[key] for row in result.rows if row["val_loss"] is not None]  # lists too: script.args
     return all(type(value) in (int, float) for value in values) and len(set(values)) > 1
 
 
-def _line(found, key, value="val_loss"):
+def _line(result, key, value="val_loss"):
     """A point a run, in the order of the axis; the mean stands at the first run of each value."""
-    runs = sorted(table_groups.counted(found.rows), key=lambda row: row[key])
+    runs = sorted(table_groups.counted(result.rows), key=lambda row: row[key])
     runs = [row for row in runs if row[value] is not None]
     at = [row[key] for row in runs]
     some = {x: [row[value] for row in runs if row[key] == x] for x in at}
@@ -62,7 +62,7 @@ def _line(found, key, value="val_loss"):
         return [of(some[x]) if first else None for x, first in zip(at, is_first, strict=True)]
 
     mean = series_of("mean", each(stats.mean), "line")
-    if len(found.keys) == 1:
+    if len(result.keys) == 1:
         low, high = (each(lambda values, end=end: (stats.mean_interval(values) or (None, None))[end]) for end in (0, 1))
         mean |= {"low": low, "high": high}
         about = "mean with its 95 % interval (Student's t); points are runs"
@@ -75,9 +75,9 @@ def _line(found, key, value="val_loss"):
     return spec | {"log_x": at[0] > 0 and at[-1] / at[0] > LOG_FROM}
 
 
-def _heat(found, value):
-    keys = found.keys if len(found.keys) == 2 else [found.keys[0]]
-    pivot = table_pivot.of_rows(found.rows, keys, value)
+def _heat(result, value):
+    keys = result.keys if len(result.keys) == 2 else [result.keys[0]]
+    pivot = table_pivot.of_rows(result.rows, keys, value)
     across = pivot.values[1] if len(keys) == 2 else [None]
     cells = [[_cell(pivot, (one, other) if len(keys) == 2 else (one,)) for other in across] for one in pivot.values[0]]
     heads = (
@@ -100,11 +100,11 @@ def _cell(pivot, at):
     return heat.Cell(cell.mean, number_words(pivot.value, cell.mean), f"{sd}n={cell.n}{lost}", cell.is_best)
 
 
-def _parallel(found, value="val_loss"):
-    groups = [group for group in found.groups if group[f"{value}_mean"] is not None]
+def _parallel(result, value="val_loss"):
+    groups = [group for group in result.groups if group[f"{value}_mean"] is not None]
     axes = [
         parallel.Axis(key, [_plain(group[key]) for group in groups], [value_words(group[key]) for group in groups])
-        for key in found.keys
+        for key in result.keys
     ]
     means = [group[f"{value}_mean"] for group in groups]
     axes.append(parallel.Axis(value, means, [number_words(value, mean) for mean in means]))

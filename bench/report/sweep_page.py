@@ -14,33 +14,33 @@ NAME = "sweep.html"
 MAX_RUNS = 2000
 
 
-def write(folder: Path | str, found: sweep_results.Results | None = None) -> Path:
-    """A sweep's folder -> sweep.html in it, its path.  found: what was read of it, None: it is read."""
+def write(folder: Path | str, result: sweep_results.Results | None = None) -> Path:
+    """A sweep's folder -> sweep.html in it, its path.  result: what was read of it, None: it is read."""
     path = Path(folder) / NAME
-    atomic.write_text(path, html(folder, found=found), durable=False)
+    atomic.write_text(path, html(folder, result=result), durable=False)
     return path
 
 
-def html(folder: Path | str, at: Path | str | None = None, found: sweep_results.Results | None = None) -> str:
+def html(folder: Path | str, at: Path | str | None = None, result: sweep_results.Results | None = None) -> str:
     """A sweep's folder -> its page.  ValueError for a damaged sweep.
 
-    at: the folder that the page will lie in, None: the sweep's; found: what was read of it, None: it is read.
+    at: the folder that the page will lie in, None: the sweep's; result: what was read of it, None: it is read.
     """
-    found, at = found or sweep_results.read(folder), Path(at or folder)
-    charts, drawings = sweep_charts.charts(found), sweep_charts.drawings(found)
-    title = f"Sweep over {', '.join(found.axes) or 'nothing'}"
+    result, at = result or sweep_results.read(folder), Path(at or folder)
+    charts, drawings = sweep_charts.charts(result), sweep_charts.drawings(result)
+    title = f"Sweep over {', '.join(result.axes) or 'nothing'}"
     body = [
         tag("h1", title),
-        soft("; ".join(_facts(found)), "; ", tag("code", found.facts["sweep_id"])),
-        tiles(_tiles(found)),
-        _best(found),
+        soft("; ".join(_facts(result)), "; ", tag("code", result.facts["sweep_id"])),
+        tiles(_tiles(result)),
+        _best(result),
         *(drawing.markup for drawing in drawings),
         tag("div", *map(figure, charts), class_="columns"),
-        section("Configs, best first", _groups(found)),
-        _means(found),
-        _lost(found, at),
-        section("Runs", _runs(found, at)),
-        section("Command", tag("pre", " ".join(["./run.sh", *found.facts["command"]]))),
+        section("Configs, best first", _groups(result)),
+        _means(result),
+        _lost(result, at),
+        section("Runs", _runs(result, at)),
+        section("Command", tag("pre", " ".join(["./run.sh", *result.facts["command"]]))),
     ]
     return page(title, *body, data={"charts": charts}, styles=REPORT_STYLES)
 
@@ -57,50 +57,50 @@ def drawings_of(folder: Path | str) -> list[sweep_charts.Drawing]:
 
 def block(folder: Path | str) -> str:
     """The sweep in Markdown: of two axes the table of one against the other, else the mean over each."""
-    found = sweep_results.read(folder)
-    pivots = [table_pivot.of_rows(found.rows, found.keys, "val_loss")] if len(found.keys) == 2 else found.means()
-    best = sweep_text.best(found)
+    result = sweep_results.read(folder)
+    pivots = [table_pivot.of_rows(result.rows, result.keys, "val_loss")] if len(result.keys) == 2 else result.means()
+    best = sweep_text.best(result)
     return "\n\n".join([*([best] if best else []), *(table_pivot.text(pivot, "github") for pivot in pivots)]) + "\n"
 
 
-def _facts(found):
-    facts = found.facts
+def _facts(result):
+    facts = result.facts
     started = facts["started_at"][:16].replace("T", " ")
     state = "running, or killed" if facts["ended_at"] is None else facts["why"] or "complete"
     budget = f"budget {format_s(facts['budget_s'])}" if facts["budget_s"] is not None else ""
-    tracks = ", ".join(sorted({str(row["track"]) for row in found.rows}))
+    tracks = ", ".join(sorted({str(row["track"]) for row in result.rows}))
     return [word for word in (f"track {tracks}" if tracks else "", state, budget, started) if word]
 
 
-def _tiles(found):
-    num_points = len(found.not_run) + len({(row["config_id"], row["seed"]) for row in found.rows})
-    complete = sum(row["status"] == "complete" for row in found.rows)
-    spent_s = sum(row["wall_s"] or 0.0 for row in found.rows)
-    lost = sum(row["status"] in sweep_results.LOST for row in found.rows)
+def _tiles(result):
+    num_points = len(result.not_run) + len({(row["config_id"], row["seed"]) for row in result.rows})
+    complete = sum(row["status"] == "complete" for row in result.rows)
+    spent_s = sum(row["wall_s"] or 0.0 for row in result.rows)
+    lost = sum(row["status"] in sweep_results.LOST for row in result.rows)
     yield "runs asked for", num_points
     yield "complete", complete
     yield "failed, aborted or stopped", lost
-    yield "not run", len(found.not_run)
+    yield "not run", len(result.not_run)
     yield "wall time of complete runs", format_s(spent_s)
 
 
-def _best(found):
-    words = sweep_text.best(found)
+def _best(result):
+    words = sweep_text.best(result)
     return tag("p", words, class_="verdict") if words else Safe("")
 
 
-def _groups(found):
+def _groups(result):
     lines = [
         [
-            *(value_words(group[key]) for key in found.keys),
+            *(value_words(group[key]) for key in result.keys),
             group["n"],
             *_numbers(group),
             tag("code", group["config_id"]),
         ]
-        for group in found.groups
+        for group in result.groups
     ]
     heads = [
-        *found.keys,
+        *result.keys,
         "n",
         "val_loss",
         "sd",
@@ -121,8 +121,8 @@ def _numbers(group) -> Iterator[Safe]:
         yield tag("span", "–" if value is None else number_words(name, value), class_="number")
 
 
-def _means(found):
-    pivots = found.means() if len(found.keys) > 1 else []
+def _means(result):
+    pivots = result.means() if len(result.keys) > 1 else []
     if not pivots:
         return Safe("")
     tables = []
@@ -141,28 +141,28 @@ def _means(found):
     return section("Mean over each setting", about, tag("div", *tables, class_="columns"))
 
 
-def _lost(found, at):
-    lines = [tag("span", row["status"], ": ", _link(found, row, at), " ", row["failure"] or "") for row in found.lost]
+def _lost(result, at):
+    lines = [tag("span", row["status"], ": ", _link(result, row, at), " ", row["failure"] or "") for row in result.lost]
     parts = [section("Failed, aborted or stopped", bullets(lines))] if lines else []
-    if found.not_run:
-        why = found.facts["why"] or "the sweep was interrupted"
-        words = f"{counted(len(found.not_run), 'run')}: {why}.  The same command goes on with them."
-        listed = details("which", bullets(" ".join(one) for one in found.not_run))
+    if result.not_run:
+        why = result.facts["why"] or "the sweep was interrupted"
+        words = f"{counted(len(result.not_run), 'run')}: {why}.  The same command goes on with them."
+        listed = details("which", bullets(" ".join(one) for one in result.not_run))
         parts.append(section("Not run", tag("p", words), listed))
     return tag("div", *parts) if parts else Safe("")
 
 
-def _runs(found, at):
+def _runs(result, at):
     lines = [
         [
-            _link(found, row, at),
-            *(value_words(row[key]) for key in found.axes),
+            _link(result, row, at),
+            *(value_words(row[key]) for key in result.axes),
             _state(row),
             *("–" if row[name] is None else number_words(name, row[name]) for name in ("val_loss", "train_s")),
         ]
-        for row in found.rows[:MAX_RUNS]
+        for row in result.rows[:MAX_RUNS]
     ]
-    return table(("run", *found.axes, "status", "val_loss", "train_s"), lines, class_="tight")
+    return table(("run", *result.axes, "status", "val_loss", "train_s"), lines, class_="tight")
 
 
 def _state(row):
@@ -170,6 +170,6 @@ def _state(row):
     return tag("span", words, class_="bad" if row["status"] != "complete" else run_page.COLOUR.get(row["validity"]))
 
 
-def _link(found, row, at):
-    target = run_page.link(found.folders[row["run_id"]], at)
+def _link(result, row, at):
+    target = run_page.link(result.folders[row["run_id"]], at)
     return tag("a", row["run_id"], href=target) if target else tag("span", row["run_id"])

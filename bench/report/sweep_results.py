@@ -44,10 +44,10 @@ class Results:
     @property
     def groups(self) -> list[dict]:
         """Repeats of each config, the least mean val_loss first; those without a number last."""
-        found = table_groups.groups(self.rows)
-        for group in found:
+        result = table_groups.groups(self.rows)
+        for group in result:
             group |= {key: group["members"][0][key] for key in self.keys}
-        return sorted(found, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
+        return sorted(result, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
 
     @property
     def ranked(self) -> list[dict]:
@@ -64,8 +64,8 @@ class Results:
     def effects(self) -> list[table_pivot.Pivot]:
         """means() of val_loss, the widest range first, without settings of which no value has two configs."""
         num_configs = len(self.ranked)
-        found = [pivot for pivot in self.means() if len(pivot.cells) < max(num_configs, 2)]
-        return sorted(found, key=self.range_nats, reverse=True)
+        result = [pivot for pivot in self.means() if len(pivot.cells) < max(num_configs, 2)]
+        return sorted(result, key=self.range_nats, reverse=True)
 
     @staticmethod
     def range_nats(pivot: table_pivot.Pivot) -> float:
@@ -75,8 +75,8 @@ class Results:
 
     def means(self, value: str = "val_loss") -> list[table_pivot.Pivot]:
         """For each axis with at least two values that ran, the mean over all the others."""
-        found = [table_pivot.of_rows(self.rows, [key], value) for key in self.keys]
-        return [pivot for pivot in found if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
+        result = [table_pivot.of_rows(self.rows, [key], value) for key in self.keys]
+        return [pivot for pivot in result if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
 
 def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> Results:
@@ -87,18 +87,18 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     folder = Path(folder).absolute()
     facts, points = sweep.read(folder), sweep.points(folder)
     results = folder.parent.parent
-    found, numbers = {}, {}  # run_id: folder, values of its point
+    result, numbers = {}, {}  # run_id: folder, values of its point
     for point in points:
         if point.folder is not None:
-            found[point.folder.name] = point.folder
+            result[point.folder.name] = point.folder
             numbers[point.folder.name] = sweep.values(point.overrides)
     if known is None:
         known = index.read_rows([results], on_error=lambda message: None)
     by_path = dict(known)
     for path, row in by_path.items():
         if row["sweep_id"] == facts["sweep_id"]:
-            found.setdefault(row["run_id"], Path(path))
-    rows = [dict(by_path[str(path)]) if str(path) in by_path else _row(path) for path in found.values()]
+            result.setdefault(row["run_id"], Path(path))
+    rows = [dict(by_path[str(path)]) if str(path) in by_path else _row(path) for path in result.values()]
     axes = sweep.axes([point.overrides for point in points])
     rows = sorted((row for row in rows if row), key=lambda row: (row["started_at"] or "", row["run_id"]))
     _add_axes(rows, axes, numbers)
@@ -109,7 +109,7 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
         for point in points
         if (point.folder is None or point.folder.name not in ran) and _values(point, axes) not in at
     ]
-    return Results(facts, axes, rows, found, not_run)
+    return Results(facts, axes, rows, result, not_run)
 
 
 def _values(point, axes):

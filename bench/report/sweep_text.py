@@ -15,56 +15,56 @@ LOSSES = ("val_loss_mean", "val_loss_sd", "val_loss_change_nats", "val_loss_ci95
 TIMES = ("train_s_mean", "train_s_sd", "step_avg_ms_mean")
 
 
-def table(found: Results) -> list[str]:
+def table(result: Results) -> list[str]:
     """Lines: the configs, best first, and the mean over each value of each setting; none for fewer than two configs."""
-    groups = found.ranked[:MAX_CONFIGS]
+    groups = result.ranked[:MAX_CONFIGS]
     if len(groups) < 2:
         return []
     table_baseline.add(groups, groups[0])
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
-    about = f"{len(found.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
-    times = () if all_suspect and _all_beside(found) else TIMES  # such times count for nothing
+    about = f"{len(result.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
+    times = () if all_suspect and _all_beside(result) else TIMES  # such times count for nothing
     lines = [
         "",
         about,
-        *_common(found),
+        *_common(result),
         "",
-        table_text.fit(shown, [*found.keys, "n", *LOSSES, *times, "config_id"], found.keys),
+        table_text.fit(shown, [*result.keys, "n", *LOSSES, *times, "config_id"], result.keys),
     ]
-    if len(found.ranked) > MAX_CONFIGS:
-        left = len(found.ranked) - MAX_CONFIGS
-        lines.append(f"and {left} more: ./run.sh table --group --sweep {found.facts['sweep_id']}")
-    return [*lines, *_suspect(found), *_effects(found), ""]
+    if len(result.ranked) > MAX_CONFIGS:
+        left = len(result.ranked) - MAX_CONFIGS
+        lines.append(f"and {left} more: ./run.sh table --group --sweep {result.facts['sweep_id']}")
+    return [*lines, *_suspect(result), *_effects(result), ""]
 
 
-def _all_beside(found):
-    return all(run_folder.read(found.folders[row["run_id"]]).get("beside") for row in _complete(found))
+def _all_beside(result):
+    return all(run_folder.read(result.folders[row["run_id"]]).get("beside") for row in _complete(result))
 
 
-def _common(found):
+def _common(result):
     """What was typed for all runs, for a reader who did not type it."""
-    of_each = [set(words) for words in found.facts["points"]]
+    of_each = [set(words) for words in result.facts["points"]]
     common = set.intersection(*of_each) if of_each else set()
-    words = [word for word in found.facts["points"][0] if word in common] if of_each else []
+    words = [word for word in result.facts["points"][0] if word in common] if of_each else []
     return [f"in all of them: {' '.join(words)}"] if words else []
 
 
-def _complete(found):
-    return [row for row in found.rows if row["status"] == "complete"]
+def _complete(result):
+    return [row for row in result.rows if row["status"] == "complete"]
 
 
-def _suspect(found):
-    suspect = [row for row in _complete(found) if row["validity"] == "suspect"]
+def _suspect(result):
+    suspect = [row for row in _complete(result) if row["validity"] == "suspect"]
     if not suspect:
         return []
-    why = run_folder.read(found.folders[suspect[0]["run_id"]])["validity_reasons"][0]
-    of_all = f"{len(suspect)} of {len(_complete(found))} complete runs are suspect"
+    why = run_folder.read(result.folders[suspect[0]["run_id"]])["validity_reasons"][0]
+    of_all = f"{len(suspect)} of {len(_complete(result))} complete runs are suspect"
     return ["", f"{of_all} ({why}): trust their losses, not their times"]
 
 
-def _effects(found):
-    effects = found.effects() if len(found.keys) > 1 else []
+def _effects(result):
+    effects = result.effects() if len(result.keys) > 1 else []
     if not effects:
         return []
     lines = []
@@ -79,43 +79,45 @@ def _effects(found):
     return ["", about, "", text_table.render(head, lines, [False, False, True, True, False], "simple")]
 
 
-def best(found: Results) -> str:
+def best(result: Results) -> str:
     """The best config in a sentence, without a claim: it is the best of those tried.  "" for fewer than two."""
-    groups = found.ranked
+    groups = result.ranked
     if len(groups) < 2:
         return ""
     first, second = groups[:2]
     mean, sd = number_words("val_loss", first["val_loss_mean"]), first["val_loss_sd"]
     spread = f"mean of {first['n']} runs, sd {number_words('val_loss', sd)}" if sd is not None else "one run"
-    return f"best of {len(groups)}: {values(found, first)}, val_loss {mean} ({spread}); {_ahead(found, first, second)}"
+    return (
+        f"best of {len(groups)}: {values(result, first)}, val_loss {mean} ({spread}); {_ahead(result, first, second)}"
+    )
 
 
-def _ahead(found, first, second):
+def _ahead(result, first, second):
     """By how much the best is ahead of the next, and whether repeats tell the two apart."""
     pair = [dict(first), dict(second)]
     table_baseline.add(pair, pair[0])
     nats, interval = pair[1]["val_loss_change_nats"], pair[1]["val_loss_ci95_nats"]
     if nats is None:
         nats = second["val_loss_mean"] - first["val_loss_mean"]
-    by = f"{nats:.4f} nats ahead of {values(found, second)}"
+    by = f"{nats:.4f} nats ahead of {values(result, second)}"
     if interval is None:
         return f"{by}, and without repeats it is unknown whether by chance: sweep seed=0,1,2 too"
     words = f"95 % interval {interval[0]:+.4f} to {interval[1]:+.4f}"
     return f"{by} ({words})" if interval[0] > 0 else f"{by}, which these runs do not tell apart ({words})"
 
 
-def why(found: Results) -> str:
+def why(result: Results) -> str:
     """Which setting mattered how much, beside the spread of repeats; "" for fewer than two settings."""
-    effects = found.effects() if len(found.keys) > 1 else []
+    effects = result.effects() if len(result.keys) > 1 else []
     if not effects:
         return ""
     parts = [
-        f"{pivot.keys[0]} {number_words('val_loss', found.range_nats(pivot))} (best {_best_value(pivot)})"
+        f"{pivot.keys[0]} {number_words('val_loss', result.range_nats(pivot))} (best {_best_value(pivot)})"
         for pivot in effects
     ]
-    sd, noise = found.sd_of_repeats, ""
+    sd, noise = result.sd_of_repeats, ""
     if sd is not None:
-        less = [pivot.keys[0] for pivot in effects if found.range_nats(pivot) < sd]
+        less = [pivot.keys[0] for pivot in effects if result.range_nats(pivot) < sd]
         noise = f"; repeats of one config differ by sd {number_words('val_loss', sd)}"
         noise += f", more than {' and '.join(less)} made" * bool(less)
     uneven = any(len({cell.n for cell in pivot.cells.values()}) > 1 for pivot in effects)
@@ -132,32 +134,32 @@ def _best_value(pivot):
     return value_words(best) + f", the {edge} that was tried: try beyond it" * (is_edge and numbers)
 
 
-def confirm(found: Results) -> str:
+def confirm(result: Results) -> str:
     """What to type to make a result of it; "" for fewer than two configs."""
-    if len(found.ranked) < 2:
+    if len(result.ranked) < 2:
         return ""
-    words = f"./run.sh race --from-sweep {found.facts['sweep_id']} --top 2 n=5"
+    words = f"./run.sh race --from-sweep {result.facts['sweep_id']} --top 2 n=5"
     return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {words}"
 
 
-def values(found: Results, row) -> str:
+def values(result: Results, row) -> str:
     """optim.lr=0.003 model.num_layers=1."""
-    return " ".join(f"{key}={value_words(row[key])}" for key in found.keys)
+    return " ".join(f"{key}={value_words(row[key])}" for key in result.keys)
 
 
-def ended(found: Results, folder: Path, all_complete: int, all_asked: int) -> str:
+def ended(result: Results, folder: Path, all_complete: int, all_asked: int) -> str:
     """How many are complete, which failed or did not begin and why, and where to look: several lines."""
     lines = [f"{all_complete} of {all_asked} complete"]
-    lines += _first([f"          {_lost(found, row)}" for row in found.lost])
-    if found.not_run:
-        why = found.facts["why"] or "it was interrupted"
-        lines.append(f"          {len(found.not_run)} not run, {why}: the same command goes on with them")
-        lines += _first([f"          not begun: {' '.join(words)}" for words in found.not_run])
-    elif found.lost:
-        why = f"{found.facts['why']}: " if found.facts["why"] else ""
+    lines += _first([f"          {_lost(result, row)}" for row in result.lost])
+    if result.not_run:
+        why = result.facts["why"] or "it was interrupted"
+        lines.append(f"          {len(result.not_run)} not run, {why}: the same command goes on with them")
+        lines += _first([f"          not begun: {' '.join(words)}" for words in result.not_run])
+    elif result.lost:
+        why = f"{result.facts['why']}: " if result.facts["why"] else ""
         lines.append(f"          {why}the same command runs again what did not complete")
     page = folder / "sweep.html"
-    lines.append(f"          {shown(page)}; ./run.sh table --sweep {found.facts['sweep_id']}")
+    lines.append(f"          {shown(page)}; ./run.sh table --sweep {result.facts['sweep_id']}")
     return "\n".join(lines)
 
 
@@ -166,8 +168,8 @@ def _first(lines):
     return lines[:MAX_LOST] + ([f"          and {more} more"] if more > 0 else [])
 
 
-def _lost(found, row):
-    failure = run_folder.read(found.folders[row["run_id"]]).get("failure") or {}
+def _lost(result, row):
+    failure = run_folder.read(result.folders[row["run_id"]]).get("failure") or {}
     message = (failure.get("message") or "").partition("\n")[0]
     kind = "" if row["failure"] in (None, row["status"]) else f" {row['failure']}:"
-    return f"{row['status']}: {values(found, row)} seed={row['seed']}:{kind} {message}".rstrip(": ")
+    return f"{row['status']}: {values(result, row)} seed={row['seed']}:{kind} {message}".rstrip(": ")

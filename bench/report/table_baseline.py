@@ -19,20 +19,20 @@ def find(rows: Sequence[Mapping], words: Sequence[str], columns: Columns) -> Map
 
     ValueError where it is none or several.
     """
-    found, option = rows, f"--baseline {' '.join(words)}"
+    result, option = rows, f"--baseline {' '.join(words)}"
     for word in words:
         if table_filters.CONDITION.fullmatch(word):
             one = table_filters.condition(word)
             (key,) = columns.named([one.key], option)
-            found = table_filters.chosen(found, [one._replace(key=key)])
+            result = table_filters.chosen(result, [one._replace(key=key)])
         else:
-            found = [row for row in found if word in _ids(row)] or [row for row in found if _is_part(word, row)]
-    if len(found) != 1:
-        what = f"{len(found)} of {counted(len(rows), 'row')}" if found else "no row"
+            result = [row for row in result if word in _ids(row)] or [row for row in result if _is_part(word, row)]
+    if len(result) != 1:
+        what = f"{len(result)} of {counted(len(rows), 'row')}" if result else "no row"
         raise ValueError(
             f"{option}: it names {what}: give part of a run id, a config_id, or KEY=VALUE ... that one row has"
         )
-    return found[0]
+    return result[0]
 
 
 def _ids(row):
@@ -64,7 +64,7 @@ def _members(row):
     return row.get("members") or [row]
 
 
-def _changes(found):
-    time, loss = found["time"], found["val_loss"]
+def _changes(result):
+    time, loss = result["time"], result["val_loss"]
     values = time["change_pct"], time["ci95_pct"], loss["change_nats"], loss["ci95_nats"]
     return dict(zip(COLUMNS, values, strict=True))

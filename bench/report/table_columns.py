@@ -27,9 +27,9 @@ class Columns:
 
     def named(self, words: Iterable[str], option: str) -> list[str]:
         """Names and globs of a user's -> columns, which are in every row afterwards.  ValueError for another word."""
-        found = dict.fromkeys(name for word in words for name in self._named(word, option))
-        configs.add(self._rows, [name for name in found if name not in self._fixed])
-        return list(found)
+        result = dict.fromkeys(name for word in words for name in self._named(word, option))
+        configs.add(self._rows, [name for name in result if name not in self._fixed])
+        return list(result)
 
     def _named(self, word, option):
         if word in self._fixed:
@@ -38,10 +38,10 @@ class Columns:
             return [f"{word}_mean"]
         if word in self.settings or (not self._rows and "." in word):  # without a run its settings are unknown
             return [word]
-        found = fnmatch.filter([*self._fixed, *self.settings], word) if GLOB.search(word) else []
-        if not found:
+        result = fnmatch.filter([*self._fixed, *self.settings], word) if GLOB.search(word) else []
+        if not result:
             raise ValueError(f"{option}: there is no column {word}; choose from {self._all}{self._guess(word)}")
-        return found
+        return result
 
     @property
     def _all(self):
@@ -54,9 +54,9 @@ class Columns:
 
     def varied(self) -> list[str]:
         """The settings in which the rows differ, at most MAX_VARIED; they are in every row afterwards."""
-        found = configs.varied(self._rows)[:MAX_VARIED]
-        configs.add(self._rows, found)
-        return found
+        result = configs.varied(self._rows)[:MAX_VARIED]
+        configs.add(self._rows, result)
+        return result
 
     def all(self) -> list[str]:
         """Every column and every setting; they are in every row afterwards."""

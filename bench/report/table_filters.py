@@ -92,10 +92,10 @@ def _has_words(one, value):
     text = "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
     if one.sign not in ("=", "!="):
         return OPERATORS[one.sign](text, one.wanted)
-    found = text == one.wanted or any(
+    result = text == one.wanted or any(
         fnmatch.fnmatchcase(text, word) if GLOB.search(word) else text == word for word in one.alternatives
     )
-    return found == (one.sign == "=")
+    return result == (one.sign == "=")
 
 
 def _numbers(one, kinds):
@@ -109,10 +109,10 @@ def _numbers(one, kinds):
 
 
 def _booleans(one, kinds):
-    found = [BOOLEANS[word.lower()] for word in one.alternatives if word.lower() in BOOLEANS]
-    if not found and (one.key in YES_OR_NO or kinds == {bool}):
+    result = [BOOLEANS[word.lower()] for word in one.alternatives if word.lower() in BOOLEANS]
+    if not result and (one.key in YES_OR_NO or kinds == {bool}):
         raise ValueError(f"--where {one.words}: {one.key} is yes or no")
-    return found
+    return result
 
 
 class Order(NamedTuple):
@@ -124,8 +124,8 @@ class Order(NamedTuple):
 
 def orders(words: str | None, is_reverse: bool = False) -> list[Order]:
     """--sort "val_loss,-train_s" -> [Order]; is_reverse: --reverse, each the other way round."""
-    found = [word.strip() for word in (words or "").split(",") if word.strip(" +-")]
-    return [Order(word.lstrip("-+"), word.startswith("-") != is_reverse) for word in found]
+    result = [word.strip() for word in (words or "").split(",") if word.strip(" +-")]
+    return [Order(word.lstrip("-+"), word.startswith("-") != is_reverse) for word in result]
 
 
 def sort(rows: Sequence[Mapping], by: Sequence[Order]) -> list[Mapping]:

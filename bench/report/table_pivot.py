@@ -67,17 +67,17 @@ def _hashable(value):
 
 def _cell(rows, value):
     counted = table_groups.counted(rows)
-    found = [row[value] for row in counted if row[value] is not None]
-    return Cell(len(found), stats.mean(found) if found else None, stats.sd(found), len(rows) - len(found))
+    result = [row[value] for row in counted if row[value] is not None]
+    return Cell(len(result), stats.mean(result) if result else None, stats.sd(result), len(rows) - len(result))
 
 
 def _over(rows, keys):
     """What else the means are over: settings that differ within a cell, and the seed."""
-    found = {}
+    result = {}
     for at in {tuple(_hashable(row[key]) for key in keys) for row in rows}:
         inside = [row for row in rows if tuple(_hashable(row[key]) for key in keys) == at]
-        found |= dict.fromkeys(["seed"] * (len({row["seed"] for row in inside}) > 1) + configs.varied(inside))
-    return [name for name in found if name not in keys]
+        result |= dict.fromkeys(["seed"] * (len({row["seed"] for row in inside}) > 1) + configs.varied(inside))
+    return [name for name in result if name not in keys]
 
 
 # ---- forms
@@ -133,9 +133,9 @@ def _about(pivot):
 
 def rows_of(pivot: Pivot) -> list[dict]:
     """A row a cell, for csv and JSON: the keys, then VALUE_mean, VALUE_sd, n, num_lost, best."""
-    found = []
+    result = []
     for at, cell in pivot.cells.items():
         numbers = {f"{pivot.value}_mean": cell.mean, f"{pivot.value}_sd": cell.sd, "n": cell.n}
         keys = dict(zip(pivot.keys, at, strict=True))
-        found.append(keys | numbers | {"num_lost": cell.num_lost, "best": cell.is_best})
-    return found
+        result.append(keys | numbers | {"num_lost": cell.num_lost, "best": cell.is_best})
+    return result

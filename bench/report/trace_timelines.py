@@ -24,33 +24,33 @@ def ms_from_us(us: float | None) -> float:
 
 def of_collective(overall, id):
     """Yields the drawing of ranks side by side; nothing for one rank or without a collective."""
-    found = overall["pictures"]["collective"]
-    if found:
-        late = found["late_rank"]
-        lanes = [(f"rank {lane['rank']}", "came last" * (lane["rank"] == late)) for lane in found["lanes"]]
+    result = overall["pictures"]["collective"]
+    if result:
+        late = result["late_rank"]
+        lanes = [(f"rank {lane['rank']}", "came last" * (lane["rank"] == late)) for lane in result["lanes"]]
         about = (
-            f"{short(found['name'])}: rank {late} came last, another waited {ms_from_us(found['wait_us']):.2f} ms for "
-            "it.  Each rank's clock is set by the end of this collective; the lower row of a rank is communication"
+            f"{short(result['name'])}: rank {late} came last, another waited {ms_from_us(result['wait_us']):.2f} ms "
+            "for it.  Each rank's clock is set by the end of this collective; the lower row of a rank is communication"
         )
-        yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, found, lanes)
+        yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, result, lanes)
 
 
 def of_gap(one, of_rank, id):
     """Yields the drawing of the device's largest gap; of_rank: which rank it is, "" of one alone."""
-    found = one["pictures"]["gap"]
-    if found:
+    result = one["pictures"]["gap"]
+    if result:
         lanes = [
             ("the host's launching thread", "calls") if lane["stream"] == "host" else (f"stream {lane['stream']}", "")
-            for lane in found["lanes"]
+            for lane in result["lanes"]
         ]
         gap = one["gaps"][0]
         host, after = plain(gap["host"] or "nothing recorded"), short(gap["after"])
         about = (
             f"{of_rank}{': ' * bool(of_rank)}{ms_from_us(gap['us']):.3f} ms, the host was in {host}; then came {after}"
         )
-        marks = [(ms_from_us(found["start_us"]), "the dashed lines are where the gap begins and ends")]
-        marks += [(ms_from_us(found["start_us"] + found["gap_us"]), "")]
-        yield _timeline(f"{id}gap", "The device's largest gap", about, found, lanes, marks)
+        marks = [(ms_from_us(result["start_us"]), "the dashed lines are where the gap begins and ends")]
+        marks += [(ms_from_us(result["start_us"] + result["gap_us"]), "")]
+        yield _timeline(f"{id}gap", "The device's largest gap", about, result, lanes, marks)
 
 
 def of_links(one, of_rank, id):
@@ -72,17 +72,17 @@ def of_links(one, of_rank, id):
         yield Panel(f"{id}critical-links", title, about, "ms", drawn, end=end_ms, is_wide=True)
 
 
-def _timeline(id, title, about, found, lanes, marks=()):
-    """Bars of found["lanes"]; lanes: (label, words) of each.  Communication, and the host, have a row of their own."""
+def _timeline(id, title, about, result, lanes, marks=()):
+    """Bars of result["lanes"]; lanes: (label, words) of each.  Communication, and the host, have a row of their own."""
     drawn, seen = [], set()
-    for (label, words), lane in zip(lanes, found["lanes"]):
+    for (label, words), lane in zip(lanes, result["lanes"]):
         bars = []
         for start_us, us, kind, name in lane["bars"]:
-            hint = f"{short(found['names'][name])}: {us:,.1f} us"
+            hint = f"{short(result['names'][name])}: {us:,.1f} us"
             bars.append(Bar(ms_from_us(start_us), ms_from_us(start_us + us), TYPE_COLOURS[kind], hint, int(kind == 1)))
             seen.add(kind)
         drawn.append(Lane(label, words, bars))
     names = [(TYPE_COLOURS[kind], TYPES[kind]) for kind in sorted(seen)]
     return Panel(
-        id, title, about, "ms", drawn, names, ms_from_us(found["us"]), marks, 2 if 1 in seen else 1, is_wide=True
+        id, title, about, "ms", drawn, names, ms_from_us(result["us"]), marks, 2 if 1 in seen else 1, is_wide=True
     )

@@ -23,14 +23,14 @@ def complete(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int, dict]:
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
             kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
             known.setdefault((kind, row["status"], row["validity"] == "valid"), folder)
-    found = {}
+    result = {}
     for number, job in enumerate(jobs):
         data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
         kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
         ways = [(kind, status, is_valid) for status in wanted for is_valid in (True, False)]
         if folder := next((known[way] for way in ways if way in known), None):
-            found[number] = run_folder.read(folder) | {"folder": folder}
-    return found
+            result[number] = run_folder.read(folder) | {"folder": folder}
+    return result
 
 
 def say_complete(job: Job, run: dict) -> None:

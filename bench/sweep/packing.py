@@ -62,12 +62,12 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
     if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
         raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
-    found = [] if on_cpu else gpus.visible()
-    most = len(found) or len(cores) // (cores_per_run or 1)
+    result = [] if on_cpu else gpus.visible()
+    most = len(result) or len(cores) // (cores_per_run or 1)
     number = most if parallel == "auto" else int(parallel)
     each = cores_per_run or len(cores) // max(number, 1)
     if not 1 <= number <= most or each < 1 or number * each > len(cores):
-        has = f"{len(found)} GPU(s) and {len(cores)} cores" if found else f"{len(cores)} cores"
+        has = f"{len(result)} GPU(s) and {len(cores)} cores" if result else f"{len(cores)} cores"
         raise ValueError(
             f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
             f"and no two runs share one: use hydra.launcher.parallel={max(1, min(most, len(cores) // max(each, 1)))}"
@@ -77,8 +77,8 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
             slot,
             number,
             tuple(cores[slot * each : (slot + 1) * each]),
-            found[slot]["uuid"] if found and found[slot].get("uuid") else str(slot) if found else None,
-            memory_gib=found[slot]["memory_gib"] if found else None,
+            result[slot]["uuid"] if result and result[slot].get("uuid") else str(slot) if result else None,
+            memory_gib=result[slot]["memory_gib"] if result else None,
         )
         for slot in range(number)
     ]

@@ -18,8 +18,8 @@ MEANS = ("sm_clock_mhz", "mem_clock_mhz", "util_pct", "cpu_util_pct", "cpu_freq_
 def spans_j(samples, spans):
     """Integrated power over the spans, all devices; None if one of them has no power."""
     of_power = [Curve(rows, "power_w") for rows in by_device(samples).values()]
-    found = [curve.integral(*span) for curve in of_power for span in spans]
-    return None if not found or None in found else sum(found)
+    result = [curve.integral(*span) for curve in of_power for span in spans]
+    return None if not result or None in result else sum(result)
 
 
 def counted_j(first, last):
@@ -44,7 +44,7 @@ def step_spans(
     step lies where the synchronised edges of its span and the steps' own times (of CUDA events) put it: one after the
     other from the span's beginning, stretched together to its length.
     """
-    found, step_ms, first = {}, {row["step"]: row["step_ms"] for row in rows}, 1
+    result, step_ms, first = {}, {row["step"]: row["step_ms"] for row in rows}, 1
     for (begin_ns, end_ns), last in zip(spans, ends):
         numbers = range(first, last + 1)
         first = last + 1
@@ -55,8 +55,8 @@ def step_spans(
             continue
         ns_per_ms = (end_ns - begin_ns) / edges_ms[-1]
         edges_ns = [begin_ns + round(ms * ns_per_ms) for ms in edges_ms]
-        found |= dict(zip(numbers, pairwise(edges_ns)))
-    return found
+        result |= dict(zip(numbers, pairwise(edges_ns)))
+    return result
 
 
 def columns(samples: list[dict], steps: dict[int, tuple[int, int]], joined: dict) -> dict[str, dict[int, float]]:
@@ -65,23 +65,23 @@ def columns(samples: list[dict], steps: dict[int, tuple[int, int]], joined: dict
     energy_j of all GPUs, adding up to joined["energy_j"]; clocks, mean of the devices; slowed_frac, the share of the
     step in which heat or hardware held the clocks of the worst device down, 0 to 1.
     """
-    found = {}
+    result = {}
     if joined["energy_j"] is not None:
         joules = _by_row(samples, "power_w", steps, Curve.integral, sum)
         if len(joules) == len(steps) and (total_j := sum(joules.values())) > 0:
-            found["energy_j"] = {row: joined["energy_j"] / total_j * energy_j for row, energy_j in joules.items()}
+            result["energy_j"] = {row: joined["energy_j"] / total_j * energy_j for row, energy_j in joules.items()}
     for column in ("sm_clock_mhz", "cpu_freq_mhz"):
-        found[column] = _by_row(samples, column, steps, Curve.mean, lambda each: round(sum(each) / len(each), 3))
+        result[column] = _by_row(samples, column, steps, Curve.mean, lambda each: round(sum(each) / len(each), 3))
     slowed = [row | {"slowed": slows(row)} for row in samples]
-    found["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda each: round(max(each), 3))
-    return {column: values for column, values in found.items() if values}
+    result["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda each: round(max(each), 3))
+    return {column: values for column, values in result.items() if values}
 
 
 def _by_row(samples, column, steps, of_curve, reduced):
     """{row: one figure of all devices}, of the steps in which each has one."""
     of_each = curves(samples, column)
-    found = {row: [of_curve(curve, *span) for curve in of_each] for row, span in steps.items()}
-    return {row: reduced(each) for row, each in found.items() if each and None not in each}
+    result = {row: [of_curve(curve, *span) for curve in of_each] for row, span in steps.items()}
+    return {row: reduced(each) for row, each in result.items() if each and None not in each}
 
 
 def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict, stopped: dict) -> dict:
@@ -144,27 +144,27 @@ def whole(joined: dict, started: dict, stopped: dict) -> dict:
 
 def warnings(joined: dict, report: dict) -> list[str]:
     """Sentences: what the sampler could not read, counters that disagree, memory that fails."""
-    found = list(report["warnings"])
+    result = list(report["warnings"])
     if joined["energy_agrees"] is False:
         apart = f"{joined['energy_disagreement_pct']:.1f} % apart (limit {MAX_DISAGREEMENT_PCT:g} %)"
-        found.append(f"the energy counter and integrated power are {apart}")
+        result.append(f"the energy counter and integrated power are {apart}")
     for name, device in joined["by_device"].items():
         for column in ("ecc_uncorrected", "remapped_rows"):
             if device.get(f"new_{column}"):
-                found.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
-    return found
+                result.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
+    return result
 
 
 def _of_device(rows):
-    found = {f"mean_{column}": mean(rows, column) for column in ("power_w", "sm_clock_mhz", "temp_c")}
+    result = {f"mean_{column}": mean(rows, column) for column in ("power_w", "sm_clock_mhz", "temp_c")}
     limits_w = [row["power_limit_w"] for row in rows if row.get("power_limit_w") is not None]
     if limits_w:
-        found |= {"min_power_limit_w": min(limits_w), "max_power_limit_w": max(limits_w)}
+        result |= {"min_power_limit_w": min(limits_w), "max_power_limit_w": max(limits_w)}
     for column in ("ecc_uncorrected", "remapped_rows"):
         counts = [row[column] for row in rows if row.get(column) is not None]
         if counts:
-            found[f"new_{column}"] = round(counts[-1] - counts[0])
-    known = {name: value for name, value in found.items() if value is not None}
+            result[f"new_{column}"] = round(counts[-1] - counts[0])
+    known = {name: value for name, value in result.items() if value is not None}
     return {
         "num_timed_samples": len(rows),
         **known,

@@ -28,10 +28,10 @@ def read(path: Path | str) -> list[dict]:
 
 def by_device(samples: list[dict]) -> dict[str, list[dict]]:
     """{device: its samples, in time}."""
-    found = {}
+    result = {}
     for row in sorted(samples, key=lambda row: row["read_ns"]):
-        found.setdefault(row["device"], []).append(row)
-    return found
+        result.setdefault(row["device"], []).append(row)
+    return result
 
 
 def inside(samples, spans):

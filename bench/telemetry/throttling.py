@@ -28,15 +28,15 @@ def slowed_frac(samples):
 
 def doubts(summary: dict) -> list[str]:
     """The record's summary of telemetry -> sentences, each a reason with its figure."""
-    found = []
+    result = []
     for name, device in summary["by_device"].items():
         if (device["slowed_frac"] or 0.0) > MAX_SLOWED_FRAC:
             reasons = ", ".join(reason for reason in device["throttle_frac"] if reason in SLOWDOWNS)
             share = f"{100 * device['slowed_frac']:.1f} % of {device['num_timed_samples']} samples"
-            found.append(f"{name} was slowed down by {reasons} in {share} (limit {100 * MAX_SLOWED_FRAC:g} %)")
+            result.append(f"{name} was slowed down by {reasons} in {share} (limit {100 * MAX_SLOWED_FRAC:g} %)")
     for name, num in summary["foreign_processes"].items():
-        found.append(f"{num} other process{'es' if num > 1 else ''} computed on {name} during the run")
-    return found + _unequal_limits(summary["by_device"])
+        result.append(f"{num} other process{'es' if num > 1 else ''} computed on {name} during the run")
+    return result + _unequal_limits(summary["by_device"])
 
 
 def _unequal_limits(devices):

@@ -150,17 +150,17 @@ def _read(path, kinds, part=0, num_parts=1):
 
 def _read_into(folder, path, kinds, part, num_parts):
     """_read() with its columns in files: through a pipe the one who merges would hold them twice."""
-    found = _read(path, kinds, part, num_parts)
-    for name, column in found["columns"].items():
+    result = _read(path, kinds, part, num_parts)
+    for name, column in result["columns"].items():
         file = f"{folder}/{part}-{name}.npy"
         np.save(file, column)
-        found["columns"][name] = file
-    return found
+        result["columns"][name] = file
+    return result
 
 
-def _mapped(found):
-    found["columns"] = {name: np.load(file, mmap_mode="r") for name, file in found["columns"].items()}
-    return found
+def _mapped(result):
+    result["columns"] = {name: np.load(file, mmap_mode="r") for name, file in result["columns"].items()}
+    return result
 
 
 def _rank(path, parts):

@@ -56,15 +56,15 @@ def waits(ranks: Ranks) -> tuple[list[dict], int]:
     return lines, num_unmatched
 
 
-def collectives(ranks: Ranks, found: list[dict], num_unmatched: int) -> dict | None:
+def collectives(ranks: Ranks, matched: list[dict], num_unmatched: int) -> dict | None:
     """What waits() gave -> {"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst":
     [...]}, or None.
     """
-    if not found:
+    if not matched:
         return None
     sums_ns, num_last = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
     worst = []
-    for one in found:
+    for one in matched:
         for number, wait_ns in zip(ranks, one["wait_ns"]):
             sums_ns[number] += wait_ns
         num_last[one["late_rank"]] += 1
@@ -72,7 +72,7 @@ def collectives(ranks: Ranks, found: list[dict], num_unmatched: int) -> dict | N
         worst.append(line | {"longest_wait_us": max(one["wait_ns"]) / US})
     worst.sort(key=lambda line: -line["longest_wait_us"])
     lines = [{"rank": number, "wait_us": sums_ns[number] / US, "num_last": num_last[number]} for number in ranks]
-    return {"num_matched": len(found), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
+    return {"num_matched": len(matched), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
 
 
 def _sequences(rank, rows, kinds):

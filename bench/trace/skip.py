@@ -30,10 +30,10 @@ class Skip:
 
     def __call__(self, chunk):
         if self._between is None:
-            found = BETWEEN.search(chunk)
-            if found is None:
+            result = BETWEEN.search(chunk)
+            if result is None:
                 return chunk, 0
-            self._between = found.group()
+            self._between = result.group()
         first, *events = chunk.split(self._between)
         unwanted = self._unwanted
         kept = [event for event in events if not event.startswith(unwanted)]

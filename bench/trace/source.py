@@ -121,9 +121,9 @@ class Source:
         head = b""
         for block in blocks:
             head += block
-            if found := EVENTS.search(head):
-                self.head = head[: found.start()]
-                return head[found.end() :]
+            if result := EVENTS.search(head):
+                self.head = head[: result.start()]
+                return head[result.end() :]
             if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") and (start := head.index(b"[")) >= 0:
                 return head[start + 1 :]  # the format without an object around the events
             if len(head) > HEAD_BYTES:
@@ -167,16 +167,16 @@ class Source:
     def _offset_of_events(self, first, blocks):
         with open(self.path, "rb") as file:
             data = file.read(len(self.head) + HEAD_BYTES // 64 + 64)
-        found = EVENTS.search(data, len(self.head))
-        return found.end() if found else data.index(b"[") + 1
+        result = EVENTS.search(data, len(self.head))
+        return result.end() if result else data.index(b"[") + 1
 
     def _boundary_after(self, offset):
         """Offset of the first event that begins at or after offset; None: there is none."""
         rest, at = b"", offset
         for block in self._blocks(offset, self.num_bytes):
             rest += block
-            if found := BOUNDARY.search(rest):
-                return at + found.end()
+            if result := BOUNDARY.search(rest):
+                return at + result.end()
             at, rest = at + max(0, len(rest) - 4096), rest[-4096:]
         return None
 
@@ -208,13 +208,13 @@ def _last_boundary(data, new_from):
 def _end_of_array(data):
     """Index of the ] that ends the array whose inside begins at 0; None if it never ends.  Strings are skipped."""
     depth = 0
-    for found in _TOKENS.finditer(data):
-        token = found.group()
+    for result in _TOKENS.finditer(data):
+        token = result.group()
         if token in b"[{":
             depth += 1
         elif token in b"]}":
             if depth == 0:
-                return found.start() if token == b"]" else None
+                return result.start() if token == b"]" else None
             depth -= 1
     return None
 

@@ -23,9 +23,9 @@ def nanoseconds(values):
     if kinds == {int} and max(values) < LARGEST_US and min(values) > -LARGEST_US:
         return np.array(values, np.int64) * 1000
     if kinds <= {int, float}:
-        found = _floats(values)
-        good = np.abs(found) < LARGEST_US  # and not nan
-        return np.where(good, np.rint(np.where(good, found, 0) * 1000), BAD).astype(np.int64)
+        result = _floats(values)
+        good = np.abs(result) < LARGEST_US  # and not nan
+        return np.where(good, np.rint(np.where(good, result, 0) * 1000), BAD).astype(np.int64)
     return np.array([_one_ns(value) for value in values], np.int64)
 
 
@@ -87,5 +87,5 @@ def integers(values):
             return np.array(values, np.int64)
     except OverflowError:
         pass
-    found = [value if type(value) is int else NO_NUMBER if value is None else whole(value) for value in values]
-    return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in found], np.int64)
+    result = [value if type(value) is int else NO_NUMBER if value is None else whole(value) for value in values]
+    return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in result], np.int64)

@@ -53,8 +53,8 @@ def check(
     model.eval()
     try:
         with torch.no_grad(), autocast(), _not_compiled():
-            found = [watch.logits_of(model, *row) for row in rows]
-        verdict = _verdict(*found)
+            result = [watch.logits_of(model, *row) for row in rows]
+        verdict = _verdict(*result)
     except NotCausal:
         raise
     except Exception as error:  # it may train on batches of the run's shape alone
@@ -100,9 +100,9 @@ class _Watch(TorchFunctionMode):
         self._found = {name: [] for name in LOSSES}
         with self:
             model(tokens_BT, targets_BT)
-        for found in self._found.values():
-            if found and len({scores.shape[-1] for scores in found}) == 1:
-                scores_NV = torch.cat(found)
+        for result in self._found.values():
+            if result and len({scores.shape[-1] for scores in result}) == 1:
+                scores_NV = torch.cat(result)
                 if len(scores_NV) % self.seq_len == 0:
                     return scores_NV.view(-1, self.seq_len, scores_NV.shape[-1])
         return model.logits(tokens_BT).float() if callable(getattr(model, "logits", None)) else None

@@ -137,7 +137,7 @@ class Shard(Alone):
         self._parts = [(part, list(_buckets_of(part, ranks, bucket_bytes))) for part in parts]
         self._parts.sort(key=lambda one: hasattr(one[0], "shares"))  # weights are gathered beside Muon's products
         super().__init__(config, model, optimizer)
-        self._order = [bucket for _, found in self._parts for bucket in found]  # in which all ranks reduce
+        self._order = [bucket for _, result in self._parts for bucket in result]  # in which all ranks reduce
         self._bucket_of = {slot.parameter: bucket for bucket in self._order for slot in bucket.layout.slots}
         self._hooks = [one.register_post_accumulate_grad_hook(self._arrived) for one in self._bucket_of]
         self._is_last, self._num_launched, self._filled = False, 0, []
@@ -164,11 +164,11 @@ class Shard(Alone):
 
     def step(self, names: Collection[str] | None = None) -> None:
         assert names is None, "bench/config/stages.py refuses parts that keep their gradients over a step"
-        for part, found in self._parts:
-            for bucket in found:
+        for part, result in self._parts:
+            for bucket in result:
                 bucket.wait()
             part.step()
-            for bucket in found:
+            for bucket in result:
                 bucket.publish()
         for bucket in self._order:
             bucket.finish()
@@ -222,10 +222,10 @@ def _buckets_of(optimizer, ranks, bucket_bytes):
             continue
         parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
         layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
-        found = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
+        result = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
         if by_element:
-            group["params"] = [bucket.weights for bucket in found]
-        yield from found
+            group["params"] = [bucket.weights for bucket in result]
+        yield from result
 
 
 def _refuse_missing(model, waiting):

@@ -145,17 +145,17 @@ class Run:
             foreign = meter.foreign_cpu_cores(sum(of_node_s))
             if writer:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
-            found = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
+            result = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
             instruments.collect_warnings()
         return gather_result.RankResult(
             train_s=clock.train_s,
             validation_s=clock.paused_ns.get("validation", 0) / 1e9,
             num_validations=clock.num_pauses.get("validation", 0),
             rows=log.rows,
-            columns=found["columns"],
-            flags=found["flags"],
-            summaries=found["summary"],
-            doubts=found["doubts"],
+            columns=result["columns"],
+            flags=result["flags"],
+            summaries=result["summary"],
+            doubts=result["doubts"],
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
             peak_mem_gib=self.peaks.whole_gib(),
             foreign_cpu_cores=foreign,

@@ -154,15 +154,15 @@ def write_failure(folder, rank, error):
     kind = kind_of(error, message)
     if kind == "out_of_memory":
         write_snapshot(folder, rank)
-    found = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
-    found.update(
+    result = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
+    result.update(
         message=message[:2000], hint=HINTS[kind], failed_at_s=time.monotonic(), traceback=traceback.format_exc()
     )
     try:
-        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), found)
+        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), result)
     except OSError:
         os.unlink(os.path.join(folder, ".reserve"))  # the disk is full: this file matters more
-        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), found)
+        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), result)
     return True
 
 
@@ -194,23 +194,23 @@ def kind_of(error, message):
 
 def write_facts(path, rank):
     """What only this process knows: its torch, its packages (rank 0's), its memory."""
-    found = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
+    result = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
     try:
-        found["torch"] = torch_facts()
-        found["peak_mem_gib"] = torch_peaks()
+        result["torch"] = torch_facts()
+        result["peak_mem_gib"] = torch_peaks()
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"
+        result["error"] = f"{type(error).__name__}: {error}"
     if rank == 0:
         from importlib import metadata
 
-        found["packages"] = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+        result["packages"] = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
     with contextlib.suppress(OSError):
-        write(path, found)
+        write(path, result)
 
 
-def write(path, found):
+def write(path, result):
     with open(path, "w") as file:
-        json.dump(found, file)
+        json.dump(result, file)
 
 
 def torch_facts():

@@ -49,13 +49,13 @@ class Trainer:
 
     def flops_per_token(self) -> list[tuple[int, int]]:
         """Of each of timeline.portions, in its window, and the same without masked pairs of tokens."""
-        found = []
+        result = []
         for portion in self.timeline.portions:
             self._staged.set_window(portion.window_tokens)
             seq_len = portion.stage.seq_len
-            found.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
+            result.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
         self._staged.at(self._steps_done)
-        return found
+        return result
 
     def attach(self, instruments, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
         """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""
@@ -145,7 +145,7 @@ class Trainer:
             second_s += self._warm_up_step(portion.first_step + (portion.num_steps > 1))
         self._warm_up_last_window()
         data = self.config.data
-        found = causality.check(self.model, data.vocab_size, data.seq_len, self.ranks.device, self.autocast)
+        result = causality.check(self.model, data.vocab_size, data.seq_len, self.ranks.device, self.autocast)
         self._restore(saved)
         self._is_warming_up = False
         distributed.barrier()
@@ -154,7 +154,7 @@ class Trainer:
             "warmup_s": time.perf_counter() - started,
             "compile_s": max(0.0, first_s - second_s) if compiled else None,
             "compile_cache": _compile_cache() if compiled else None,
-            **found,
+            **result,
         }
 
     def close(self) -> None:

@@ -62,8 +62,8 @@ def load(where: str, import_path: str) -> Any:
         raise ValueError(f"{where}={import_path}: {_import_failure(module_name, error)}") from error
     if not hasattr(module, name):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        found = f"it has {', '.join(classes)}" if classes else "it has no class"
-        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {found}")
+        result = f"it has {', '.join(classes)}" if classes else "it has no class"
+        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {result}")
     if not isinstance(getattr(module, name), type):
         raise ValueError(f"{where}={import_path}: {name} is a {type(getattr(module, name)).__name__}, not a class")
     return getattr(module, name)
@@ -108,13 +108,13 @@ def _import_failure(module_name, error):
 
 def line_of(error: BaseException) -> str:
     """ " (my_model.py, line 12)": where in the user's folder it was raised, innermost; "" where it was not there."""
-    found, frame = "", error.__traceback__
+    result, frame = "", error.__traceback__
     while frame is not None:
         path = Path(frame.tb_frame.f_code.co_filename)
         if path.is_relative_to(working_folder()) and not path.is_relative_to(REPO):
-            found = f" ({path.relative_to(working_folder())}, line {frame.tb_lineno})"
+            result = f" ({path.relative_to(working_folder())}, line {frame.tb_lineno})"
         frame = frame.tb_next
-    return found
+    return result
 
 
 # ---- the source files, found without importing them: launching asks for them before every run
@@ -127,11 +127,11 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
     Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as bench/script_files.py has them.
     """
-    found = {}
+    result = {}
     for import_path in import_paths:
         if import_path.endswith(script_files.MAIN):
             path = of_user(import_path.removesuffix(script_files.MAIN)).absolute()
-            found |= script_files.sources(Path(os.path.normpath(path)))
+            result |= script_files.sources(Path(os.path.normpath(path)))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)
@@ -143,10 +143,10 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
             file = waiting.pop()
             base = next((root.folder for root in roots if file.is_relative_to(root.folder)), file.parent)
             key = f"own/{file.relative_to(base).as_posix()}"
-            if key not in found and file.is_file():
-                found[key] = file
+            if key not in result and file.is_file():
+                result[key] = file
                 waiting += _named_in(file, base, roots) if file.suffix == ".py" else []
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _named_in(path, base, roots):
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # importing it says so
         return []
-    package, found = path.relative_to(base).parts[:-1], []
+    package, result = path.relative_to(base).parts[:-1], []
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -192,6 +192,6 @@ def _named_in(path, base, roots):
             module = ".".join([*above, *([node.module] if node.module else [])])
             names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(KERNELS):
-            found += [path.parent / node.value, Path(working_folder(), node.value)]
-        found += [file for name in names for file in _of_module(name, roots)]
-    return found
+            result += [path.parent / node.value, Path(working_folder(), node.value)]
+        result += [file for name in names for file in _of_module(name, roots)]
+    return result

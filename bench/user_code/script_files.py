@@ -20,16 +20,16 @@ MAX_DEPTH = 4
 
 def sources(script: Path) -> dict[str, Path]:
     """{"script/train_gpt.py": its path} of the sources beside the script and below, but for EXCLUDED, sorted."""
-    found = {script.name: script}
+    result = {script.name: script}
     for parent, folders, names in os.walk(script.parent):
         below = Path(parent).relative_to(script.parent)
         folders[:] = sorted(name for name in folders if is_searched(Path(parent, name), len(below.parts)))
         suffixes = SUFFIXES if below.parts else SUFFIXES + TEXTS
         for name in sorted(names):
             path = Path(parent, name)
-            if path.suffix in suffixes and len(found) < MAX_FILES and _is_small(path):
-                found[(below / name).as_posix()] = path
-    return {f"script/{name}": found[name] for name in sorted(found)}
+            if path.suffix in suffixes and len(result) < MAX_FILES and _is_small(path):
+                result[(below / name).as_posix()] = path
+    return {f"script/{name}": result[name] for name in sorted(result)}
 
 
 EXCLUDED = (

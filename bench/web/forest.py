@@ -152,8 +152,8 @@ def _numbers(row, unit, decimals):
 
 def _named_bands(panel):
     """[(which, its words)] of the shaded bands."""
-    found = []
+    result = []
     if panel.margin:
         low, high = panel.margin
-        found.append(("margin", f"margin {f'±{high:.4g}' if low == -high else f'{high:+.4g}'}"))
-    return found + ([("floor", f"noise floor ±{panel.floor:.3g}")] if panel.floor else [])
+        result.append(("margin", f"margin {f'±{high:.4g}' if low == -high else f'{high:+.4g}'}"))
+    return result + ([("floor", f"noise floor ±{panel.floor:.3g}")] if panel.floor else [])

@@ -70,8 +70,8 @@ def soft(*children: object) -> Safe:
 
 def bullets(words: Iterable[object], before: str = "") -> Safe:
     """A list, each with the same words before it; "" for none."""
-    found = [tag("li", before, word) for word in words]
-    return tag("ul", *found) if found else Safe("")
+    result = [tag("li", before, word) for word in words]
+    return tag("ul", *result) if result else Safe("")
 
 
 def tiles(facts: Iterable[tuple[str, object]]) -> Safe:

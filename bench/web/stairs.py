@@ -100,8 +100,8 @@ def _axis_of(panel, left):
 
 def _log_ticks(low, high):
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [float(f"{digit}e{power}") for power in powers for digit in DECADE_TICKS]
-    return [value for value in found if low <= value <= high]
+    result = [float(f"{digit}e{power}") for power in powers for digit in DECADE_TICKS]
+    return [value for value in result if low <= value <= high]
 
 
 def _axis(ticks, at, left, bottom):

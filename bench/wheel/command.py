@@ -41,10 +41,10 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         top = spec.origin.partition(".")[0]
         if FOLDER not in sys.path:
             sys.path.append(FOLDER)  # last: a module of the user's of that name stays theirs
-        found = importlib.import_module(top)
-        if not (found.__file__ or "").startswith(FOLDER):
+        result = importlib.import_module(top)
+        if not (result.__file__ or "").startswith(FOLDER):
             words = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
-            raise ImportError(f"{words} ({found.__file__})")
+            raise ImportError(f"{words} ({result.__file__})")
         module = importlib.import_module(spec.origin)
         self._first_specs[spec.name] = module.__spec__
         return module

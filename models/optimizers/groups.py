@@ -38,11 +38,11 @@ class Config(optimizers.Config):
 
     def tensors_of(self, model) -> dict[str, list]:
         """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
-        found = {}
+        result = {}
         for name, role, parameter in with_roles(model):
             groups = [key for key, group in self.groups.items() if group and is_meant(group.tensors, name, role)]
             if not groups:
                 remedy = f"add {role}, or its name, to the tensors of a group"
                 raise ValueError(f"optim.groups={', '.join(self.groups)}: none has the tensor {name}: {remedy}")
-            found.setdefault(groups[-1], []).append(parameter)
-        return {key: found[key] for key in self.groups if key in found}
+            result.setdefault(groups[-1], []).append(parameter)
+        return {key: result[key] for key in self.groups if key in result}

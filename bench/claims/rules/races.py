@@ -76,13 +76,13 @@ def it_is_faster_than_its_baseline(claim):
         ends = [line for line in race.state.lines if line["event"] == "race_end"]
         if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(race.state.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
-        found = _verdict_again(claim, race, reported["time"]["floor_pct"])
-        said = sentences.alone(found)
-        if found["verdict"] != reported["verdict"] or found["time"]["change_pct"] != reported["time"]["change_pct"]:
+        result = _verdict_again(claim, race, reported["time"]["floor_pct"])
+        said = sentences.alone(result)
+        if result["verdict"] != reported["verdict"] or result["time"]["change_pct"] != reported["time"]["change_pct"]:
             return False, f"{race.race_id}: race.json says {sentences.alone(reported)}; the runs say {said}"
-        is_better = found["verdict"] == "faster"
+        is_better = result["verdict"] == "faster"
         if claim.track_rules.rules.judged == "steps":
-            theirs, ours = found["steps"]
+            theirs, ours = result["steps"]
             said = f"{ours} steps, its baseline {theirs}"
             is_better = None not in (theirs, ours) and ours < theirs
         if not is_better:

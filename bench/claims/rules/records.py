@@ -22,10 +22,10 @@ def every_run_came_out_again(claim):
     """./run.sh replay has certified each claimed run: identical, equal within rounding, or statistically reproduced."""
 
     def fault_of(run):
-        found = certificates.read(run.folder)
-        if found is None:
+        result = certificates.read(run.folder)
+        if result is None:
             return f"has no certificate: ./run.sh replay {run.name}"
-        return None if found["outcome"] in certificates.HOLDS else f"{found['outcome']}: {found['why']}"
+        return None if result["outcome"] in certificates.HOLDS else f"{result['outcome']}: {result['why']}"
 
     return of_each(claim.runs, fault_of, f"{counted(len(claim.runs), 'certificate')}")
 

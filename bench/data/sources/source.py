@@ -161,14 +161,14 @@ class Made(Source):
 
     def _check_hashes(self, files):
         """The settings may say what the files must hash to."""
-        for split, found in files.items():
+        for split, result in files.items():
             wanted = getattr(self.data, f"{split}_sha256")
-            digests = [file.sha256 for file in found]
+            digests = [file.sha256 for file in result]
             if wanted is not None and digests != [wanted]:
                 raise CheckFailed(self.wrong_hash(f"data.{split}_sha256", wanted, ", ".join(digests)))
 
-    def wrong_hash(self, key, wanted, found):
-        return f"{key}={wanted}: the made file hashes to {found}"
+    def wrong_hash(self, key, wanted, result):
+        return f"{key}={wanted}: the made file hashes to {result}"
 
 
 def _expected(folder, digests):

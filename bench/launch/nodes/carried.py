@@ -96,6 +96,6 @@ def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:
 def on_own_clock(folder: Path, rank: int, offset_s: float) -> None:
     """A failure that another node's clock dated, in place: when it was by this node's."""
     path = folder / "logs" / f"rank{rank}.failure.json"
-    found = atomic.read_json(path)
-    if isinstance(found, dict) and isinstance(found.get("failed_at_s"), (int, float)):
-        path.write_text(json.dumps(found | {"failed_at_s": found["failed_at_s"] + offset_s}))
+    result = atomic.read_json(path)
+    if isinstance(result, dict) and isinstance(result.get("failed_at_s"), (int, float)):
+        path.write_text(json.dumps(result | {"failed_at_s": result["failed_at_s"] + offset_s}))

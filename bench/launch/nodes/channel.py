@@ -128,15 +128,15 @@ def _send(connection, message, num_bytes=0):
 
 def _exactly(connection, num_bytes):
     """So many bytes; None where the other end has closed before the first.  EOFError where it closes amid them."""
-    found = bytearray()
-    while len(found) < num_bytes:
-        chunk = connection.recv(num_bytes - len(found))
+    result = bytearray()
+    while len(result) < num_bytes:
+        chunk = connection.recv(num_bytes - len(result))
         if not chunk:
-            if found or num_bytes != HEAD.size:
+            if result or num_bytes != HEAD.size:
                 raise EOFError("a message broke off")
             return None
-        found += chunk
-    return bytes(found)
+        result += chunk
+    return bytes(result)
 
 
 def token(key: str, side: str) -> str:

@@ -24,13 +24,13 @@ def measure(ask: Callable[[int], dict], now_ns=time.perf_counter_ns, utc_s=time.
     best = None
     for number in range(NUM_QUESTIONS):
         asked_ns = now_ns()
-        found = ask(number)
+        result = ask(number)
         back_ns, back_utc_s = now_ns(), utc_s()
         trip_ns = back_ns - asked_ns
         if best is None or trip_ns < best["round_trip_ns"]:
             best = {
-                "offset_ns": found["t_ns"] - (asked_ns + back_ns) // 2,
+                "offset_ns": result["t_ns"] - (asked_ns + back_ns) // 2,
                 "round_trip_ns": trip_ns,
-                "utc_offset_s": round(found["utc_s"] - back_utc_s + trip_ns / 2e9, 6),
+                "utc_offset_s": round(result["utc_s"] - back_utc_s + trip_ns / 2e9, 6),
             }
     return best

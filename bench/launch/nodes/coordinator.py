@@ -72,9 +72,9 @@ class Coordinator:
             if why := self.still():
                 self._refuse_all(f"{why}, and not every node had joined: see what it says")
             if time.monotonic() > until_s:
-                found, wanted = len(self.peers) + 1, counted(self._num_members + 1, self._kind)
+                result, wanted = len(self.peers) + 1, counted(self._num_members + 1, self._kind)
                 self._refuse_all(
-                    f"{found} of {wanted} came together in {timeout_s:g} s: start the same command on every node, see "
+                    f"{result} of {wanted} came together in {timeout_s:g} s: start the same command on every node, see "
                     "that this address and port can be reached, or raise hardware.rendezvous_timeout_s"
                 )
             self._take_one(self._join)

@@ -51,11 +51,11 @@ class RankProcesses:
     def ended(self) -> list[tuple[int, int]]:
         """[(rank, exit code)] of those that have ended since the last call; a negative code is a signal's number."""
         self._press()
-        found = [(rank, process.poll()) for rank, process in self._left.items()]
-        found = [(rank, code) for rank, code in found if code is not None]
-        for rank, _ in found:
+        result = [(rank, process.poll()) for rank, process in self._left.items()]
+        result = [(rank, code) for rank, code in result if code is not None]
+        for rank, _ in result:
             del self._left[rank]
-        return found
+        return result
 
     def stop(self) -> None:
         """Tell all that are left to end; ended() presses them.

@@ -10,21 +10,21 @@ NODE_ADDR = re.compile(r"\bNodeAddr=(\S+)")
 
 def tasks_per_node(word: str) -> list[int]:
     """SLURM_STEP_TASKS_PER_NODE, "2(x3),1" -> [2, 2, 2, 1].  ValueError."""
-    found = []
+    result = []
     for part in word.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={word}: not as SLURM writes it, 2(x3),1")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        result += [int(match[1])] * int(match[2] or 1)
+    return result
 
 
 def hostnames(word: str) -> list[str]:
     """A host list, "n[01-03,7],gpu-a" -> ["n01", "n02", "n03", "n7", "gpu-a"]."""
-    found = []
+    result = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", word):
-        found += _expanded(part)
-    return found
+        result += _expanded(part)
+    return result
 
 
 def _expanded(part) -> Iterable[str]:

@@ -48,29 +48,29 @@ def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
     real = {one["real"] for one in opened if _is_data(one)}
     written = {one["real"] for one in opened if one["writes"]}
     others = sorted(real - ours["train"] - ours["val"] - written - {path for path in real if _is_cache(path)})
-    found = [] if is_own(folder, job, opened) else _of_data(real, ours, others, work, job)
+    result = [] if is_own(folder, job, opened) else _of_data(real, ours, others, work, job)
     overwritten = sorted(written & (ours["train"] | ours["val"]))
     if overwritten:
-        found.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
+        result.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
     unknown = sorted({one["real"] for one in opened if not _is_data(one) and not one["writes"]} - _known(job, work))
     unknown = [path for path in unknown if path not in written and not _is_cache(path)]
     if unknown:
-        found.append(f"it read a source that its identity lacks: {_short(unknown[0], work, job)}")
-    return found
+        result.append(f"it read a source that its identity lacks: {_short(unknown[0], work, job)}")
+    return result
 
 
 def _of_data(real, ours, others, work, job):
-    found = []
+    result = []
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        found.append(f"it opened data that are not the track's: {_short(others[0], work, job)}{more}")
+        result.append(f"it opened data that are not the track's: {_short(others[0], work, job)}{more}")
     for split, words in (
         ("train", "it trained on others (track=free allows that)"),
         ("val", "its val_loss is not of the track's tokens"),
     ):
         if not real & ours[split]:
-            found.append(f"it never opened the track's {split} shards: {words}, or opened them unseen")
-    return found
+            result.append(f"it never opened the track's {split} shards: {words}, or opened them unseen")
+    return result
 
 
 def _is_data(one):

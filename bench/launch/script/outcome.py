@@ -132,11 +132,11 @@ def _measured(foreign: Run, rows, is_wall):
     if is_wall:
         untimed = next((row["step"] for row in rows if row.get("train_time_ms") is not None), 0)
     train_ms = rows[-1].get("train_time_ms") if is_wall else foreign.train_time_ms
-    found = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
+    result = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
     vals = [row for row in rows if row.get("val_loss") is not None]
-    found |= {"num_untimed_steps": untimed, "num_validations": len(vals)}
-    found |= printed_times.account(rows, untimed)
-    return found | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
+    result |= {"num_untimed_steps": untimed, "num_validations": len(vals)}
+    result |= printed_times.account(rows, untimed)
+    return result | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
 
 
 def unmatched(of_file, dialect):
@@ -169,15 +169,15 @@ def _failure(foreign, rows):
 
 
 def _facts_of_ranks(folder, num_ranks):
-    found = {"by_rank": [], "opened": []}
+    result = {"by_rank": [], "opened": []}
     for rank in range(num_ranks):
-        found["by_rank"].append(_facts(folder / f".rank{rank}.facts.tmp"))
+        result["by_rank"].append(_facts(folder / f".rank{rank}.facts.tmp"))
         path = folder / f".rank{rank}.opened.tmp"
         with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
             for line in lines:
                 with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
-                    found["opened"].append(json_file.parsed(line, path, opened_data.Opened))
-    return found
+                    result["opened"].append(json_file.parsed(line, path, opened_data.Opened))
+    return result
 
 
 def _facts(path):

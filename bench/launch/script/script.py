@@ -102,11 +102,11 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
         dialects.read_yaml(dialect, f"script.dialect={asked.dialect}")
         asked.dialect = private.redact(dialect, REPO)
     args = tuple(asked.args or ())
-    found = Script(asked.path, path, python, args, asked.env or {}, dialect, data, bool(asked.raw_data))
+    result = Script(asked.path, path, python, args, asked.env or {}, dialect, data, bool(asked.raw_data))
     asked.path = private.redact(str(path), REPO)
     asked.python = None if asked.python is None else private.redact(python, REPO)
     asked.raw_data = asked.raw_data or None  # false is the default: one config with one id
-    return found
+    return result
 
 
 def _set_instruments(config, overrides):
@@ -125,10 +125,10 @@ def _python(word):
     """The interpreter, absolute; a link of a virtual environment stays one."""
     if word is None:
         return sys.executable
-    found = shutil.which(os.path.expanduser(word)) or shutil.which(str(of_user(word)))
-    if found is None:
+    result = shutil.which(os.path.expanduser(word)) or shutil.which(str(of_user(word)))
+    if result is None:
         raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
-    return str(Path(found).absolute())
+    return str(Path(result).absolute())
 
 
 def _value(name, value):

@@ -117,23 +117,23 @@ class Watched:
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # what it printed while it was ended
-            found = outcome.write(self._folder, self._job, run, self._output, self._telemetry())
+            result = outcome.write(self._folder, self._job, run, self._output, self._telemetry())
             run["script"]["files_written"] = work_folder.tidy(self._job.script, self._folder / work_folder.WORK)
         except OSError as error:
-            found = failures.failure(failures.kind_of(error), str(error))
+            result = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
             with contextlib.suppress(OSError):
                 (self._folder / "logs" / "reading.log").write_text(traceback.format_exc())
             words = f"what the script printed cannot be read: {type(error).__name__}: {error}"
-            found = failures.failure("exception", words)
+            result = failures.failure("exception", words)
         if failure and failure["step"] is None:
             failure["step"] = self.step
-        return failure or found
+        return failure or result
 
     def _telemetry(self):
-        found = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign, "warnings": self._warnings}
+        result = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign, "warnings": self._warnings}
         if self._stopped is None:
-            return found
+            return result
         timed = printed_times.events(outcome.rows_of_output(self._output, self._job.script.dialect))
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
         rows = samples.read(self._folder / "telemetry.csv")
@@ -147,7 +147,7 @@ class Watched:
         peaks = (
             [max(used, default=None) for used in _used_gib(rows)] if self._job.config.hardware.device == "cuda" else []
         )
-        return found | {
+        return result | {
             "device_peak_mem_gib": peaks,
             "summary": summary,
             "doubts": doubts,

@@ -41,11 +41,11 @@ def asked(chosen: Mapping[str, dict], dialect: str | None) -> dict | None:
     edges = (
         [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
     )
-    found = []
+    result = []
     for window in windows:
         facts = {name: getattr(window, name) for name in ("name", "first_step", "last_step", "begin_step", "ranks")}
-        found.append(facts | {"options": dataclasses.asdict(window.options)})
-    return {"windows": found, "edges": edges}
+        result.append(facts | {"options": dataclasses.asdict(window.options)})
+    return {"windows": result, "edges": edges}
 
 
 @dataclasses.dataclass

@@ -13,16 +13,16 @@ MAX_STACKS = 20
 def of_snapshot(snapshot: dict, title: str) -> str:
     """Snapshot as load() gives it, or any of its shape; title: words -> html."""
     sites, about = Sites(), _about(snapshot)
-    found = _lives(snapshot)
+    result = _lives(snapshot)
     specs = []
     what = about.get("what") or "CUDA memory as torch's allocator saw it"
     body = [tag("h1", title), soft(str(what)), _recorded(about)]
-    for one in found:
+    for one in result:
         held, marks = timeline.of(one, timeline.by_place(sites)), _marks(about, one)
         drawn, uses = charts.charts(held, marks), use_section.of(one, marks, "memory-use")
-        body += _device(snapshot, held, about, drawn, uses, sites, len(found) > 1)
+        body += _device(snapshot, held, about, drawn, uses, sites, len(result) > 1)
         specs += drawn + uses.charts
-    if not found:
+    if not result:
         body.append(tag("p", "The snapshot is empty: nothing was allocated, and no history was recorded."))
     body.append(_settings(snapshot))
     return page(title, *body, data={"charts": specs}, styles=REPORT_STYLES)

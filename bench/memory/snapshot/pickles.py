@@ -25,7 +25,7 @@ def load(path: Path | str) -> dict:
     """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
         with plain_file.opened(path) as file:
-            found = _Plain(file).load()
+            result = _Plain(file).load()
     except Damaged:
         raise
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
@@ -34,7 +34,7 @@ def load(path: Path | str) -> dict:
             f"{path}: is not a memory snapshot ({reason}): give what torch.cuda.memory._dump_snapshot wrote"
         ) from None
     try:
-        return checked(found)
+        return checked(result)
     except ValueError as error:
         raise ValueError(f"{path}: {error}: give what torch.cuda.memory._dump_snapshot wrote") from None
 

@@ -10,32 +10,32 @@ from bench.memory.snapshot.lives import ALIVE
 def of_device(snapshot: dict, device: int) -> dict[str, int]:
     """{"num_segments", and bytes: "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", ...}."""
     sizes = ("reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free")
-    found = dict.fromkeys(("num_segments", *sizes), 0)
+    result = dict.fromkeys(("num_segments", *sizes), 0)
     for segment in _of(snapshot, device):
-        found["num_segments"] += 1
-        found["reserved"] += segment["total_size"]
+        result["num_segments"] += 1
+        result["reserved"] += segment["total_size"]
         is_used = any(block["state"] in ALIVE for block in segment["blocks"])
         for block in segment["blocks"]:
             size = block["size"]
             if block["state"] == "active_allocated":
                 asked = block.get("requested_size", size)
-                found["used"] += asked
-                found["rounding"] += size - asked
+                result["used"] += asked
+                result["rounding"] += size - asked
             elif block["state"] in ALIVE:
-                found["waiting"] += size
+                result["waiting"] += size
             else:
-                found["free"] += size
-                found["largest_free"] = max(found["largest_free"], size)
+                result["free"] += size
+                result["largest_free"] = max(result["largest_free"], size)
                 if is_used:
-                    found["in_gaps"] += size
-                    found["largest_gap"] = max(found["largest_gap"], size)
-    return found
+                    result["in_gaps"] += size
+                    result["largest_gap"] = max(result["largest_gap"], size)
+    return result
 
 
 def largest(snapshot, device, count):
     """The count largest segments, largest first, and how many there are."""
-    found = sorted(_of(snapshot, device), key=lambda segment: (-segment["total_size"], segment.get("address") or 0))
-    return found[:count], len(found)
+    result = sorted(_of(snapshot, device), key=lambda segment: (-segment["total_size"], segment.get("address") or 0))
+    return result[:count], len(result)
 
 
 def _of(snapshot, device):

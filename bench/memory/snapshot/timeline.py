@@ -43,58 +43,58 @@ def by_place(sites: Sites) -> Callable[[Life], str]:
 def of(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
     """Lives, what each is called -> Timeline."""
     facts = {"reserved_initial": lives.reserved_initial, "reserved_changes": lives.reserved_changes, "ooms": lives.ooms}
-    found = Timeline(lives.device, lives.num_entries, lives.times_us, {}, **facts)
+    result = Timeline(lives.device, lives.num_entries, lives.times_us, {}, **facts)
     for life in lives.found:
         name = name_of(life)
         if life.start == BEFORE_ALL:
-            found.initial[name] = found.initial.get(name, 0) + life.size
+            result.initial[name] = result.initial.get(name, 0) + life.size
         else:
-            count = found.allocated.setdefault(name, [0, 0])
+            count = result.allocated.setdefault(name, [0, 0])
             count[0] += 1
             count[1] += life.size
-            found.changes.append((life.start, name, life.size))
+            result.changes.append((life.start, name, life.size))
         if life.stop is not None:
-            found.changes.append((life.stop, name, -life.size))
-    found.changes.sort(key=lambda change: (change[0], change[2] > 0))  # what makes room first
-    found.end_bytes = sum(found.initial.values()) + sum(change for _, _, change in found.changes)
-    found.unexplained_bytes = 0 if lives.final_bytes is None else found.end_bytes - lives.final_bytes
-    _find_peak(found)
-    return found
+            result.changes.append((life.stop, name, -life.size))
+    result.changes.sort(key=lambda change: (change[0], change[2] > 0))  # what makes room first
+    result.end_bytes = sum(result.initial.values()) + sum(change for _, _, change in result.changes)
+    result.unexplained_bytes = 0 if lives.final_bytes is None else result.end_bytes - lives.final_bytes
+    _find_peak(result)
+    return result
 
 
-def _find_peak(found):
-    total = found.peak_bytes = sum(found.initial.values())
-    for number, _, change in found.changes:
+def _find_peak(result):
+    total = result.peak_bytes = sum(result.initial.values())
+    for number, _, change in result.changes:
         total += change
-        if total > found.peak_bytes:
-            found.peak_bytes, found.peak_entry = total, number
-    found.at_peak = held_at(found, found.peak_entry)
+        if total > result.peak_bytes:
+            result.peak_bytes, result.peak_entry = total, number
+    result.at_peak = held_at(result, result.peak_entry)
 
 
-def held_at(found, entry):
+def held_at(result, entry):
     """{site: bytes} once that entry of the trace has happened; sites that hold nothing are omitted."""
-    held = dict(found.initial)
-    for number, site, change in found.changes:
+    held = dict(result.initial)
+    for number, site, change in result.changes:
         if number > entry:
             break
         held[site] = held.get(site, 0) + change
     return {site: size for site, size in held.items() if size}
 
 
-def sampled(found, sites, max_points):
+def sampled(result, sites, max_points):
     """Bytes over time at no more than max_points moments: [(entry, {site: bytes}, bytes of all, reserved)].
 
     Of each segment of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
     sites: those listed; the rest is under None.
     """
     changes = sorted(
-        [(number, site, change, 0) for number, site, change in found.changes]
-        + [(number, None, 0, change) for number, change in found.reserved_changes],
+        [(number, site, change, 0) for number, site, change in result.changes]
+        + [(number, None, 0, change) for number, change in result.reserved_changes],
         key=lambda one: one[0],
     )
     length = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
-    held = {site: found.initial.get(site, 0) for site in sites}
-    total, reserved = sum(found.initial.values()), found.reserved_initial
+    held = {site: result.initial.get(site, 0) for site in sites}
+    total, reserved = sum(result.initial.values()), result.reserved_initial
     held[None] = total - sum(held.values())
     points = [(0, dict(held), total, reserved)]
     for start in range(0, len(changes), length):
@@ -107,5 +107,5 @@ def sampled(found, sites, max_points):
             if smallest is None or total < smallest[2]:
                 smallest = (number, dict(held), total, reserved)
         points += sorted({id(one): one for one in (largest, smallest)}.values(), key=lambda one: one[0])
-    points.append((max(0, found.num_entries - 1), dict(held), total, reserved))
+    points.append((max(0, result.num_entries - 1), dict(held), total, reserved))
     return points

@@ -49,8 +49,8 @@ class Case:
     def facts(self) -> dict:
         """What of a Figure is known before it is measured."""
         names = ("name", "precision", "num_bytes", "num_threads", "world_size")
-        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {"what": self.what, "kind": self.kind} | found | ({"shape": list(self.shape)} if self.shape else {})
+        result = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {"what": self.what, "kind": self.kind} | result | ({"shape": list(self.shape)} if self.shape else {})
 
 
 def of_device(device_type: str, num_threads: Sequence[int] = (), has_float8: bool = False) -> list[Case]:

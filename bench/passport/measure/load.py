@@ -13,24 +13,24 @@ def under(
     work: Callable[[], object], read: Callable[[], dict], load_s: float = LOAD_S, every_s: float = EVERY_S
 ) -> list[dict]:
     """work: a second or less of load, called for load_s and until read(), facts now, has been called after RISE_S."""
-    found, over = [], threading.Event()
+    result, over = [], threading.Event()
 
     def sample():
         over.wait(min(RISE_S, load_s / 2))
         while not over.is_set():
-            found.append(read())
+            result.append(read())
             over.wait(every_s)
 
     thread = threading.Thread(target=sample)
     thread.start()
     until_s = time.perf_counter() + load_s
     try:
-        while time.perf_counter() < until_s or not found and thread.is_alive():
+        while time.perf_counter() < until_s or not result and thread.is_alive():
             work()
     finally:
         over.set()
         thread.join()
-    return found
+    return result
 
 
 def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict:

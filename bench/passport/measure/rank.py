@@ -97,9 +97,9 @@ class Measurement:
         precision, shape, num_calls = LOAD_PRODUCT[self._asked["device"]]
         product = cases.Case("gemm", precision=precision, shape=shape)
         with works.product(product, self._ranks.device) as multiply:
-            found = load.under(lambda: self._timer.seconds(multiply, num_calls), self._reader())
-        clocks_mhz = [facts["clock_mhz"] for facts in found if facts["clock_mhz"]]
-        self._under_load = found[-1] if found else {}
+            result = load.under(lambda: self._timer.seconds(multiply, num_calls), self._reader())
+        clocks_mhz = [facts["clock_mhz"] for facts in result if facts["clock_mhz"]]
+        self._under_load = result[-1] if result else {}
         return clocks_mhz
 
     def _reader(self):

@@ -62,20 +62,20 @@ def of_work(
     timer.seconds(work, 1)
     guess_s = timer.seconds(work, 1)
     num_calls = max(1, round(SAMPLE_S[timer.device_type] / guess_s)) if guess_s > 0 else 1
-    found = []
-    while len(found) < NUM_SAMPLES and (len(found) < MIN_SAMPLES or now_s() < until_s):
-        found.append(timer.seconds(work, num_calls) / num_calls)
-    return found
+    result = []
+    while len(result) < NUM_SAMPLES and (len(result) < MIN_SAMPLES or now_s() < until_s):
+        result.append(timer.seconds(work, num_calls) / num_calls)
+    return result
 
 
 def of_calls(work: Callable[[], object], timer: Timer, num_calls: int, before: Callable[[], object]) -> list[float]:
     """The same of a number of calls that is given, so that all ranks make as many; before: each sample."""
     timer.seconds(work, 2)
-    found = []
+    result = []
     for _ in range(NUM_SAMPLES):
         before()
-        found.append(timer.seconds(work, num_calls) / num_calls)
-    return found
+        result.append(timer.seconds(work, num_calls) / num_calls)
+    return result
 
 
 def figure(case: Case, values: list[float]) -> Figure:

@@ -90,7 +90,7 @@ def _kernels(device, waits):
     import torch
 
     number = torch.zeros(1, device=device)
-    found, num_calls = [], 1 if waits else LAUNCHES_A_SAMPLE
+    result, num_calls = [], 1 if waits else LAUNCHES_A_SAMPLE
     for _ in range(samples.NUM_SAMPLES + 1):
         torch.cuda.synchronize(device)
         started_ns = time.perf_counter_ns()
@@ -98,8 +98,8 @@ def _kernels(device, waits):
             number.add_(1)
         if waits:
             torch.cuda.synchronize(device)
-        found.append((time.perf_counter_ns() - started_ns) / 1e3 / num_calls)
-    return found[1:]  # the first brings in the kernel
+        result.append((time.perf_counter_ns() - started_ns) / 1e3 / num_calls)
+    return result[1:]  # the first brings in the kernel
 
 
 def wake_ups():
@@ -113,20 +113,20 @@ def wake_ups():
 
     thread = threading.Thread(target=answers)
     thread.start()
-    found = []
+    result = []
     try:
         for _ in range(samples.NUM_SAMPLES):
             started_ns = time.perf_counter_ns()
             for _ in range(NUM_ROUND_TRIPS):
                 os.write(to_write, b"1")
                 os.read(back_read, 1)
-            found.append((time.perf_counter_ns() - started_ns) / 1e3 / (2 * NUM_ROUND_TRIPS))
+            result.append((time.perf_counter_ns() - started_ns) / 1e3 / (2 * NUM_ROUND_TRIPS))
     finally:
         os.write(to_write, b"0")
         thread.join()
         for fd in (to_read, to_write, back_read, back_write):
             os.close(fd)
-    return found
+    return result
 
 
 def collective(case, ranks, timer):

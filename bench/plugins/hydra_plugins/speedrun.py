@@ -36,8 +36,8 @@ class Processes(Launcher):
     def launch(self, job_overrides, initial_job_idx):
         """-> JobReturns in order; return_value is the run's objective, None where it has none."""
         points = [list(overrides) for overrides in job_overrides]
-        found = self.task_function.runner.all(points, initial_job_idx, self.settings)
-        return [_returned(words, objective) for words, objective in zip(points, found)]
+        result = self.task_function.runner.all(points, initial_job_idx, self.settings)
+        return [_returned(words, objective) for words, objective in zip(points, result)]
 
 
 def _returned(words, objective):

@@ -73,8 +73,8 @@ class Optuna(Sweeper):
         self.validate_batch_is_legal(points)
         self.runner.stops = {tuple(words): search.stop(trial) for trial, words in trials}
         try:
-            found = self.launcher.launch(points, initial_job_idx=number)
-            for (trial, words), done in zip(trials, found):
+            result = self.launcher.launch(points, initial_job_idx=number)
+            for (trial, words), done in zip(trials, result):
                 search.conclude(trial, done.return_value, self.runner.was_stopped(words))
         finally:
             self.runner.stops = {}
@@ -113,8 +113,8 @@ def _numbers(override):
     value = override.value()
     if not override.is_range_sweep():
         return None
-    found = sorted(value.range())
-    return Numbers(found[0], found[-1], step=abs(value.step), log=False)
+    result = sorted(value.range())
+    return Numbers(result[0], result[-1], step=abs(value.step), log=False)
 
 
 if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:

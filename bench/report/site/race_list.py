@@ -18,10 +18,10 @@ def races(results: Path | str, out: Path) -> Safe:
     Newest first.  A race whose page was never made gets one, in out/races/.
     """
     paths = [*Path(results).glob("races/*/race.json"), *Path(results).glob("*/races/*/race.json")]
-    found = {}
+    result = {}
     for path in sorted(paths):
-        found.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
-    read = [_read(folder, out) for folder in found.values()]
+        result.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
+    read = [_read(folder, out) for folder in result.values()]
     lines = [line for _, lines in sorted(read, key=lambda one: one[0], reverse=True) for line in lines]
     if not lines:
         return Safe("")

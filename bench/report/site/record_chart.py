@@ -74,8 +74,8 @@ def leaderboard(boards: Iterable[Board], tracks: Iterable[str]) -> Safe:
 
 def linked(boards: Iterable[Board]) -> set[str]:
     """The run_ids that leaderboard() links."""
-    found = {run_id for board in boards for record in board["records"] for run_id in record["run_ids"][:MAX_LOGS]}
-    return found | {entry["run_ids"][0] for board in boards for entry in board["entries"][:MAX_ENTRIES]}
+    result = {run_id for board in boards for record in board["records"] for run_id in record["run_ids"][:MAX_LOGS]}
+    return result | {entry["run_ids"][0] for board in boards for entry in board["entries"][:MAX_ENTRIES]}
 
 
 def _board(board):

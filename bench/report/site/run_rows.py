@@ -50,15 +50,15 @@ def read(folder: Path | str) -> Results:
     if not folders:
         remedy = "./speedrun.sh makes some; ./run.sh report results/published shows the published"
         raise ValueError(f"{folder}: there is no run in it yet: {remedy}")
-    found = index.read_rows([folder], on_error=lambda message: None)
-    folders -= {path for path, _ in found}
+    result = index.read_rows([folder], on_error=lambda message: None)
+    folders -= {path for path, _ in result}
     faults = {path: index.fault_of(path) for path in sorted(folders)}
     damaged = {path: _without(path, why) for path, why in faults.items() if why}
-    found.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
+    result.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
     by_id = {}
-    for path, row in found:
+    for path, row in result:
         by_id.setdefault(row["run_id"], (path, row))
-    return Results(Path(folder), list(by_id.values()), damaged, len(found) - len(by_id))
+    return Results(Path(folder), list(by_id.values()), damaged, len(result) - len(by_id))
 
 
 def _without(path, why):

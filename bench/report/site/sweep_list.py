@@ -31,15 +31,15 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
 
 def _line(folder, runs, out):
     try:
-        found = sweep_results.read(folder, runs)
-        link = tag("a", folder.name, href=_page(folder, found, out))
-        complete = sum(row["status"] == "complete" for row in found.rows)
+        result = sweep_results.read(folder, runs)
+        link = tag("a", folder.name, href=_page(folder, result, out))
+        complete = sum(row["status"] == "complete" for row in result.rows)
         counts = f"{complete} complete" + "".join(
-            f", {num} {word}" for num, word in ((len(found.lost), "lost"), (len(found.not_run), "not run")) if num
+            f", {num} {word}" for num, word in ((len(result.lost), "lost"), (len(result.not_run), "not run")) if num
         )
-        over = " × ".join(f"{len(values)} {key}" for key, values in found.axes.items())
-        started = found.facts["started_at"][:16].replace("T", " ")
-        return started, link, over, counts, sweep_text.best(found).partition("; ")[0]
+        over = " × ".join(f"{len(values)} {key}" for key, values in result.axes.items())
+        started = result.facts["started_at"][:16].replace("T", " ")
+        return started, link, over, counts, sweep_text.best(result).partition("; ")[0]
     except Exception as error:  # whatever is wrong with one sweep, the others are shown
         return (
             None,
@@ -50,11 +50,11 @@ def _line(folder, runs, out):
         )
 
 
-def _page(folder, found, out):
+def _page(folder, result, out):
     """From the index to the sweep's page."""
     path = folder / sweep_page.NAME
     if not path.exists():
         path = out / "sweeps" / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, sweep_page.html(folder, path.parent, found), durable=False)
+        atomic.write_text(path, sweep_page.html(folder, path.parent, result), durable=False)
     return quote(os.path.relpath(path, out))
