@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from bench.config import compose, groups, hydra_app, resolve, schema, typed
 from bench.config.deviations import deviations_of
@@ -38,32 +37,6 @@ def test_where_there_are_gpus_the_default_is_the_reference_track():
 def test_what_the_user_types_wins_over_the_track():
     config = compose.compose(["track=gpt2_small", "model=gpt2", "optim=adamw", "model/size=medium", "seed=3"])
     assert (config.model.arch, config.optim.name, config.model.width, config.seed) == ("gpt2", "adamw", 1024, 3)
-
-
-def test_composing_again_reads_what_the_yamls_say_now_and_nothing_that_was_merged_into_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_CONFIG_DIR", str(tmp_path))
-    path = tmp_path / "experiment" / "mine.yaml"
-    path.parent.mkdir()
-
-    def found(*words):
-        return OmegaConf.to_container(hydra_app.composed([*words, "track=free"], "config"))
-
-    path.write_text("# @package _global_\ndefaults:\n  - r09\n  - _self_\noptim: {groups: {head: {lr: 0.5}}}\n")
-    base, mine = found("experiment=r09"), found("experiment=mine")
-    assert mine["optim"]["groups"]["head"] == base["optim"]["groups"]["head"] | {"lr": 0.5}
-    assert (found("experiment=r09"), found("experiment=mine")) == (base, mine)
-    path.write_text(path.read_text().replace("0.5", "0.25"))
-    assert found("experiment=mine")["optim"]["groups"]["head"]["lr"] == 0.25
-    path.write_text("a: 1\na: 2\n")
-    with pytest.raises(ValueError, match=f'found duplicate key a, in "{path}", line 2'):
-        found("experiment=mine")
-
-
-def test_a_value_may_refer_to_another():
-    config = compose.compose(["name='${model.arch}_seed_${seed}'", "data.args.a=[1,{b:'${seed}'}]", "seed=3"])
-    assert (config.name, config.data.args) == ("gpt2_seed_3", {"a": [1, {"b": 3}]})
-    with pytest.raises(ValueError, match="Interpolation key 'sede' not found"):
-        compose.compose(["name='${sede}'"])
 
 
 def test_instruments_are_a_list():

@@ -22,37 +22,22 @@ TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
     """Config as asked, not resolved.  machine chooses the track where none is named.  Raises ValueError."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     groups, lists, settings = _split(overrides, machine)
     composed = _with_lists(groups, lists)
     for override in settings:
         _set(composed, override)
-    if not _is_plain(composed):
-        composed = _interpolated(composed, overrides)
+    try:
+        composed = OmegaConf.to_container(OmegaConf.create(composed), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{' '.join(overrides)}: {one_line(error)}") from None
     for group in LISTS:
         _check_settings(group, composed[group])
     _check_track(composed["track"])
     _check_script(composed, overrides)
     return schema.build(schema.Config, composed)
-
-
-def _is_plain(value):
-    """Whether OmegaConf would give it back as it is: nothing in it refers to anything else."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or (type(value) is str and "$" not in value) or type(value) in (bool, int, float)
-
-
-def _interpolated(composed, overrides):
-    """With the values that ${...} stand for."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return OmegaConf.to_container(OmegaConf.create(composed), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{' '.join(overrides)}: {one_line(error)}") from None
 
 
 def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[str, str], list[tuple[str, str]]]:

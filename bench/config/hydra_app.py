@@ -37,11 +37,8 @@ def app(loader: Callable | None = None):
     from hydra._internal.utils import create_config_search_path
     from hydra.core.global_hydra import GlobalHydra
 
-    from bench.config import yaml_source
-
     version.setbase(VERSION_BASE)
-    searched = create_config_search_path(str(CONF))  # finds Hydra's plugins
-    yaml_source.install()
+    searched = create_config_search_path(str(CONF))
     for folder in groups.own_folders():
         searched.prepend("user", f"file://{folder}", anchor="schema")
     GlobalHydra.instance().clear()
