@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ HOST = "FORKED_HOST"  # a variable for a fork alone: JSON [a network namespace o
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: who inherits a child whose parent ended is the next such ancestor
 CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # linux/sched.h
 MS_SLAVE, MS_REC, MNT_DETACH = 1 << 19, 1 << 14, 2  # sys/mount.h
+HAS_GPU = bool(shutil.which("nvidia-smi"))  # nobody has tried whether a fork may use one as a program may
 MAX_BYTES, MAX_FDS = 2**20, 64
 _fork_exec = subprocess._fork_exec
 _servers = {}  # by LD_PRELOAD, "": that which most are forks of; (socket, process)
@@ -70,8 +72,9 @@ def _known(variables):
 def _forked(*given):
     asked = forked.asked(MODULES, *given)
     library = _known(asked.variables) if asked else ""
+    may_use_gpu = asked and HAS_GPU and "hardware=cpu" not in asked.words
     as_here = forked.of_interpreter(forked.started | ({"LD_PRELOAD": library} if library else {}))
-    if asked is None or asked.prepare or forked.of_interpreter(asked.variables) != as_here:
+    if asked is None or asked.prepare or may_use_gpu or forked.of_interpreter(asked.variables) != as_here:
         assert not asked or not {HOST, forked.CHANGED} & asked.variables.keys(), "they are for forks alone"
         return _fork_exec(*given)
     kept = sorted(asked.kept)
