@@ -26,10 +26,10 @@ def of_user(word: str | Path) -> Path:
 
 def shown(path: str | Path) -> str:
     """A path for a person to use where they stand: relative if it lies below that folder, else absolute."""
-    path = Path(path).absolute()
+    path = Path(path)
     real = os.path.join(os.path.realpath(path.parent), path.name)  # either may have been reached by a link
     way = os.path.relpath(real, os.path.realpath(working_folder()))
-    return str(path) if way.split(os.sep)[0] in (os.curdir, os.pardir) else way
+    return real if way.split(os.sep)[0] in (os.curdir, os.pardir) else way
 
 
 def project_folder() -> Path:

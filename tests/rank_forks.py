@@ -12,9 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from importlib import import_module
 from pathlib import Path
+
+import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 ENDS_WITHIN_S = 240
@@ -60,20 +61,12 @@ def _main(name, world_size, folder):
 def _fork(module, prepared, rank, folder):
     if pid := os.fork():
         return pid
-    code = 1
-    try:
+    with forked.ending():
         import torch
 
         os.environ["RANK"] = str(rank)
         torch.set_num_threads(1)
         torch.save(module.rank_program(prepared), _saved(folder, rank))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 if __name__ == "__main__":

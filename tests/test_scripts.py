@@ -257,14 +257,11 @@ def test_a_race_says_after_a_warm_up_that_a_script_will_not_be_compared(planted,
 @pytest.mark.slow
 def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
     mine = tmp_path / "mine"
-    shutil.copytree(scripted.ODD.parent, mine)
-    text = (mine / "train.py").read_text()
-    faster = text.replace("STEP_S, VAL_EVERY = 6, 0.06", "STEP_S, VAL_EVERY = 6, 0.03")
-    assert faster != text
-    (mine / "train.py").write_text(faster)
+    shutil.copytree(scripted.MODDED.parent, mine)
+    faster = (mine / "train_gpt.py").read_text().replace("sleep(0.02)", "sleep(0.01)").replace('"0.3"', '"0.31"')
+    (mine / "train_gpt.py").write_text(faster)
     results = tmp_path / "results"
-    arms = [f"A=script={scripted.ODD}", f"B=script={mine / 'train.py'}", "script.args=[good]"]
-    words = [*arms, "n=2", "--json", *scripted.TRACK]
+    words = [f"A=script={scripted.MODDED}", f"B=script={mine / 'train_gpt.py'}", "n=2", "--json", *scripted.TRACK]
     done = real_runs.bench(results, "race", *words, "--anyway", timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     against = json.loads(done.stdout)["result"]["against"]["B"]
@@ -282,7 +279,7 @@ def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
 
 def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tmp_path):
     words = ["profile=window", "profile.stop_after_window=true", "script.args=[2000]"]  # else it would take minutes
-    folder = scripted.run(tmp_path, scripted.MODDED, *words, "script.env={TOY_PROFILED: 1}", *TWO)
+    folder = scripted.run(tmp_path, scripted.MODDED, *words, *TWO)
     run, rows = real_runs.run_json(folder), step_files.read(folder)
     flagged = [step for step in (5, 6, 7, 8, 9) if step <= rows[-1]["step"]]  # 9 may be printed after the end is asked
     assert [row["step"] for row in rows if row["flags"] == "profiled"] == flagged

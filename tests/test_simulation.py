@@ -70,15 +70,15 @@ def verdict(a_s, b_s, plan=None):
 
 @pytest.fixture
 def deciding_alone(monkeypatch):
-    """Nothing is worked out of what is only told beside a verdict: it takes nine tenths of the time."""
-    verdicts.tell_nothing(monkeypatch.setattr)
+    """What is shown beside a verdict and decides nothing is not computed: it takes nine tenths of the time."""
+    verdicts.decide_alone(monkeypatch.setattr)
 
 
-def test_what_is_only_told_decides_nothing(monkeypatch):
+def test_intervals_and_the_smallest_difference_decide_nothing(monkeypatch):
     times_s = simulated_s(numpy.random.default_rng(8), 40, 2, 3)
     times_s[:, 1] *= numpy.linspace(0.98, 1.02, 40)[:, None]
     whole = [verdict(a, b) for a, b in times_s]
-    verdicts.tell_nothing(monkeypatch.setattr)
+    verdicts.decide_alone(monkeypatch.setattr)
     assert [verdict(a, b) for a, b in times_s] == whole
     assert set(whole) == {"faster", "slower", "equivalent", "inconclusive"}
 

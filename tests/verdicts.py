@@ -36,8 +36,8 @@ COLUMNS = (
 )
 
 
-def tell_nothing(put):
-    """The smallest difference and the intervals are not worked out: they decide nothing and take most of the time.
+def decide_alone(put):
+    """The smallest difference and the intervals are not computed: they decide nothing and take most of the time.
 
     put: as setattr().
     """
@@ -106,5 +106,5 @@ def table(found, sds_pct=SDS_PCT):
 
 
 if __name__ == "__main__":
-    tell_nothing(setattr)
+    decide_alone(setattr)
     print(table(simulated(int(sys.argv[1]) if len(sys.argv) > 1 else NUM_RACES)))

@@ -71,10 +71,10 @@ class Board:
         return f"A record takes {runs}, the target, and every rule of `./run.sh judge`."
 
 
-def boards(of_folders: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
+def boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
     """[(run folder, row)] of these results folders -> a Board of each track that has a target, by name."""
     races, made = races_of(paths), []
-    for track, entries in sorted(by_track(of_folders).items()):
+    for track, entries in sorted(by_track(runs).items()):
         track_rules = claims.track_rules(track)
         if not claims.has_target(track):
             continue
@@ -84,11 +84,11 @@ def boards(of_folders: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list
     return made
 
 
-def by_track(of_folders: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
+def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
     known = set(claims.tracks())
     groups, lost, seen, homes = {}, {}, set(), {}
-    for folder, row in of_folders:
+    for folder, row in runs:
         parent = folder.rpartition("/")[0]
         if parent not in homes:
             homes[parent] = ledger.home([folder])
@@ -186,7 +186,7 @@ def _why_no_record(entry, track_rules, before, judge):
 def failed_rule(entry: Entry) -> str | None:
     """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they keep them all."""
     try:
-        return rulebook.first_failed(claims.of_folders(entry.folders, entry.book))
+        return rulebook.first_failed(claims.rows(entry.folders, entry.book))
     except ValueError as error:
         return str(error)
 

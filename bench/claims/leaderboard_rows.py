@@ -17,10 +17,10 @@ MAX_CHANGES = 4  # of a record's config that are named
 BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of a publication or a claim
 
 
-def of_folders(rows: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
+def of_folders(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
     """[(run folder, row)] of these results folders -> a board of each track that has a target, and of each device."""
     boards = []
-    for board in leaderboard.boards(rows, paths):
+    for board in leaderboard.boards(runs, paths):
         for device in dict.fromkeys(entry.place for entry in board.entries):
             of_device = [one for one in board.records if one[0].place == device]
             boards.append(

@@ -198,10 +198,10 @@ def _arms_of_race(folder, on_error):
     arms, against = {}, (race.get("result") or {}).get("against") or {}
     with of_record(Path(folder) / "race.json"):
         about = race_folder.about(race["arms"])
-        result = {
+        folders_of = {
             name: [race_folder.run_folder_of(folder, run) for run in arm["runs"]] for name, arm in race["arms"].items()
         }
-    for name, folders in result.items():
+    for name, folders in folders_of.items():
         arms[name] = of_folders(
             name,
             [path for path in folders if path is not None],

@@ -23,19 +23,19 @@ class OfNodes:
     """A context from the gathered members to the end of the run; coordinator's own context is around it."""
 
     def __init__(self, coordinator: Coordinator, job: Job, adopted: Adopted | None):
-        self._coordinator, self._job, self._found = coordinator, job, adopted
+        self._coordinator, self._job, self._adopted = coordinator, job, adopted
         self._folder = None
 
     def facts(self) -> dict:
         """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
-        job, result, first = self._job, self._found, self._coordinator
+        job, adopted, first = self._job, self._adopted, self._coordinator
         own = joining.facts_of(job)
         hardware, leaders = job.config.hardware, [peer for peer in first.peers if peer.facts is not None]
         size = hardware.ranks_of_node
         rows = [_node(0, size, own | {"fabric": fabric.facts(first.interface())}, None)]
         rows += [_node(peer.node, size, peer.facts, peer) for peer in sorted(leaders, key=lambda peer: peer.node)]
-        by = {"by": result.by, "job_id": result.job_id} if result else {"by": "nodes", "job_id": None}
-        if result is None and (job_of_slurm := allocation.found()):
+        by = {"by": adopted.by, "job_id": adopted.job_id} if adopted else {"by": "nodes", "job_id": None}
+        if adopted is None and (job_of_slurm := allocation.found()):
             by = job_of_slurm.facts()
         return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
 
@@ -43,7 +43,7 @@ class OfNodes:
     def started(self, folder: Path, env: dict, log):
         """A context that yields this, with every rank begun; leaving it ends them and brings home what they wrote."""
         self._folder = folder
-        job, result = self._job, self._found
+        job, adopted = self._job, self._adopted
         hardware = job.config.hardware
         for peer in self._coordinator.peers:
             if peer.facts is not None:
@@ -59,7 +59,7 @@ class OfNodes:
         if hardware.nodes:
             own |= fabric.variables(self._coordinator.interface(), os.environ)
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
-        master = {} if result and result.has_store else _master(result.host if result else self._coordinator.host)
+        master = {} if adopted and adopted.has_store else _master(adopted.host if adopted else self._coordinator.host)
         self._coordinator.begin(folder, texts, {}, ranks.WORKER, own, master, shared, log)
         try:
             yield self

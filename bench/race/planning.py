@@ -68,8 +68,7 @@ def enter(folder: Path, results: Path) -> None:
 def _facts_of(made):
     """Of a plan what its line in the ledger has."""
     ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
-    result = {"race_id": made["race_id"], "plan_sha256": plan.sha256(made)}
-    return result | {"baseline": made["baseline"], "arms": ids}
+    return {"race_id": made["race_id"], "plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
 
 
 def check(request: dict) -> dict[str, str]:

@@ -77,7 +77,7 @@ def _runs(recorded, asked, say) -> Iterator[Recorded]:
 
 
 def _agree(recorded, result):
-    """The code and the settings are the record's; found: None where they could not be asked for."""
+    """The code and the settings are the record's; result: None where they could not be asked for."""
     if result is None:
         return
     wanted = {"config_id": recorded.run["config_id"], "source_sha256": recorded.run["code"]["source_sha256"]}

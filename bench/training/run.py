@@ -133,9 +133,15 @@ class Run:
                 writer.event("warmup_stop", **{name: self.times[name] for name in names})
                 writer.event("run_start")
             instruments.on_run_start()
-            steps = goal.num_steps, goal.val_every_steps
             num_steps, _ = loop.train(
-                trainer.step, trainer.evaluate, self._reached, *steps, clock, instruments, stop_after
+                trainer.step,
+                trainer.evaluate,
+                self._reached,
+                goal.num_steps,
+                goal.val_every_steps,
+                clock,
+                instruments,
+                stop_after,
             )
             self._stopped_at = num_steps if num_steps == stop_after and num_steps < goal.num_steps else None
             own_cpu_s = self.ranks.node, meter.own_cpu_s()

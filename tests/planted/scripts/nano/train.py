@@ -4,21 +4,11 @@ python train.py --max_iters=10 --seed=3
 """
 
 import os
-import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch.nn import functional as F
-
-# torch.optim and DDP import all of torch.compile, 1.5 CPU seconds, only to keep it off.
-torch._dynamo = sys.modules["torch._dynamo"] = SimpleNamespace(
-    disable=lambda fn, *args, **more: fn,
-    graph_break=lambda *args, **more: None,
-    utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
-    trace_rules=SimpleNamespace(clear_lru_cache=lambda: None),
-)
 
 out_dir, dataset, seed = "out", "toy", 1337
 eval_interval, eval_iters, log_interval, max_iters = 20, 2, 1, 40
