@@ -186,7 +186,7 @@ def _why_no_record(entry, track_rules, before, judge):
 def failed_rule(entry: Entry) -> str | None:
     """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they keep them all."""
     try:
-        return rulebook.first_failed(claims.rows(entry.folders, entry.book))
+        return rulebook.first_failed(claims.of_folders(entry.folders, entry.book))
     except ValueError as error:
         return str(error)
 
