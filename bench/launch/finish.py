@@ -79,6 +79,7 @@ def _merge(run, result, failure, clock):
     own = {"wall_s": clock.lasted_s(), "launcher_peak_mem_gib": environment.peak_rss_gib()}
     run["measured"] = result.get("measured", {}) | own
     run["instrument_summaries"] = result.get("instrument_summaries", {})
+    run["referee"] = run.get("referee", {}) | result.get("referee", {})
     of_clock = [{"rank": None, "instrument": "clock", "doubt": words} for words in clock.doubts()]
     run["doubts"] = result.get("doubts", []) + of_clock
     run["warnings"] += result.get("warnings", [])

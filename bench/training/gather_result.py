@@ -31,12 +31,13 @@ class RankResult:
     t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
 
 
-def write(folder, own_rows, facts, times, everyone, summaries, stopped_at=None):
+def write(folder, own_rows, facts, times, everyone, summaries, stopped_at=None, referee=None):
     """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
     own_rows: rank 0's of steps.csv; facts: {"model", "measured"}, known before the first step; times: seconds of what
     came before it; everyone: each rank's RankResult; summaries: {instrument: the summary of all ranks together};
-    stopped_at: the step after which profile.stop_after_window ended the run, None where it did not.
+    stopped_at: the step after which profile.stop_after_window ended the run, None where it did not; referee: what the
+    ranks found out about what they trained, for run.json["referee"].
     """
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
     if len(everyone) > 1:
@@ -61,6 +62,7 @@ def write(folder, own_rows, facts, times, everyone, summaries, stopped_at=None):
         },
         "torch_facts": environment.torch_facts(),
         "instrument_summaries": summaries,
+        "referee": referee or {},
         "doubts": [
             {"rank": num, "instrument": name, "doubt": doubt}
             for num, rank in enumerate(everyone)

@@ -40,6 +40,7 @@ class Run:
         launch_s = None if launched_s is None else started_s - launched_s
         self.times = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
+        self.referee = {}  # what was found out about the contestant, by check: run.json["referee"]
         self.config = schema.read(folder)
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
@@ -73,9 +74,8 @@ class Run:
         if self.ranks.is_first:
             summaries = self.instruments.merge([rank.summaries for rank in everyone])
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
-            gather_result.write(
-                self.folder, self._writer.rows, self._facts, self.times, everyone, summaries, self._stopped_at
-            )
+            measured = self._writer.rows, self._facts, self.times, everyone, summaries
+            gather_result.write(self.folder, *measured, self._stopped_at, self.referee)
         distributed.barrier()  # no rank leaves while another may still need it
         self._trainer.close()
         del self._trainer
