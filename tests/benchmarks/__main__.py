@@ -2,7 +2,8 @@
 
 PART: import_logs, results, telemetry (the default ones), slope (table over 100,000 records) and trace
 (installs HolisticTraceAnalysis), which take minutes.
-Alone: faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
+Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
+faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
 """
 
 import importlib
@@ -23,6 +24,8 @@ def main(parts):
         return bench_self.show(
             [bench_self.row(*one) for one in importlib.import_module("benchmarks.faults").measure(*parts[1:])]
         )
+    if parts[:1] == ["contestants"]:
+        return importlib.import_module("benchmarks.contestants").main(*parts[1:])
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         print(f"{unknown[0]}: choose from {', '.join(PARTS)}", file=sys.stderr)

@@ -1,0 +1,130 @@
+"""Who is believed: planted cheats and honest contestants, each run and audited as its user would.
+
+    .venv/bin/python tests/benchmarks contestants cheats [NAME ...]     each cheat once: which check caught it
+    .venv/bin/python tests/benchmarks contestants honest [NUM_RUNS]     honest ones in rotation: who was accused
+
+A cheat is caught where its record is not complete, is invalid, carries a doubt about the contestant (a disturbed
+machine is no such doubt), fails `verify` or fails `audit`.  An honest contestant is accused where any of these holds.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent.parent
+PLANTED = REPO / "tests" / "planted"
+BIGRAM = PLANTED / "contestants" / "bigram.py"
+OWN = "tests/planted/contestants/own.py"  # relative: a record keeps no private path
+SMALL = ("model.num_layers=2", "model.width=64", "model.num_heads=2", "hardware.num_threads=1")
+ON_TRACK = ("track=cpu_nano", "hardware=cpu")
+
+CHEATING_SCRIPTS = (
+    "half_the_time", "patched_clock", "three_percent_less", "works_off_the_clock", "trains_in_validations",
+    "prints_at_the_end", "trains_on_val", "reads_by_cat", "opens_train_once", "trains_before_its_clock",
+    "lowers_val_loss", "scales_val_loss", "constant_val_loss", "validates_on_128", "easy_half", "sees_the_target",
+    "knows_val",
+)  # fmt: skip
+CHEATING_MODELS = (
+    "ScaledLoss", "ScaledAtTheEnd", "EasyTokens", "StashedTargets", "RemembersValidation", "TrainsInEvaluation",
+    "SeesTheNext", "SeesTheNextLater", "SeesOtherRows", "SeesItsBlock", "TrainsInItsInit", "SlowsTheClock",
+)  # fmt: skip
+
+
+def _script(variant, *more):
+    return (*ON_TRACK, f"script={BIGRAM}", f"script.args=[{variant},'--seed={{seed}}']", *more)
+
+
+def _own(name):
+    return (*ON_TRACK, *SMALL, "model=gpt2", f"model.arch={OWN}:{name}")
+
+
+CHEATS = {name: _script(name) for name in CHEATING_SCRIPTS} | {name: _own(name) for name in CHEATING_MODELS}
+HONEST = {
+    **{name: _script(name) for name in ("plain", "late_lines", "long_validations", "opens_every_step", "memory_maps")},
+    "late_compile": _script("late_compile"),
+    "modded_two_ranks": (
+        *ON_TRACK, f"script={PLANTED}/scripts/modded/train_gpt.py", "script.args=['20']", "hardware.num_processes=2",
+    ),
+    "nanogpt": (
+        *ON_TRACK, f"script={PLANTED}/scripts/nano/train.py", "script.args=['--max_iters=40','--seed={seed}']",
+        "script.raw_data=true", "script.data=data/toy",
+    ),
+    "Honest": _own("Honest"),
+    **{model: (*ON_TRACK, *SMALL, f"model={model}") for model in ("gpt2", "modern", "windowed")},
+    "muon": (*ON_TRACK, *SMALL, "model=modern", "optim=muon"),
+    "bfloat16": (*ON_TRACK, *SMALL, "hardware.dtype=bfloat16"),
+    "two_ranks": (*ON_TRACK, *SMALL, "hardware.num_processes=2"),
+}  # fmt: skip
+
+
+def main(kind="cheats", *words):
+    with tempfile.TemporaryDirectory() as results:
+        if kind == "cheats":
+            return _cheats(results, words or CHEATS)
+        return _honest(results, int(words[0]) if words else len(HONEST))
+
+
+def _cheats(results, names):
+    through = []
+    for name in names:
+        caught_by = examined(results, CHEATS[name])
+        print(f"{name:26} {caught_by or 'NOT CAUGHT'}", flush=True)
+        through += [name] if caught_by is None else []
+    print(
+        f"{len(list(names)) - len(through)} of {len(list(names))} caught{': not ' * bool(through)}{', '.join(through)}"
+    )
+    return 1 if through else 0
+
+
+def _honest(results, num_runs):
+    """Also says how often a run was set aside because the machine disturbed it, which accuses nobody."""
+    accused, disturbed, started_s = [], Counter(), time.monotonic()
+    names = list(HONEST)
+    for number in range(num_runs):
+        name = names[number % len(names)]
+        is_first_round = number < len(names)
+        reason = examined(results, (*HONEST[name], f"seed={number}"), audits=is_first_round, disturbed=disturbed)
+        if reason:
+            accused.append((name, reason))
+            print(f"run {number}: {name}: {reason}", flush=True)
+    load = os.getloadavg()[1]
+    print(f"{num_runs} runs in {time.monotonic() - started_s:.0f} s at load {load:.1f}: {len(accused)} accused")
+    print(f"set aside for the machine: {dict(disturbed)}")
+    return 1 if accused else 0
+
+
+def examined(results, overrides, audits=True, disturbed=None):
+    """Run, verify and audit one contestant -> what is held against it, None for nothing."""
+    from bench.record import rows
+
+    done = _bench(results, "run", *overrides)
+    last = done.stdout.strip().splitlines()[-1].strip() if done.stdout.strip() else ""
+    folder = Path(last)
+    if not (folder / "run.json").is_file():
+        return f"refused: {(done.stderr or done.stdout).strip().splitlines()[-1][:140]}"
+    run = json.loads((folder / "run.json").read_text())
+    if run["status"] != "complete":
+        return f"{run['status']}: {run['failure']['message'][:140]}"
+    if run["validity"] == "invalid":
+        return f"invalid: {run['validity_reasons'][0][:140]}"
+    of_machine = rows.row_of(run)["machine_doubts"]
+    if disturbed is not None:
+        disturbed.update(["disturbed"] * bool(of_machine))
+    doubts = [reason for reason in run["validity_reasons"] if reason not in of_machine]
+    if doubts:
+        return f"doubted: {doubts[0][:140]}"
+    if (verified := _bench(results, "verify", str(folder))).returncode:
+        return f"verify: {verified.stdout.strip()[-140:]}"
+    if audits and (audited := _bench(results, "audit", str(folder))).returncode == 1:
+        return f"audit: {audited.stdout.strip().splitlines()[-1][:140]}"
+    return None
+
+
+def _bench(results, *words):
+    env = os.environ | {"SPEEDRUN_RESULTS": str(results), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.run([sys.executable, "-m", "bench", *words], cwd=REPO, env=env, capture_output=True, text=True)
