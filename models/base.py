@@ -108,7 +108,10 @@ def loss_ahead(logits_BTV: torch.Tensor, targets_BT: torch.Tensor, weights_N: to
 
 @torch.no_grad()
 def normal_(parameter, std, generator):
-    """N(0, std^2), drawn on the CPU, so that the same seed gives the same bits on every device and rank."""
+    """N(0, std^2), drawn on the CPU, so that the same seed gives the same bits on every device and rank.
+
+    CPUs with AVX2 and with AVX-512 draw the same bits; torch without either rounds some of them otherwise.
+    """
     parameter.copy_(torch.empty(parameter.shape, device="cpu").normal_(std=std, generator=generator))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from bench import private
 from bench.config import schema
+from bench.launch import ranks
 from bench.machine import code_state, cpu_meter, environment, gpus, processes
 from bench.machine.cpu_meter import CpuMeter
 from bench.paths import REPO
@@ -222,10 +223,38 @@ def test_this_process_can_be_recognised_again():
 
 
 def test_torch_facts_are_those_of_the_installed_torch():
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     facts = environment.torch_facts()
     assert facts["torch"] == environment.packages()["torch"]
     assert (facts["cuda"] is None) == (facts["nccl"] is None) == (facts["cudnn"] is None)
+    assert facts["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+
+
+def test_the_instruction_set_and_what_limits_it_are_in_a_record(finished_run):
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI_2"}
+    limits |= {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX_FP16", "MKL_CBWR": "AVX2,STRICT"}
+    limits |= {"MKL_ENABLE_INSTRUCTIONS": "AVX512_E1"}
+    assert environment.env_variables(limits) == limits
+    run = json.loads((finished_run / "run.json").read_text())
+    env = json.loads((finished_run / "environment.json").read_text())["env"]
+    here = environment.env_variables(os.environ)
+    assert run["environment"]["cpu_capability"] == environment.torch_facts()["cpu_capability"]
+    for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"):
+        assert env.get(name) == here.get(name)
+
+
+def test_code_compiled_for_one_instruction_set_is_not_run_with_another(monkeypatch):
+    hardware = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=1)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    caches = []
+    for capability in (None, "default", "avx2"):
+        monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+        if capability is not None:
+            monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+        caches.append(ranks.environment(hardware).get("TORCHINDUCTOR_CACHE_DIR"))
+    assert caches[0] is None and len(set(caches)) == 3  # None: torch's own folder
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/cache")
+    assert ranks.environment(hardware)["TORCHINDUCTOR_CACHE_DIR"] == "/scratch/cache"
 
 
 # ---- ids

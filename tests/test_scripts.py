@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import real_runs
 import scripted
+import torch
 
 from bench.claims.rules import runs
 from bench.compare import eligibility
@@ -54,6 +55,7 @@ def test_a_script_of_modded_nanogpts_habits_runs_unmodified_on_two_ranks(modded)
     )
     assert "batch_tokens" not in run["measured"] and run["metrics"]["tokens_per_s"] is None
     assert run["environment"]["torch"] is not None
+    assert run["environment"]["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
     assert of_script(run) == []
     assert faults(modded) == []
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +26,10 @@ def environment(hardware: HardwareConfig) -> dict[str, str]:
     if hardware.device == "cpu":
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower
         env["CUDA_VISIBLE_DEVICES"] = ""
+        # Inductor's cache ignores this variable: code for 16 lanes, run with 8, gave NaN and wrong numbers (torch 2.13)
+        if (capability := env.get("ATEN_CPU_CAPABILITY")) is not None:
+            cache = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}_{capability}"
+            env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     for name, value in flight_recorder.variables(hardware.num_processes).items():
         env.setdefault(name, value)
     if hardware.deterministic:

@@ -43,9 +43,11 @@ nvl pix pxb phb sys ofi efa aws-ofi host hostname device bus ipv4 ipv6 af_inet a
 
 passive active close spread master primary threads cores sockets ll_caches numa_domains guided monotonic nonmonotonic
 granularity fine core thread tile compact scatter balanced explicit respect norespect proclist warnings nowarnings
-reset noreset duration infinite turnaround throughput serial intel gnu tbb sequential lp64 ilp64 avx avx2 avx512
-avx512_core avx512_core_vnni avx512_core_bf16 avx512_core_fp16 avx512_core_amx avx10_1_512 avx10_1_512_amx sse41
-sse4_2 compatible cbwr coa branch strict any_avx2 dispatch create
+reset noreset duration infinite turnaround throughput serial intel gnu tbb sequential lp64 ilp64 sse2 ssse3 sse41
+sse4_1 sse4_2 avx avx2 avx2_e1 avx2_vnni avx2_vnni_2 avx512 avx512_e1 avx512_e2 avx512_e3 avx512_e4 avx512_core
+avx512_core_vnni avx512_core_bf16 avx512_core_fp16 avx512_core_amx avx512_core_amx_fp16 avx10_1_512 avx10_1_512_amx
+avx10_1_512_amx_fp16 avx10_2_512 avx10_2_512_amx_2 vsx zvector sve128 sve256 compatible cbwr coa branch strict any_avx2
+dispatch create
 
 void compute utility graphics video display compat32 driver brand tesla grid geforce titan quadro nvidiartx vapps vpc
 vcs vws cloudgaming requirements lazy fastest_first pci_bus_id product name image h100 h200 a100 b200 l40s v100

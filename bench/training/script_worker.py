@@ -220,11 +220,13 @@ def torch_facts():
         return {}
     cuda = torch.version.cuda
     nccl = torch.cuda.nccl.version() if cuda and torch.distributed.is_nccl_available() else None
+    cpu = getattr(torch.backends, "cpu", None)  # since torch 2.0
     return {
         "torch": torch.__version__,
         "cuda": cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "cpu_capability": cpu.get_cpu_capability() if cpu else None,
     }
 
 

@@ -237,7 +237,7 @@ def _write_result(folder, facts, measured, said, telemetry):
 def _torch_facts(first):
     """The script's own torch; None of all where it ended well and imported none; {} where nothing is known."""
     if not first.get("torch") and "python" in first:
-        return dict.fromkeys(("torch", "cuda", "cudnn", "nccl"))
+        return dict.fromkeys(("torch", "cuda", "cudnn", "nccl", "cpu_capability"))
     return first.get("torch") or {}
 
 
