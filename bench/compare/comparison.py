@@ -10,7 +10,7 @@ from bench.config import versions
 from bench.diagnosis import between_runs
 from bench.reading import json_file, yaml_file
 from bench.reading.damage import Damaged, of_record
-from bench.record import certificates, run_folder
+from bench.record import certificates, run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
@@ -32,6 +32,7 @@ def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple
 
 def _one(a, b, callings, diagnose, options):
     names, about = zip(*callings, strict=True)
+    losses = losses_of(a), losses_of(b)
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
     of_one_race, ignored = a.race is not None and a.race == b.race, []
@@ -39,7 +40,8 @@ def _one(a, b, callings, diagnose, options):
         "plan": a.plan if of_one_race else None,
         "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
         "unplanned_look": of_one_race and a.unplanned_look,
-        "identical_losses": identical_losses(a, b),
+        "identical_losses": identical_losses(a, b, losses),
+        "losses_ids": [[columns and step_files.losses_id(columns) for columns in of_arm] for of_arm in losses],
         "differing": differences.of_facts(_facts(a), _facts(b)),
         "names": names,
     } | options
@@ -115,10 +117,11 @@ def _with_steps(arm):
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
-def identical_losses(a: Arm, b: Arm) -> bool | None:
+def identical_losses(a: Arm, b: Arm, losses: tuple[list, list] | None = None) -> bool | None:
     """Whether every loss of every run of B is that of A's run with the same seed, bit for bit, for the same seeds.
 
-    None where that cannot be known: a seed or the steps are missing, or there are too many runs to read.
+    losses: losses_of() of both.  None where that cannot be known: a seed or the steps are missing, or there are too
+    many runs to read.
     """
     seeds = [[row["seed"] for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     if not all(seeds) or any(None in some or len(some) > MAX_TRAJECTORIES for some in seeds):
@@ -126,14 +129,27 @@ def identical_losses(a: Arm, b: Arm) -> bool | None:
     if set(seeds[0]) != set(seeds[1]):
         return None
     trajectories = {}  # by seed, of both arms together
-    for arm in (a, b):
-        for number, row in enumerate(arm.rows):
+    for arm, of_arm in zip((a, b), losses or (losses_of(a), losses_of(b)), strict=True):
+        for row, columns in zip(arm.rows, of_arm, strict=True):
             if eligibility.is_timed(row):
-                trajectories.setdefault(row["seed"], []).append(_losses(arm.steps_of(number)))
-    if not all(losses for runs in trajectories.values() for losses in runs):
+                trajectories.setdefault(row["seed"], []).append(columns)
+    if not all(columns and columns["step"] for runs in trajectories.values() for columns in runs):
         return None
-    return all(losses == runs[0] for runs in trajectories.values() for losses in runs)
+    return all(columns == runs[0] for runs in trajectories.values() for columns in runs)
 
 
-def _losses(rows):
-    return [(row["step"], row.get("train_loss"), row.get("val_loss")) for row in rows]
+def losses_of(arm: Arm) -> list[dict | None]:
+    """The columns step_files.LOSSES of each run; None of one that is not read: its steps are damaged, or too many."""
+    if len(arm.rows) > MAX_TRAJECTORIES:
+        return [None] * len(arm.rows)
+    return [_losses_of_run(arm, number) for number in range(len(arm.rows))]
+
+
+def _losses_of_run(arm, number):
+    folder = arm.folders[number]
+    if folder is None:
+        rows = arm.steps_of(number)
+        return {name: [row.get(name) for row in rows] for name in step_files.LOSSES}
+    with contextlib.suppress(ValueError):  # verify says that it is damaged
+        return step_files.read_columns(folder, step_files.LOSSES)
+    return None

@@ -76,6 +76,7 @@ class Options:
     # n, looks, alpha, margins, made before the first run; None: the margin is the track's
     plan: Mapping | None = None
     identical_losses: bool | None = None  # every trajectory of B is one of A, bit for bit; None: unknown
+    losses_ids: Sequence = (None, None)  # of each arm's rows step_files.losses_id(); None: unknown
     target_val_loss: float | None = None  # None: the runs' own
     loss_margin_nats: float | None = None  # None: the plan's
     force: bool = False  # numbers although the runs are not comparable, still without a verdict
@@ -104,7 +105,9 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options) -> Comparis
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
-        "val_loss": effects.val_loss((a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names),
+        "val_loss": effects.val_loss(
+            (a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names, given.losses_ids
+        ),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,
