@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from bench import atomic
-from bench.compare import comparison, selection
+from bench.compare import comparison, selection, target
 from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
 from bench.machine import utc
@@ -65,6 +65,10 @@ def _introduce(race):
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
     runs = f"{known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}"
     say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
+    asked = target.of_track(known["track"])
+    if asked.get("fixed") and known["n"] < asked["repeats"]:
+        few = f"n={known['n']} is too few for a claim on track {known['track']}, which takes {asked['repeats']} runs"
+        say("plan", f"{few} (n={asked['repeats']}): the verdict will stand, ./run.sh judge will refuse it")
 
 
 def _refuse_changes(race, folders, results):
