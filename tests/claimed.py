@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import types
 import unittest.mock
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from bench.config import compose, resolve, schema
 from bench.config.deviations import deviations_of
 from bench.machine import environment, utc
 from bench.machine.signals import Interrupted
-from bench.race import arm_process
+from bench.race import arm_process, planning
 from bench.record import artifacts, ledger, metrics, run_folder, step_files
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -198,7 +199,9 @@ class Racers:
         monkeypatch.setattr(
             "bench.race.planning.secrets.randbits", lambda bits: 1
         )  # the order is the same in every run of the tests
-        monkeypatch.setattr(utc, "now", lambda: self.results.now)  # plans, looks and ends lie between the runs
+        clock = types.SimpleNamespace(**vars(utc) | {"now": lambda: self.results.now})
+        for module in (ledger, planning):  # plans, looks and ends lie between the runs
+            monkeypatch.setattr(module, "utc", clock)
         monkeypatch.setattr(arm_process, "facts", self.facts)
         monkeypatch.setattr(
             arm_process, "facts_of_own", lambda arms, results: [arm_process.facts(None, one, results) for one in arms]
