@@ -1,8 +1,10 @@
 """Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went."""
 
+import collections
 import contextlib
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
@@ -10,10 +12,11 @@ from bench.config import versions
 from bench.diagnosis import between_runs
 from bench.reading import json_file, yaml_file
 from bench.reading.damage import Damaged, of_record
-from bench.record import certificates, run_folder, step_files
+from bench.record import certificates, ledger, race_folder, run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
+VERDICTS = ("faster", "slower", "equivalent", "inconclusive")
 KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 
 
@@ -52,6 +55,8 @@ def _one(a, b, callings, diagnose, options):
         ignored = ["calibration-ignored"]
     result = verdict.of_rows(a.rows, b.rows, **options) | {"about": list(about)}
     result["flags"] += ignored
+    result["earlier_races"] = earlier_races(a, b) if of_one_race else None
+    result["flags"] += ["raced-before"] * bool(result["earlier_races"])
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
     replayed = [
@@ -64,6 +69,39 @@ def _one(a, b, callings, diagnose, options):
         result["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
         result["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
     return result
+
+
+def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
+    """{verdict: how many} of the races of these configs and code that the ledger has from before this one.
+
+    "none" counts those without a verdict.  None: there are none, or nobody knows.
+    """
+    if a.in_race is None or b.in_race is None or not a.plan or not (a.folders and a.folders[0]):
+        return None
+    results, wanted = Path(a.folders[0]).parent.parent, [_kind_in(a.plan["arms"], arm.in_race[0]) for arm in (a, b)]
+    found = collections.Counter()
+    for line in ledger.read(results).lines:
+        if line["event"] != "plan" or not isinstance(line.get("arms"), dict):
+            continue
+        if line.get("race_id") == a.plan["race_id"]:
+            break
+        arms = {name: tuple(kind) for name, kind in line["arms"].items()}
+        names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
+        if names and arms.get(line.get("baseline")) == wanted[0]:
+            found[_verdict_of(results, line["race_id"], names[0])] += 1
+    return {name: found[name] for name in (*VERDICTS, "none")} if found else None
+
+
+def _kind_in(arms, name):
+    return arms[name].get("config_id"), arms[name].get("source_sha256")
+
+
+def _verdict_of(results, race_id, arm):
+    """Of an arm in race.json; "none" where the race has not ended, was abandoned or is gone."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        verdict = race_folder.read(race_folder.of(results, race_id))["result"]["against"][arm]["verdict"]
+        return verdict if verdict in VERDICTS else "none"
+    return "none"
 
 
 def _code_change(a, b):

@@ -18,7 +18,7 @@ DEPENDS = "verdict-depends-on-exclusions"
 class Comparison(TypedDict, total=False):
     """Of a candidate against a baseline, JSON as it stands; pairs are of baseline and candidate.
 
-    comparison.py adds about and the last four.
+    comparison.py adds about and the last five.
     """
 
     comparable: bool  # the times
@@ -42,6 +42,7 @@ class Comparison(TypedDict, total=False):
     plan: dict | None  # looks, and alpha of each
     differences: list[dict]  # bench/compare/differences.py
     calibration: dict | None  # of this session
+    earlier_races: dict[str, int] | None  # {verdict or "none": how many} of the same arms; None: there was none
     code_change: dict | None  # bench/diagnosis/code_diff.py
     diagnosis: dict  # bench/diagnosis/between_runs.py
     certificates: list[str | None]  # what the replays of their runs showed; absent where no run has been replayed

@@ -11,7 +11,7 @@ from bench.machine import utc
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees
-from bench.record import ledger, race_folder
+from bench.record import ledger, race_folder, verification
 from bench.terminal import text_table
 
 MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
@@ -168,6 +168,9 @@ def _spoilt(race, done, arm, results):
     if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
+    rules = verification.report(results / done.attempts[-1][0])["rules"] if done.status == "complete" else ()
+    if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
+        return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so that no verdict may count it: {faults[0]}"
     if done.status == "failed" and done.discarded:
         return f"the warm-up of {done.arm} failed: {run['failure']['kind']}: {run['failure']['message']}"
     if race.num_failed(done.arm) > race.plan["n"] - 2:
