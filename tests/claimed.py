@@ -17,12 +17,13 @@ import yaml
 from bench import atomic
 from bench.claims.rules import rulebook
 from bench.cli import judge
-from bench.config import compose, resolve, schema
+from bench.config import compose, resolve, schema, stages
 from bench.config.deviations import deviations_of
 from bench.machine import environment, utc
 from bench.machine.signals import Interrupted
 from bench.race import arm_process, planning
 from bench.record import artifacts, ledger, metrics, run_folder, step_files
+from models.stages import ends_of
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 BEGIN = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -120,9 +121,9 @@ class Results:
         run["measured"] |= {
             "train_s_by_rank": [train_s],
             "wall_s": train_s + 20,
-            "batch_tokens": of_run.data.batch_tokens,
+            "batch_tokens": stages.mean_batch_tokens(of_run),
             "peak_mem_gib_by_rank": {"rss": [0.4]},
-        }
+        } | ({"stages": _stages(of_run)} if of_run.stages else {})
         if race:
             run["race"] = race
         if change:
@@ -158,11 +159,23 @@ class Results:
         atomic.write_json(folder / "run.json", run)
 
 
+def _stages(of_run):
+    of_stages = stages.stages_of(of_run)
+    firsts = [0, *ends_of(of_stages, NUM_STEPS)]
+    keys = ("flops_per_token", "flops_per_token_causal")
+    return [
+        {"first_step": first + 1, "num_steps": end - first, "batch_tokens": stage.batch_tokens}
+        | {"seq_len": stage.seq_len, "num_micro_steps": stages.num_micro_steps(of_run, stage)}
+        | dict.fromkeys(keys, 6)
+        for stage, (first, end) in zip(of_stages, itertools.pairwise(firsts), strict=True)
+    ]
+
+
 def _rows(train_s, losses, shares, of_run, train_loss=3.0):
     step_ms = 1e3 * train_s / NUM_STEPS
     rows = []
     for step in range(NUM_STEPS + 1):
-        row = {"step": step, "flags": "", "tokens": step * of_run.data.batch_tokens, "val_loss": losses.get(step)}
+        row = {"step": step, "flags": "", "tokens": stages.num_tokens(of_run, step), "val_loss": losses.get(step)}
         if step:
             row |= {
                 "lr": of_run.optim.lr,
