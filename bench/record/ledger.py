@@ -275,7 +275,7 @@ def _faults_along_the_chain(parsed, recounted):
             if counter != earlier:
                 recounted.append(number)
             elif num_removed:
-                lost = f"{num_removed} lines between them were removed" if num_removed > 0 else "the count was set back"
+                lost = f"{num_removed} between them removed" if num_removed > 0 else "the count was set back"
                 wrong.append(f"line {number} is number {position} of this ledger and follows number {last}: {lost}")
         latest = max((at, number), link.latest) if at and link.latest else (at and (at, number)) or link.latest
         before = links[_name(text)] = _Link(number, latest, count or link.count)
