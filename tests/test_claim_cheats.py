@@ -117,9 +117,7 @@ def lucky(results, also=()):
 def test_a_ledger_whose_end_was_cut_after_each_bad_run_is_not_whole(results):
     evidence = failed(*lucky(results))
     assert list(evidence) == [WHOLE]
-    assert (
-        "line 3 is number 5 of this ledger and follows number 2: 2 between them removed" in evidence[WHOLE]
-    )
+    assert "line 3 is number 5 of this ledger and follows number 2: 2 between them removed" in evidence[WHOLE]
 
 
 @pytest.mark.parametrize("file", [ledger_count.NAME, "state"])

@@ -276,7 +276,8 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
     for words in ([folder], [folder.name], [f"{folder.name}:B"], runs):
         assert failed(*words) == {}
     assert judge.main([str(folder)]) == 0
-    assert "% faster than A" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "% faster than A" in out and "; A is the default" in out
 
 
 def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):

@@ -5,7 +5,7 @@ import itertools
 
 from bench.compare import comparison, selection, sentences, target
 from bench.race import plan
-from bench.record import ledger
+from bench.record import ledger, race_folder
 
 MAX_ONE_SIDED = 1  # interrupted runs of an arm beyond those of another
 
@@ -136,7 +136,8 @@ def it_is_faster_than_its_baseline(claim):
             is_better = None not in (theirs, ours) and ours < theirs
         if not is_better:
             return False, f"{race.race_id}: {said}"
-        words.append(f"{race.race_id}: {said}")
+        baseline = race.state.plan["baseline"]
+        words.append(f"{race.race_id}: {said}; {baseline} is {race_folder.about(race.state.plan['arms'])[baseline]}")
     return (True, "; ".join(words)) if words else (None, "it was not raced against another arm")
 
 
