@@ -7,18 +7,23 @@ import dataclasses
 import functools
 import itertools
 import json
+import types
+import unittest.mock
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
 
 from bench import atomic
-from bench.config import compose, resolve, schema
+from bench.claims.rules import rulebook
+from bench.cli import judge
+from bench.config import compose, resolve, schema, stages
 from bench.config.deviations import deviations_of
 from bench.machine import environment, utc
 from bench.machine.signals import Interrupted
-from bench.race import arm_process
+from bench.race import arm_process, planning
 from bench.record import artifacts, ledger, metrics, run_folder, step_files
+from models.stages import ends_of
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 BEGIN = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -26,9 +31,15 @@ NUM_STEPS = 120
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 
-def at(minute):
-    """The time of run number minute."""
-    return utc.text(BEGIN + timedelta(minutes=minute))
+def at(minute, seconds=0.0):
+    """The time of run number minute, or so many seconds later."""
+    return utc.text(BEGIN + timedelta(minutes=minute, seconds=seconds))
+
+
+def failed(*words):
+    """{rule: evidence} of judge's rules that fail."""
+    ((_, claim),) = judge._claims([str(word) for word in words])
+    return {rule["rule"]: rule["evidence"] for rule in rulebook.check(claim) if rule["passed"] is False}
 
 
 @functools.cache  # composing takes a third of a second
@@ -42,11 +53,18 @@ def config(seed=0, overrides=()):
 
 
 class Results:
-    """A results folder that is filled run by run; each begins a minute after the one before."""
+    """A results folder that is filled run by run; each begins a minute after the one before, by the ledger too."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.clock = itertools.count()
+        self.now = at(0)  # of the ledger's next line
+
+    def _ledger(self, entry, when, *facts):
+        """entry: ledger.started or ledger.ended, at this time."""
+        self.now = when
+        with unittest.mock.patch.object(utc, "now", lambda: self.now):
+            return entry(self.folder, *facts)
 
     def add(
         self,
@@ -60,10 +78,12 @@ class Results:
         source="41",
         change=None,
         losses=None,
+        train_loss=None,
     ):
         """One run -> its folder.  shares: {region column: part of a step}; change(run) edits the record first.
 
         losses: {step: val_loss} of its validations, the last instead of val_loss; None: three, that at 120 val_loss.
+        train_loss: of each step; None: that of its seed.
         """
         of_run = config(seed, overrides)
         run = run_folder.read_raw(BASE)
@@ -84,7 +104,7 @@ class Results:
             "config_id": schema.config_id(of_run),
             "started_at": at(minute),
             "heartbeat_at": at(minute),
-            "ended_at": at(minute),
+            "ended_at": at(minute, train_s + 20),
             "deviations": list(_composed(tuple(overrides))[1]),
             "world_size": 1,
             "hardware": schema.to_dict(of_run.hardware),
@@ -101,23 +121,25 @@ class Results:
         run["measured"] |= {
             "train_s_by_rank": [train_s],
             "wall_s": train_s + 20,
-            "batch_tokens": of_run.data.batch_tokens,
+            "batch_tokens": stages.mean_batch_tokens(of_run),
             "peak_mem_gib_by_rank": {"rss": [0.4]},
-        }
+        } | ({"stages": _stages(of_run)} if of_run.stages else {})
         if race:
             run["race"] = race
         if change:
             change(run)
         run["comparability_id"] = environment.comparability_id(run)
-        run["ledger_sha256"] = ledger.started(self.folder, folder, run)
+        run["ledger_sha256"] = self._ledger(ledger.started, at(minute), folder, run, schema.shape(of_run))
         if status == "killed":
             return folder
         losses = losses or {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}
-        self._write(folder, of_run, run, train_s, losses, shares, status)
+        train_loss = 3.0 + 1e-3 * seed if train_loss is None else train_loss
+        self._write(folder, of_run, run, train_s, losses, shares, status, train_loss)
+        self._ledger(ledger.ended, at(minute, train_s + 20), folder, run)
         return folder
 
-    def _write(self, folder, of_run, run, train_s, losses, shares, status):
-        rows = _rows(train_s, losses, shares or dict.fromkeys(REGIONS, 0.25), of_run)
+    def _write(self, folder, of_run, run, train_s, losses, shares, status, train_loss):
+        rows = _rows(train_s, losses, shares or dict.fromkeys(REGIONS, 0.25), of_run, train_loss)
         run["status"] = status
         if status != "complete":
             run["failure"] = {
@@ -135,18 +157,29 @@ class Results:
         run["metrics"] = metrics.metrics(run, rows)
         run["artifacts"] = artifacts.listed(folder)
         atomic.write_json(folder / "run.json", run)
-        ledger.ended(self.folder, folder, run)
 
 
-def _rows(train_s, losses, shares, of_run):
+def _stages(of_run):
+    of_stages = stages.stages_of(of_run)
+    firsts = [0, *ends_of(of_stages, NUM_STEPS)]
+    keys = ("flops_per_token", "flops_per_token_causal")
+    return [
+        {"first_step": first + 1, "num_steps": end - first, "batch_tokens": stage.batch_tokens}
+        | {"seq_len": stage.seq_len, "num_micro_steps": stages.num_micro_steps(of_run, stage)}
+        | dict.fromkeys(keys, 6)
+        for stage, (first, end) in zip(of_stages, itertools.pairwise(firsts), strict=True)
+    ]
+
+
+def _rows(train_s, losses, shares, of_run, train_loss=3.0):
     step_ms = 1e3 * train_s / NUM_STEPS
     rows = []
     for step in range(NUM_STEPS + 1):
-        row = {"step": step, "flags": "", "tokens": step * of_run.data.batch_tokens, "val_loss": losses.get(step)}
+        row = {"step": step, "flags": "", "tokens": stages.num_tokens(of_run, step), "val_loss": losses.get(step)}
         if step:
             row |= {
                 "lr": of_run.optim.lr,
-                "train_loss": 3.0,
+                "train_loss": train_loss,
                 "step_ms": step_ms,
                 **{name: share * step_ms for name, share in shares.items()},
             }
@@ -179,6 +212,9 @@ class Racers:
         monkeypatch.setattr(
             "bench.race.planning.secrets.randbits", lambda bits: 1
         )  # the order is the same in every run of the tests
+        clock = types.SimpleNamespace(**vars(utc) | {"now": lambda: self.results.now})
+        for module in (ledger, planning):  # plans, looks and ends lie between the runs
+            monkeypatch.setattr(module, "utc", clock)
         monkeypatch.setattr(arm_process, "facts", self.facts)
         monkeypatch.setattr(
             arm_process, "facts_of_own", lambda arms, results: [arm_process.facts(None, one, results) for one in arms]

@@ -52,14 +52,23 @@ def raced(a_times_s, b_times_s, a_losses=None, b_losses=None, **changes):
 
 
 def write(results, run, steps_csv=None):
-    """A record as a run folder of this results folder -> the folder."""
+    """A record as a run folder of this results folder -> the folder.  Its training losses are those of its seed."""
     folder = Path(results) / run["track"] / run["run_id"]
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(run))
     for name in ("config.yaml", "environment.json"):
         (folder / name).write_text((COMPLETE / name).read_text())
-    (folder / "steps.csv").write_text((COMPLETE / "steps.csv").read_text() if steps_csv is None else steps_csv)
+    (folder / "steps.csv").write_text(_steps_of(run["seed"]) if steps_csv is None else steps_csv)
     return folder
+
+
+def _steps_of(seed):
+    head, *lines = (COMPLETE / "steps.csv").read_text().splitlines()
+    column = head.split(",").index("train_loss")
+    rows = [line.split(",") for line in lines]
+    for row in rows:
+        row[column] = row[column] and repr(float(row[column]) + 1e-9 * (seed or 0))
+    return "".join(",".join(row) + "\n" for row in [head.split(","), *rows])
 
 
 def compare(a_runs, b_runs, **options):

@@ -54,6 +54,12 @@ def repo():
     return Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory):
+    """Where this machine counts the lines of ledgers: a folder of the tests' own, also for what they start."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 def results_dir(tmp_path):
     """An empty results folder of the test's own."""

@@ -187,7 +187,9 @@ class Workshop:
     def _begin(self, scenario):
         if scenario is RESUME and not self._before_last.exists():
             self._race_to_its_last_run()
-        shutil.rmtree(self.project, ignore_errors=True)
+        os.environ["XDG_STATE_HOME"] = str(self.folder / "machine")  # a ledger that is put back takes its count along
+        for folder in (self.project, self.folder / "machine"):
+            shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._before_last if scenario is RESUME else self.base, self.project)
         found = {one.name: run_folder.read(one)["status"] for one in real_runs.folders(self.project / "results")}
         self.statuses_before = found

@@ -479,6 +479,19 @@ def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, capsys)
     assert "1 run in both arms" in found["reasons"][0]
 
 
+def test_one_log_under_six_names_with_other_times_is_one_run(results, capsys):
+    """Its last time is a millisecond later in each copy; its six validations are the same."""
+    lines = "".join(f"step:{step}/6 val_loss:{8 - step}.1258 train_time:{step}ms step_avg:1ms\n" for step in range(6))
+    for arm, last_ms in (("a", 88000), ("b", 86000)):
+        for copy in range(6):
+            loss = f"step:6/6 val_loss:3.27{last_ms // 1000} train_time:{last_ms + copy}ms step_avg:1ms\n"
+            (results / arm).mkdir(exist_ok=True)
+            (results / arm / f"{copy}.txt").write_text(
+                LOG.partition("step:")[0].format(clock="18:00:00") + lines + loss
+            )
+    assert as_json(capsys, "a", "b")["time"]["n"] == [1, 1]
+
+
 def test_a_folder_without_runs_and_logs_is_the_users_mistake(results):
     (results / "empty").mkdir()
     with pytest.raises(ValueError, match="it holds no run folder and no training log"):

@@ -430,13 +430,23 @@ def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
     assert sentences.alone(of_before) == of_before["words"]
 
 
-def test_seeds_that_all_gave_one_loss_are_remarked_on():
-    same, other = [4.25] * 3, [4.25, 4.26, 4.24]
-    found = compare(*raced([10.0, 10.1, 10.2], [10.0, 10.1, 10.2], same, other))
-    sentence = "the 3 seeds of A gave the same val_loss, 4.25: if it ignores its seed, they are one loss and not 3"
-    assert found["val_loss"]["remarks"] == [sentence]
-    assert sentence in measures.loss_sentences(found["val_loss"], ["A", "B"])
-    assert not compare(*raced([10.0, 10.1], [10.0, 10.1], other[:2], other[:2]))["val_loss"]["remarks"]
+def steps_of(*train_losses):
+    return [{"step": step, "train_loss": loss, "val_loss": None} for step, loss in enumerate(train_losses, 1)]
+
+
+def test_runs_with_the_same_training_losses_are_one_run_whatever_their_seeds_and_validations():
+    a, b = raced([10.0, 10.1, 10.2], [10.0, 10.1, 10.2], [4.24, 4.25, 4.26], [4.25, 4.26, 4.24])
+    losses = [5.0 - 0.1 * step for step in range(8)]
+    for run in a:
+        run["steps"] = steps_of(*losses)
+    for number, run in enumerate(b):
+        run["steps"] = steps_of(*losses[:7], losses[7] + 1e-9 * number)
+    found = compare(a, b)["val_loss"]
+    assert found["n"] == [1, 3] and found["mean"][0] == pytest.approx(4.25)
+    sentence = "3 runs of A have the same training losses throughout, bit for bit: they count as one loss, "
+    assert found["remarks"] == [f"{sentence}whatever their seeds"]
+    assert found["remarks"][0] in measures.loss_sentences(compare(a, b)["val_loss"] | {"change_nats": 0.0}, ["A", "B"])
+    assert (found["p"], found["verdict"]) == (None, "unknown")
 
 
 def test_a_p_that_is_too_small_to_print_is_below_a_bound():

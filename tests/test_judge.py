@@ -9,6 +9,7 @@ from pathlib import Path
 import claimed
 import pytest
 import yaml
+from claimed import failed
 
 from bench import atomic
 from bench.claims import claim as claims
@@ -32,12 +33,6 @@ def three(results, **more):
     return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
 
 
-def failed(*words):
-    """{rule: evidence} of the rules that fail."""
-    ((_, claim),) = judge._claims([str(word) for word in words])
-    return {rule["rule"]: rule["evidence"] for rule in rulebook.check(claim) if rule["passed"] is False}
-
-
 def edit(folder, change):
     run = json.loads((folder / "run.json").read_text())
     change(run)
@@ -48,7 +43,7 @@ def test_three_true_runs_are_accepted_with_evidence_for_every_rule(results, caps
     folders = three(results)
     assert judge.main([str(folder) for folder in folders]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "   judge  accepted: 16 rules passed, 6 not applicable"
+    assert out.splitlines()[-1] == "   judge  accepted: 16 rules passed, 7 not applicable"
     assert out.count("    pass  ") == 16 and out.count("FAIL") == 0
     assert "seeds 0, 1, 2" in out and "p=" in out
 
@@ -80,7 +75,7 @@ def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):
 
 def test_a_changed_byte_is_refused(results):
     folders = three(results)
-    path = folders[1] / "steps.csv"
+    path = folders[0] / "steps.csv"
     content = path.read_text()
     path.write_text(content.replace("3.0,", "3.1,", 1))
     assert content != path.read_text()
@@ -281,7 +276,8 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
     for words in ([folder], [folder.name], [f"{folder.name}:B"], runs):
         assert failed(*words) == {}
     assert judge.main([str(folder)]) == 0
-    assert "% faster than A" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "% faster than A" in out and "; A is the default" in out
 
 
 def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):
@@ -289,12 +285,12 @@ def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):
     plain = three(results, source="77")
     paths, opened = [], plain_file.opened
     monkeypatch.setattr(
-        plain_file, "opened", lambda path, *how, **more: paths.append(Path(path).name) or opened(path, *how, **more)
+        plain_file, "opened", lambda path, *how, **more: paths.append(Path(path)) or opened(path, *how, **more)
     )
     for words in ([str(folder)], [f"{folder.name}:B"], plain):
         paths.clear()
         assert judge.main([str(word) for word in words]) == 0
-        assert paths.count(ledger.NAME) == 1
+        assert paths.count(results.folder / ledger.NAME) == 1
 
 
 def test_a_race_that_was_not_won_is_refused(raced):
@@ -367,7 +363,7 @@ def test_an_interrupted_run_is_forgiven_and_three_are_not(raced):
 
 
 def test_more_interrupts_than_the_track_allows_are_refused(raced):
-    assert failed(raced(hurt={3: "interrupt", 5: "kill", 8: "interrupt"})) == {
+    assert failed(raced(hurt={3: "interrupt", 6: "kill", 8: "interrupt"})) == {
         "interrupts were few": "3 interrupted, 2 allowed"
     }
 

@@ -3,12 +3,13 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from bench.record import ledger, lock_file
+from bench.record import ledger, ledger_count, lock_file
 
 
 def fill(folder, count=4):
@@ -48,6 +49,83 @@ def test_a_line_that_was_removed_changed_doubled_or_moved_shows(tmp_path, harm, 
     assert message in " ".join(ledger.read(tmp_path).faults)
 
 
+def cut(folder, num_lines):
+    path = folder / ledger.NAME
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines]))
+
+
+def test_lines_that_were_cut_before_the_next_one_leave_a_gap_in_the_numbers(tmp_path):
+    fill(tmp_path, 4)
+    cut(tmp_path, 2)
+    fill(tmp_path, 1)
+    assert ledger.read(tmp_path).faults == [
+        "line 3 is number 5 of this ledger and follows number 2: 2 between them removed"
+    ]
+
+
+@pytest.mark.parametrize("kept", ["beside it", "on this machine"])
+def test_either_of_the_two_files_of_the_count_is_enough(tmp_path, kept, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    fill(tmp_path / "results", 4)
+    cut(tmp_path / "results", 2)
+    if kept == "beside it":
+        shutil.rmtree(tmp_path / "state")
+    else:
+        (tmp_path / "results" / ledger_count.NAME).unlink()
+    fill(tmp_path / "results", 1)
+    assert "2 between them removed" in ledger.read(tmp_path / "results").faults[0]
+
+
+def test_where_both_files_are_gone_another_count_begins_and_the_ledger_says_where(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    fill(tmp_path / "results", 4)
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "results" / ledger_count.NAME).unlink()
+    fill(tmp_path / "results", 2)
+    assert (ledger.read(tmp_path / "results").faults, ledger.read(tmp_path / "results").recounted) == ([], [5])
+
+
+def test_a_ledger_that_is_moved_or_removed_as_a_whole_is_counted_rightly(tmp_path):
+    fill(tmp_path / "a", 2)
+    (tmp_path / "a").rename(tmp_path / "b")
+    fill(tmp_path / "b", 1)
+    fill(tmp_path / "a", 1)  # a new one where another was
+    assert [line["number"] for line in ledger.read(tmp_path / "b").lines] == [1, 2, 3]
+    assert [line["number"] for line in ledger.read(tmp_path / "a").lines] == [1]
+
+
+def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no_gap(tmp_path, monkeypatch):
+    fill(tmp_path, 2)
+    with monkeypatch.context() as older:
+        older.setattr(ledger.ledger_count, "following", lambda *_: {})
+        older.setattr(ledger.ledger_count, "keep", lambda *_: None)
+        fill(tmp_path, 2)
+    with monkeypatch.context() as killed:
+        killed.setattr(ledger.ledger_count, "keep", lambda *_: None)
+        fill(tmp_path, 1)
+    fill(tmp_path, 1)
+    assert (ledger.read(tmp_path).faults, ledger.read(tmp_path).recounted) == ([], [])
+
+
+def test_a_count_that_cannot_be_kept_stops_no_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    (tmp_path / ledger_count.NAME).mkdir()
+    fill(tmp_path, 3)
+    assert (len(ledger.read(tmp_path).lines), ledger.read(tmp_path).faults) == (3, [])
+
+
+def test_times_that_go_back_along_the_chain_show_and_clocks_of_nodes_may_differ_a_little(tmp_path, monkeypatch):
+    times = ["2026-11-21T08:00:00.000Z", "2026-11-21T07:51:00.000Z", "2026-11-21T07:49:00.000Z", "2030-01-01T00:00:00Z"]
+    for at in [*times, "2020-01-01T00:00:00.000Z"]:
+        monkeypatch.setattr(ledger.utc, "now", lambda at=at: at)
+        fill(tmp_path, 1)
+    made_up = "a clock was set back, or lines were made up"
+    assert ledger.read(tmp_path).faults == [
+        f"line 3 is of {times[2]}, and line 1, which it follows, of {times[0]}: {made_up}",
+        "line 5 is of 2020-01-01T00:00:00.000Z, and line 4, which it follows, of 2030-01-01T00:00:00.000Z: " + made_up,
+    ]
+
+
 def test_a_line_rewritten_with_its_own_hash_breaks_the_one_after_it(tmp_path):
     fill(tmp_path)
     lines = [json.loads(line) for line in lines_of(tmp_path)]
@@ -77,16 +155,17 @@ def test_a_last_line_longer_than_a_block_is_read_whole(tmp_path):
 
 
 def test_two_clones_that_both_appended_may_be_joined_line_by_line(tmp_path):
-    fill(tmp_path, 2)
-    common = (tmp_path / ledger.NAME).read_bytes()
-    ledger.append(tmp_path, "start", run="track/here", race=None)
-    here = (tmp_path / ledger.NAME).read_bytes()
-    (tmp_path / ledger.NAME).write_bytes(common)
-    ledger.append(tmp_path, "start", run="track/there", race=None)
-    there = (tmp_path / ledger.NAME).read_bytes()
-    (tmp_path / ledger.NAME).write_bytes(here + there[len(common) :])
-    assert ledger.read(tmp_path).faults == []
-    assert len(ledger.read(tmp_path).runs) == 4
+    here, there = tmp_path / "here", tmp_path / "there"
+    fill(here, 2)
+    common = (here / ledger.NAME).read_bytes()
+    shutil.copytree(here, there)
+    for clone in (here, there):
+        ledger.append(clone, "start", run=f"track/{clone.name}", race=None)
+    (here / ledger.NAME).write_bytes(
+        (here / ledger.NAME).read_bytes() + (there / ledger.NAME).read_bytes()[len(common) :]
+    )
+    assert ledger.read(here).faults == []
+    assert len(ledger.read(here).runs) == 4
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
@@ -146,7 +225,7 @@ def test_writers_on_a_file_system_without_locks_take_turns(tmp_path):
     found = ledger.read(tmp_path)
     assert found.faults == [] and len(found.runs) == 100
     assert len({line["prev"] for line in found.lines}) == 100  # one chain: no two follow the same line
-    assert [path.name for path in tmp_path.iterdir()] == [ledger.NAME]
+    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger_count.NAME}
 
 
 def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):
@@ -154,4 +233,4 @@ def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatc
     (tmp_path / ledger.TURN).touch()
     (line,) = fill(tmp_path, 1)
     assert ledger.read(tmp_path).lines == [line]
-    assert [path.name for path in tmp_path.iterdir()] == [ledger.NAME]
+    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger_count.NAME}

@@ -117,9 +117,9 @@ def test_a_run_is_in_the_ledger_before_its_folder_has_a_record(tmp_path, monkeyp
     """A launcher that is killed between the two leaves no record that the ledger does not know."""
     there, started = [], ledger.started
 
-    def watched(results, folder, run):
+    def watched(results, folder, run, shape):
         there.append((folder / "run.json").exists())
-        return started(results, folder, run)
+        return started(results, folder, run, shape)
 
     monkeypatch.setattr(ledger, "started", watched)
     job = prepare([*real_runs.SHORT, "instruments=[]"])

@@ -238,6 +238,25 @@ def test_an_arm_whose_warm_up_fails_ends_the_race(results, monkeypatch, capsys):
     assert "the warm-up of" in found["why"] and "no verdict" in capsys.readouterr().out
 
 
+def test_a_run_that_verify_refuses_ends_the_race_without_a_verdict(results, monkeypatch, capsys):
+    """Its record says another loss than its steps; nothing is lost, and no number of it is shown."""
+    add, numbers = results.add, iter(range(9))
+
+    def false(*args, **more):
+        folder = add(*args, **more)
+        if next(numbers) == 3:
+            run = json.loads((folder / "run.json").read_text())
+            run["metrics"]["val_loss"] -= 0.01
+            (folder / "run.json").write_text(json.dumps(run))
+        return folder
+
+    monkeypatch.setattr(results, "add", false)
+    code, arms = go(results, monkeypatch, "A=", "B=optim.beta2=0.99", "n=3")
+    found = race_json(results)
+    assert (code, arms.num_started, found["status"], found["result"]) == (1, 4, "abandoned", None)
+    assert "fails ./run.sh verify, so that no verdict may count it: metrics follow from the facts: " in found["why"]
+
+
 def test_failures_that_leave_fewer_than_two_times_end_the_race(results, monkeypatch):
     code, arms = go(results, monkeypatch, "A=", "B=", "n=3", hurt=dict.fromkeys(range(2, 8), "fail"))
     assert (code, race_json(results)["status"]) == (1, "abandoned")
@@ -485,6 +504,32 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, m
 def test_showing_every_run_is_a_look(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "--show")
     assert race_json(results)["unplanned_look"]
+
+
+def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, monkeypatch, capsys):
+    words = ("A=", "B=optim.beta2=0.99", "n=2")
+    go(results, monkeypatch, *words, time_of=noisy(1))
+    assert "earlier race" not in capsys.readouterr().out
+    go(results, monkeypatch, "A=", "B=optim.beta2=0.9", "n=2", time_of=noisy(1))  # another candidate
+    go(results, monkeypatch, *words, time_of=noisy(2, B=50))
+    go(results, monkeypatch, *words, time_of=noisy(3))
+    first, _, second, last = sorted((results.folder / "races").iterdir(), key=lambda folder: _made_at(folder))
+    verdicts = [_result(folder)["verdict"] for folder in (first, second)]
+    assert verdicts[1] == "slower"
+    counts = {name: verdicts.count(name) for name in ("faster", "slower", "equivalent", "inconclusive", "none")}
+    assert _result(last)["earlier_races"] == counts and "raced-before" in _result(last)["flags"]
+    capsys.readouterr()
+    assert compare.main([last.name]) == 0
+    assert "2 earlier races of these arms in this ledger: faster 0, slower 1, " in capsys.readouterr().out
+    assert _result(first)["earlier_races"] is None and "raced-before" not in _result(first)["flags"]
+
+
+def _made_at(folder):
+    return json.loads((folder / "plan.json").read_text())["made_at"]
+
+
+def _result(folder):
+    return json.loads((folder / "race.json").read_text())["result"]["against"]["B"]
 
 
 def test_three_arms_are_judged_together(results, monkeypatch, capsys):

@@ -6,7 +6,7 @@ from comparing import COMPLETE
 
 from bench.claims.rules import runs as run_rules
 from bench.cli import judge, speedrun
-from bench.compare import target
+from bench.compare import effects, target
 from bench.config import groups
 from bench.data.sources.markov import floor_slack_nats
 from bench.record import run_folder, validity
@@ -90,6 +90,34 @@ def test_a_gap_is_a_target_above_the_floor():
 
 def test_one_run_gives_no_verdict():
     assert target.of_repeats([row(3.0)], 0.01)["passed"] is None
+
+
+def test_three_copies_of_one_loss_reach_no_target():
+    answer = target.of_repeats([row(3.2999, seed=seed) for seed in range(3)], 0.01)
+    assert (answer["passed"], answer["p"]) == (False, None)
+    assert answer["words"].startswith("all 3 val_losses are 3.2999, as copies and coarse rounding make them")
+
+
+def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
+    """Two of 3.26 and one of 3.28 are one of 3.26 and one of 3.28: mean 3.27, sd sqrt(0.0002), t = -3, df 1."""
+    rows = [row(3.26, seed=0), row(3.26, seed=1), row(3.28, seed=2)]
+    answer = target.of_repeats(rows, 0.2, ["x", "x", "y"])
+    assert (answer["n"], answer["mean"], answer["t"]) == (2, pytest.approx(3.27), pytest.approx(-3.0))
+    assert answer["words"].startswith("3 runs are 2 by their seeds and losses; mean val_loss 3.2700 ")
+    assert target.of_repeats(rows, 0.2, [None, "y", "y"])["n"] == 2
+    assert target.of_repeats(rows, 0.2)["n"] == 3
+    assert target.of_repeats([row(3.26, seed=0), row(3.27, seed=1), row(3.28, seed=0)], 0.2, ["x", "y", "y"])["n"] == 1
+    one = target.of_repeats(rows, 0.2, ["x"] * 3)
+    assert (one["passed"], one["n"]) == (False, 1)
+
+
+def test_an_interval_at_the_lower_edge_of_the_margin_is_that_edge():
+    """B at -0.5 % or +0.5 % exactly, the edges of a margin of 0.5 %: p of equivalence is 0.5, whatever the spread."""
+    times_s = [10.0, 10.01, 9.99]
+    rows = [[{"train_s": time_s * factor} for time_s in times_s] for factor in (1.0, 0.995)]
+    assert effects.time(rows, 0.1, 0.5, 0.05)["p_equivalent"] == pytest.approx(0.5, abs=1e-12)
+    rows = [[{"train_s": time_s * factor} for time_s in times_s] for factor in (1.0, 1.005)]
+    assert effects.time(rows, 0.1, 0.5, 0.05)["p_equivalent"] == pytest.approx(0.5, abs=1e-12)
 
 
 def test_a_failed_run_loses_the_track_even_if_all_others_passed():

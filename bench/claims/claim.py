@@ -101,6 +101,39 @@ class Claim:
                 (excused if self._is_no_part(name, race) else dropped).append(name)
         return dropped, excused, elsewhere
 
+    def neighbours(self) -> tuple[list[str], list[str], list[str]]:
+        """Started runs of the claim's code and days that are tries of the same thing under another config_id.
+
+        By name: (dropped, excused by a plan, those whose settings are unknown: an older ledger's, and the folder is
+        gone).
+        """
+        runs = self.ledger.runs
+        configs = {config for config, _ in self.kinds}
+        days = {runs[name]["start"].get("at", "")[:10] for name in self.names if name in runs}
+        shapes = [schema.shape(run.config) for run in self.runs]
+        dropped, excused, unknown = [], [], []
+        for name, entry in runs.items():
+            start, race = entry["start"], entry["start"]["race"] or {}
+            is_of_code = start["source_sha256"] in {source for _, source in self.kinds}
+            if race.get("discarded") or start["config_id"] in configs or not is_of_code:
+                continue
+            if start.get("at", "")[:10] not in days:
+                continue
+            shape = self._shape_of(name, start)
+            if shape is None:
+                unknown.append(name)
+            elif any(schema.are_near(shape, one) for one in shapes):
+                (excused if self._is_no_part(name, race) else dropped).append(name)
+        return dropped, excused, unknown
+
+    def _shape_of(self, name, start):
+        """As the ledger has it, else of the folder's config.yaml; None without both."""
+        if "shape_id" in start:
+            return start
+        with contextlib.suppress(ValueError):
+            return schema.shape(schema.read(self.ledger.results / name))
+        return None
+
     def _is_no_part(self, name, race):
         """Whether a plan says that this run of the claim's config and code is not of the claim."""
         of_this = [one for one in self.races if one.race_id == race.get("race_id")]

@@ -62,6 +62,8 @@ def check(argv):
                 configs[name] = asked(arm["overrides"])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+    for config in configs.values():
+        planning.refuse_laxer(config.track.name, wanted)
     for (one, config), (other, other_config) in itertools.combinations(configs.items(), 2):
         if config == other_config and not args.anyway:
             same = "are the same config: ./run.sh calibrate measures what noise does, --anyway races them"

@@ -15,7 +15,7 @@ from bench.launch.console import say
 from bench.launch.prepare import asked, prepare
 from bench.machine import preflight
 from bench.paths import results_root
-from bench.record import run_folder
+from bench.record import run_folder, step_files
 from bench.record.rows import row_of
 from bench.report import table_text
 from bench.units import format_bytes
@@ -45,7 +45,8 @@ def main(argv):
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     answer, judged = None, ""
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
-        answer = target.of_repeats(rows, job.config.track.p_value)
+        losses_ids = [step_files.losses_id_of(run["folder"]) for run in runs]
+        answer = target.of_repeats(rows, job.config.track.p_value, losses_ids)
         answer["num_ever_started"], judged = _judged(runs)
     if args.json:
         print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))

@@ -1,8 +1,10 @@
 """Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went."""
 
+import collections
 import contextlib
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
@@ -10,10 +12,11 @@ from bench.config import versions
 from bench.diagnosis import between_runs
 from bench.reading import json_file, yaml_file
 from bench.reading.damage import Damaged, of_record
-from bench.record import certificates, run_folder
+from bench.record import certificates, ledger, race_folder, run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
+VERDICTS = ("faster", "slower", "equivalent", "inconclusive")
 KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 
 
@@ -32,6 +35,7 @@ def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple
 
 def _one(a, b, callings, diagnose, options):
     names, about = zip(*callings, strict=True)
+    losses = losses_of(a), losses_of(b)
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
     of_one_race, ignored = a.race is not None and a.race == b.race, []
@@ -39,7 +43,8 @@ def _one(a, b, callings, diagnose, options):
         "plan": a.plan if of_one_race else None,
         "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
         "unplanned_look": of_one_race and a.unplanned_look,
-        "identical_losses": identical_losses(a, b),
+        "identical_losses": identical_losses(a, b, losses),
+        "losses_ids": [[columns and step_files.losses_id(columns) for columns in of_arm] for of_arm in losses],
         "differing": differences.of_facts(_facts(a), _facts(b)),
         "names": names,
     } | options
@@ -50,6 +55,8 @@ def _one(a, b, callings, diagnose, options):
         ignored = ["calibration-ignored"]
     result = verdict.of_rows(a.rows, b.rows, **options) | {"about": list(about)}
     result["flags"] += ignored
+    result["earlier_races"] = earlier_races(a, b) if of_one_race else None
+    result["flags"] += ["raced-before"] * bool(result["earlier_races"])
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
     replayed = [
@@ -62,6 +69,39 @@ def _one(a, b, callings, diagnose, options):
         result["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
         result["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
     return result
+
+
+def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
+    """{verdict: how many} of the races of these configs and code that the ledger has from before this one.
+
+    "none" counts those without a verdict.  None: there are none, or nobody knows.
+    """
+    if a.in_race is None or b.in_race is None or not a.plan or not (a.folders and a.folders[0]):
+        return None
+    results, wanted = Path(a.folders[0]).parent.parent, [_kind_in(a.plan["arms"], arm.in_race[0]) for arm in (a, b)]
+    found = collections.Counter()
+    for line in ledger.read(results).lines:
+        if line["event"] != "plan" or not isinstance(line.get("arms"), dict):
+            continue
+        if line.get("race_id") == a.plan["race_id"]:
+            break
+        arms = {name: tuple(kind) for name, kind in line["arms"].items()}
+        names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
+        if names and arms.get(line.get("baseline")) == wanted[0]:
+            found[_verdict_of(results, line["race_id"], names[0])] += 1
+    return {name: found[name] for name in (*VERDICTS, "none")} if found else None
+
+
+def _kind_in(arms, name):
+    return arms[name].get("config_id"), arms[name].get("source_sha256")
+
+
+def _verdict_of(results, race_id, arm):
+    """Of an arm in race.json; "none" where the race has not ended, was abandoned or is gone."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        verdict = race_folder.read(race_folder.of(results, race_id))["result"]["against"][arm]["verdict"]
+        return verdict if verdict in VERDICTS else "none"
+    return "none"
 
 
 def _code_change(a, b):
@@ -115,10 +155,11 @@ def _with_steps(arm):
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
-def identical_losses(a: Arm, b: Arm) -> bool | None:
+def identical_losses(a: Arm, b: Arm, losses: tuple[list, list] | None = None) -> bool | None:
     """Whether every loss of every run of B is that of A's run with the same seed, bit for bit, for the same seeds.
 
-    None where that cannot be known: a seed or the steps are missing, or there are too many runs to read.
+    losses: losses_of() of both.  None where that cannot be known: a seed or the steps are missing, or there are too
+    many runs to read.
     """
     seeds = [[row["seed"] for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     if not all(seeds) or any(None in some or len(some) > MAX_TRAJECTORIES for some in seeds):
@@ -126,14 +167,27 @@ def identical_losses(a: Arm, b: Arm) -> bool | None:
     if set(seeds[0]) != set(seeds[1]):
         return None
     trajectories = {}  # by seed, of both arms together
-    for arm in (a, b):
-        for number, row in enumerate(arm.rows):
+    for arm, of_arm in zip((a, b), losses or (losses_of(a), losses_of(b)), strict=True):
+        for row, columns in zip(arm.rows, of_arm, strict=True):
             if eligibility.is_timed(row):
-                trajectories.setdefault(row["seed"], []).append(_losses(arm.steps_of(number)))
-    if not all(losses for runs in trajectories.values() for losses in runs):
+                trajectories.setdefault(row["seed"], []).append(columns)
+    if not all(columns and columns["step"] for runs in trajectories.values() for columns in runs):
         return None
-    return all(losses == runs[0] for runs in trajectories.values() for losses in runs)
+    return all(columns == runs[0] for runs in trajectories.values() for columns in runs)
 
 
-def _losses(rows):
-    return [(row["step"], row.get("train_loss"), row.get("val_loss")) for row in rows]
+def losses_of(arm: Arm) -> list[dict | None]:
+    """The columns step_files.LOSSES of each run; None of one that is not read: its steps are damaged, or too many."""
+    if len(arm.rows) > MAX_TRAJECTORIES:
+        return [None] * len(arm.rows)
+    return [_losses_of_run(arm, number) for number in range(len(arm.rows))]
+
+
+def _losses_of_run(arm, number):
+    folder = arm.folders[number]
+    if folder is None:
+        rows = arm.steps_of(number)
+        return {name: [row.get(name) for row in rows] for name in step_files.LOSSES}
+    with contextlib.suppress(ValueError):  # verify says that it is damaged
+        return step_files.read_columns(folder, step_files.LOSSES)
+    return None

@@ -11,11 +11,12 @@ from typing import TypedDict
 
 from bench import stats
 from bench.compare import target
+from bench.config.track import TrackRules
 from bench.record.rows import Row
 from bench.stats import ALPHA
 
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
-LOSS_MARGIN_NATS = 0.002  # a rise of the mean val_loss that still passes as "no worse"
+LOSS_MARGIN_NATS = TrackRules.loss_margin_nats  # a rise of the mean val_loss that still passes as "no worse"
 SECONDARY = {
     "energy": ("energy_j", "mean_j"),
     "memory": ("peak_mem_gib", "mean_gib"),
@@ -120,16 +121,21 @@ def secondary(arms: Sequence[Sequence[Row]], alpha: float) -> dict[str, Change]:
 # ---- loss
 
 
-def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answer, names=("A", "B")) -> Loss:
+def val_loss(
+    arms, target_val_loss, p_value, margin_nats, identical, force, answer, names=("A", "B"), losses_ids=(None, None)
+) -> Loss:
     """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
     answer: eligibility.Answer.  What is only a matter of time (session, machine, instruments) is none of losses.
+    losses_ids: for each arm those of its rows, as target.independent() takes them.
 
-    Repeats of one seed are not independent losses and count as one.  Runs whose seed is unknown count one by one.
+    Repeats of one seed or of one trajectory are not independent losses and count as one.
     """
-    arms = [[row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"] for rows in arms]
-    refused = _refusals(arms[0] + arms[1])
+    known = [list(zip(rows, ids or [None] * len(rows), strict=True)) for rows, ids in zip(arms, losses_ids)]
+    ended = [[one for one in of_arm if _has_loss(one[0])] for of_arm in known]
+    refused = _refusals([row for of_arm in ended for row, _ in of_arm])
     unjudged = refused or answer.loss_refusals
-    values = [[] if refused and not force else _by_seed(rows) for rows in arms]
+    groups = [target.independent(*zip(*of_arm)) if of_arm and (force or not refused) else [] for of_arm in ended]
+    values = [[stats.mean([row["val_loss"] for row in runs]) for runs in of_arm] for of_arm in groups]
     test = stats.welch(*values) if all(values) else None
     edges = stats.interval(test) if test else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
@@ -150,18 +156,21 @@ def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answ
         "identical": identical,
         "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical),
         "reasons": refused,
-        "remarks": [] if unjudged else [*answer.loss_remarks, *_seedless(arms, names)],
+        "remarks": [] if unjudged else [*answer.loss_remarks, *_one_run(groups, names)],
     }
 
 
-def _seedless(arms, names):
-    """Sentences about arms whose seeds all gave one loss: their runs are not independent, whatever the tests say."""
-    for name, rows in zip(names, arms, strict=True):
-        losses = {row["seed"]: row["val_loss"] for row in rows if None not in (row["seed"], row["val_loss"])}
-        if len(losses) > 1 and len(set(losses.values())) == 1:
-            (loss,) = set(losses.values())
-            same = f"the {len(losses)} seeds of {name} gave the same val_loss, {loss:.6g}"
-            yield f"{same}: if it ignores its seed, they are one loss and not {len(losses)}"
+def _has_loss(row):
+    return row["status"] == "complete" and row["validity"] != "invalid"
+
+
+def _one_run(groups_of_arms, names):
+    """Sentences about runs that count as one although their seeds differ: they have the same losses throughout."""
+    for name, groups in zip(names, groups_of_arms, strict=True):
+        for runs in groups:
+            if len({row["seed"] for row in runs}) > 1:
+                same = f"{len(runs)} runs of {name} have the same training losses throughout, bit for bit"
+                yield f"{same}: they count as one loss, whatever their seeds"
 
 
 def _refusals(rows):
@@ -170,15 +179,6 @@ def _refusals(rows):
     counts = {row["val_tokens"] for row in rows} - {None}
     known = {"validation data": data, "numbers of validation tokens": counts}
     return [f"{what} differ" for what, values in known.items() if len(values) > 1]
-
-
-def _by_seed(rows):
-    groups = {}
-    for index, row in enumerate(rows):
-        if row["val_loss"] is not None:
-            seed = ("unknown", index) if row["seed"] is None else row["seed"]
-            groups.setdefault(seed, []).append(row["val_loss"])
-    return [stats.mean(group) for group in groups.values()]
 
 
 def _loss_verdict(edges, p_not_worse, identical):

@@ -5,7 +5,7 @@ One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Loss
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 
@@ -15,6 +15,7 @@ from bench.config.track import TrackRules
 from bench.record.rows import Row
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
+LIMITS = ("alpha", "loss_margin_nats", "equivalence_margin_pct")  # of track.rules: a plan may ask less, never more
 OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
 
 
@@ -25,12 +26,27 @@ def p_value_of(track: str | None) -> float:
 
 def margin_pct_of(track: str | None) -> float:
     """Largest change of run time, either way, that is called equivalent on this track (track.rules in conf/track/)."""
-    return (of_track(track).get("rules") or {}).get("equivalence_margin_pct", MARGIN_PCT)
+    return rules_of(track).equivalence_margin_pct
 
 
 def judged_of(track: str | None) -> str:
     """By what a record of this track is judged: time or steps."""
-    return (of_track(track).get("rules") or {}).get("judged", TrackRules.judged)
+    return rules_of(track).judged
+
+
+def rules_of(track: str | None) -> TrackRules:
+    """track.rules of conf/track/, with the defaults of what they do not name."""
+    return TrackRules(**(of_track(track).get("rules") or {}))
+
+
+def laxer_than_track(track: str | None, asked: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """What a plan asks beyond its track's rules -> [(setting, its value, the track's)].
+
+    asked: a plan, or the settings of one: of LIMITS those that it names.  A track that fixes nothing has no limits.
+    """
+    rules = rules_of(track)
+    limits = [(key, asked[key], getattr(rules, key)) for key in LIMITS if key in asked]
+    return [limit for limit in limits if limit[1] > limit[2]] if of_track(track).get("fixed") else []
 
 
 @functools.cache
@@ -52,14 +68,45 @@ def of_losses(losses: Sequence[float], target_val_loss: float | None, p_value: f
     return {"n": len(losses), "mean": mean, "sd": stats.sd(losses), "t": t, "p": p, "below": below}
 
 
-def of_repeats(rows: Sequence[Row], p_value: float) -> dict:
-    """Rows of runs of one config -> of_losses(), "passed" (None: nothing to decide) and "words"."""
-    ended = [row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"]
+def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = None) -> list[list[Row]]:
+    """Rows that have a loss, in groups that are one run each: of one seed, or of one trajectory whatever their seeds.
+
+    losses_ids: of each row step_files.losses_id(), None: unknown.  A run of unknown seed and trajectory is on its own.
+    """
+    groups = []  # (what its runs are known by, its rows)
+    for row, losses_id in zip(rows, losses_ids or [None] * len(rows), strict=True):
+        if row["val_loss"] is None:
+            continue
+        keys = {key for key in (("seed", row.get("seed")), ("losses", losses_id)) if key[1] is not None}
+        mine, *others = [group for group in groups if group[0] & keys] or [(set(), [])]
+        groups += [] if mine[1] else [mine]
+        for known, members in [*others, (keys, [row])]:
+            mine[0].update(known)
+            mine[1].extend(members)
+        groups = [group for group in groups if not any(group is other for other in others)]
+    return [members for _, members in groups]
+
+
+def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> dict:
+    """Rows of runs of one config -> of_losses(), "passed" (None: nothing to decide) and "words".
+
+    losses_ids: as independent() takes them; runs that are one give one loss.
+    """
+    ended = [row["status"] == "complete" and row["validity"] != "invalid" for row in rows]
     target_val_loss = rows[0]["target_val_loss"]
-    result = of_losses([row["val_loss"] for row in ended if row["val_loss"] is not None], target_val_loss, p_value)
+    known = [
+        (row, losses_id)
+        for row, has_ended, losses_id in zip(rows, ended, losses_ids or [None] * len(rows), strict=True)
+        if has_ended
+    ]
+    groups = independent(*zip(*known)) if known else []
+    result = of_losses([stats.mean([row["val_loss"] for row in group]) for group in groups], target_val_loss, p_value)
     num_suspect = sum(row["validity"] == "suspect" for row in rows)
     doubt = f"; {num_suspect} of {len(rows)} runs are suspect: trust their losses, not their times"
-    passed, words = _decided(rows, result, len(rows) - len(ended), target_val_loss, p_value)
+    passed, words = _decided(rows, result, ended.count(False), target_val_loss, p_value)
+    num_losses = sum(map(len, groups))
+    if target_val_loss is not None and num_losses > len(groups):
+        words = f"{num_losses} runs are {len(groups)} by their seeds and losses; {words}"
     return result | {"passed": passed, "words": words + (doubt if num_suspect and result["n"] > 1 else "")}
 
 
@@ -74,7 +121,10 @@ def _decided(rows, result, num_lost, target_val_loss, p_value):
     if target_val_loss is None:
         return None, "no target to reach: the losses above are the result"
     if result["n"] < 2:
-        return None, "one run has no spread and gives no verdict"
+        return (None if len(rows) < 2 else False), "one run has no spread and gives no verdict"
+    if result["p"] is None:
+        same = f"all {result['n']} val_losses are {result['mean']:.6g}, as copies and coarse rounding make them"
+        return False, f"{same}: without a spread nothing is shown of their mean"
     return result["below"], (
         f"mean val_loss {result['mean']:.4f} (sd {result['sd']:.4f}, n={result['n']}) is "
         f"{'below' if result['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "

@@ -40,6 +40,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
     "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
     "unplanned-look": "an interim look that is not in the race's plan: the verdict is not evidence",
+    "raced-before": "the ledger has earlier races of these arms: repeated often enough, chance finds a difference",
     "forced": "numbers were asked for although the runs are not comparable",
 }
 
@@ -66,11 +67,17 @@ def render(
 
 
 def verdict(result: Comparison, form: str = "terminal") -> str:
-    """The verdict in a line, its word in colour on a terminal."""
+    """The verdict in a line, its word in colour on a terminal, and one about earlier races of the same arms."""
     word, words = result["verdict"].replace("_", " ").upper(), text_table.line(result["words"], form == "md")
     if words.startswith(NO_VERDICT):
         word, words = "NO VERDICT", words.removeprefix(NO_VERDICT)
-    return f"verdict: {f'**{word}**' if form == 'md' else screen.coloured(word)}  {words}"
+    line = f"verdict: {f'**{word}**' if form == 'md' else screen.coloured(word)}  {words}"
+    before = result.get("earlier_races")
+    if not before:
+        return line
+    counts = ", ".join(f"{'without a verdict' if name == 'none' else name} {num}" for name, num in before.items())
+    num = text_table.counted(sum(before.values()), "earlier race")
+    return f"{line}\n{' ' * len('verdict: ')}{num} of these arms in this ledger: {counts}"
 
 
 def _hint(result, diagnosis, hint):

@@ -18,7 +18,7 @@ DEPENDS = "verdict-depends-on-exclusions"
 class Comparison(TypedDict, total=False):
     """Of a candidate against a baseline, JSON as it stands; pairs are of baseline and candidate.
 
-    comparison.py adds about and the last four.
+    comparison.py adds about and the last five.
     """
 
     comparable: bool  # the times
@@ -42,6 +42,7 @@ class Comparison(TypedDict, total=False):
     plan: dict | None  # looks, and alpha of each
     differences: list[dict]  # bench/compare/differences.py
     calibration: dict | None  # of this session
+    earlier_races: dict[str, int] | None  # {verdict or "none": how many} of the same arms; None: there was none
     code_change: dict | None  # bench/diagnosis/code_diff.py
     diagnosis: dict  # bench/diagnosis/between_runs.py
     certificates: list[str | None]  # what the replays of their runs showed; absent where no run has been replayed
@@ -76,6 +77,7 @@ class Options:
     # n, looks, alpha, margins, made before the first run; None: the margin is the track's
     plan: Mapping | None = None
     identical_losses: bool | None = None  # every trajectory of B is one of A, bit for bit; None: unknown
+    losses_ids: Sequence = (None, None)  # of each arm's rows step_files.losses_id(); None: unknown
     target_val_loss: float | None = None  # None: the runs' own
     loss_margin_nats: float | None = None  # None: the plan's
     force: bool = False  # numbers although the runs are not comparable, still without a verdict
@@ -104,7 +106,9 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options) -> Comparis
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
-        "val_loss": effects.val_loss((a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names),
+        "val_loss": effects.val_loss(
+            (a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names, given.losses_ids
+        ),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,

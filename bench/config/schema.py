@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,8 @@ CONFIG_ID_CHARS = 8
 # found where one that it names is not installed.  Telemetry's are paces of a process of its own.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
 UNHASHED = ("name", "seed", "exporters", "profile", "checkpoint")  # they change no step that a run makes
+NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
+FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # within a word
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 
 # The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
@@ -222,15 +225,55 @@ def config_id(config: Config) -> str:
 
 def config_ids(config: Config) -> list[str]:
     """config_id() of today and those that earlier versions gave the same config, the newest first."""
+    return list(dict.fromkeys(_hash(_hashed(copy.deepcopy(one))) for one in _settings(config)))
+
+
+def _settings(config):
+    """All settings as they are hashed today, and as earlier versions hashed them."""
     as_asked = to_dict(config)
     untimed = as_asked | {
         "instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}
     }
-    values = untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}
-    return list(dict.fromkeys(_config_id(copy.deepcopy(one)) for one in (values, untimed, as_asked)))
+    return untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}, untimed, as_asked
 
 
-def _config_id(values):
+def shape(config: Config) -> dict[str, Any]:
+    """{"shape_id", "floats"}: config_id without the floats, and these in the order of their settings' names.
+
+    Configs of one shape differ in floats alone; a number within a script's arguments is one too, and how long is
+    waited for something is none.
+    """
+    floats = {}
+    values = _without_floats(_hashed(copy.deepcopy(_settings(config)[0])), "", floats)
+    return {"shape_id": _hash(values), "floats": [floats[key] for key in sorted(floats)]}
+
+
+def are_near(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two of shape() differ in floats alone, each by no more than NEAR_FRAC of the larger."""
+    if one["shape_id"] != other["shape_id"] or len(one["floats"]) != len(other["floats"]):
+        return False
+    return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(one["floats"], other["floats"]))
+
+
+def _without_floats(value, path, floats):
+    """The value with None for every float in it, which goes to floats under its path."""
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if not key.endswith("_timeout_s")}
+        return {key: _without_floats(one, f"{path}.{key}", floats) for key, one in kept.items()}
+    if isinstance(value, list):
+        return [_without_floats(one, f"{path}.{number:04}", floats) for number, one in enumerate(value)]
+    if isinstance(value, str):
+        for number, found in enumerate(FLOAT.findall(value)):
+            floats[f"{path}.{number:04}"] = float(found)
+        return FLOAT.sub("", value)
+    if isinstance(value, float):
+        floats[path] = value
+        return None
+    return value
+
+
+def _hashed(values):
+    """Of all settings, changed in place, those that config_id hashes."""
     for name in UNHASHED:
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
@@ -244,5 +287,9 @@ def _config_id(values):
         if shared:  # of the user's own classes
             raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
         values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
-    text = json.dumps(without_none(values), sort_keys=True, separators=(",", ":"))
+    return without_none(values)
+
+
+def _hash(values):
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]

@@ -20,6 +20,10 @@ class TrackRules:
     judged: Annotated[str, one_of("time", "steps")] = "time"
     # a change of run time shown to be smaller than this, either way, is called equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
+    # the largest alpha of a race on a track that fixes something: a plan may be stricter
+    alpha: Annotated[float, Range(lambda value: 0 < value < 0.5, "between 0 and 0.5")] = 0.05
+    # the widest rise of the mean val_loss that a race there calls no worse
+    loss_margin_nats: Annotated[float, Range(lambda nats: nats > 0, "above 0")] = 0.002
 
 
 @dataclass(kw_only=True)

@@ -33,7 +33,7 @@ def folder_of(config, run, results):
         folder = run_folder.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
         run["run_id"] = folder.name
         atomic.reserve(folder)  # first: a disk on which this does not fit takes no run
-        run["ledger_sha256"] = ledger.started(results, folder, run)
+        run["ledger_sha256"] = ledger.started(results, folder, run, schema.shape(config))
         atomic.write_json(folder / "run.json", run)
     except OSError as error:
         with contextlib.suppress(OSError):

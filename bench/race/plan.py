@@ -32,6 +32,7 @@ ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 DEFAULTS = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "loss_margin_nats": LOSS_MARGIN_NATS}
 DEFAULTS |= {"equivalence_margin_pct": MARGIN_PCT, "first_seed": 0, "order_seed": 0, "session_id": None}
+DEFAULTS |= {"judged": "time"}
 
 
 def make(arms: Mapping[str, dict], n: int, made_at: str, ladder: dict | None = None, **settings) -> dict:
@@ -47,7 +48,7 @@ def make(arms: Mapping[str, dict], n: int, made_at: str, ladder: dict | None = N
     _check(arms, n, asked)
     plan = {"schema_version": SCHEMA_VERSION, "name": asked["name"], "made_at": made_at, "track": asked["track"]}
     plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
-    for key in ("looks", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
+    for key in ("looks", "judged", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
         plan[key] = asked[key]
     plan["order"] = order(list(arms), n, asked["first_seed"], asked["order_seed"])
     plan |= {"rules": RULES, "session_id": asked["session_id"]} | ({} if ladder is None else {"ladder": ladder})

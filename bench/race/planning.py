@@ -9,6 +9,7 @@ from bench.compare import target
 from bench.machine import utc
 from bench.paths import REPO
 from bench.race import arm_process, foreseen, plan, state, worktrees
+from bench.race.request import SETTINGS
 from bench.reading import json_file
 from bench.reading.damage import of_record
 from bench.record import ledger, race_folder
@@ -35,9 +36,12 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     others = {one["track"] for one in result.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
+    refuse_laxer(first["track"], settings)
     foreseen.refuse(result, anyway, measures_target="ladder" in settings)
     settings.setdefault("first_seed", _fresh_seed(arms, results))
-    settings["equivalence_margin_pct"] = target.margin_pct_of(first["track"])
+    rules = target.rules_of(first["track"])
+    settings = {"alpha": rules.alpha, "loss_margin_nats": rules.loss_margin_nats, **settings}
+    settings |= {"equivalence_margin_pct": rules.equivalence_margin_pct, "judged": rules.judged}
     settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}
     made = plan.make(arms, made_at=utc.now(), **settings)
     folder = race_folder.of(results, made["race_id"])
@@ -77,6 +81,15 @@ def check(request: dict) -> dict[str, str]:
     settings = {key: value for key, value in request.items() if key != "arms"}
     plan.make({name: {} for name in asked}, made_at=utc.now(), **{"n": plan.N, **settings})
     return {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
+
+
+def refuse_laxer(track: str, settings: dict) -> None:
+    """ValueError for an alpha or a margin beyond the track's: a claim is judged by the track's numbers."""
+    words = {name: word for word, (name, *_) in SETTINGS.items()}
+    for key, value, limit in target.laxer_than_track(track, settings):
+        word = words[key]
+        remedy = f"give {word}={limit:g} or less, or race on a track that fixes nothing (track=free)"
+        raise ValueError(f"{word}={value:g}: track {track} allows {limit:g} at most: {remedy}")
 
 
 def _fresh_seed(arms, results):

@@ -4,14 +4,14 @@ import sys
 from pathlib import Path
 
 from bench import atomic
-from bench.compare import comparison, selection
+from bench.compare import comparison, selection, target
 from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
 from bench.machine import utc
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees
-from bench.record import ledger, race_folder
+from bench.record import ledger, race_folder, verification
 from bench.terminal import text_table
 
 MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
@@ -65,6 +65,10 @@ def _introduce(race):
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
     runs = f"{known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}"
     say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
+    asked = target.of_track(known["track"])
+    if asked.get("fixed") and known["n"] < asked["repeats"]:
+        few = f"n={known['n']} is too few for a claim on track {known['track']}, which takes {asked['repeats']} runs"
+        say("plan", f"{few} (n={asked['repeats']}): the verdict will stand, ./run.sh judge will refuse it")
 
 
 def _refuse_changes(race, folders, results):
@@ -164,6 +168,9 @@ def _spoilt(race, done, arm, results):
     if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
+    rules = verification.report(results / done.attempts[-1][0])["rules"] if done.status == "complete" else ()
+    if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
+        return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so that no verdict may count it: {faults[0]}"
     if done.status == "failed" and done.discarded:
         return f"the warm-up of {done.arm} failed: {run['failure']['kind']}: {run['failure']['message']}"
     if race.num_failed(done.arm) > race.plan["n"] - 2:

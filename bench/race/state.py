@@ -85,9 +85,9 @@ class State:
         """The runs that hold the arm's slots, in order of the plan; failed ones too."""
         return [slot.run for slot in self.slots if slot.arm == arm and slot.discarded == discarded and slot.is_done]
 
-    def interrupted(self, arm: str) -> list[str]:
+    def interrupted(self, arm: str, warm_ups: bool = True) -> list[str]:
         """Runs whose slot was run again, or still is open."""
-        mine = [slot for slot in self.slots if slot.arm == arm]
+        mine = [slot for slot in self.slots if slot.arm == arm and (warm_ups or not slot.discarded)]
         return [run for slot in mine for run, _ in (slot.attempts[:-1] if slot.is_done else slot.attempts)]
 
     def started(self) -> dict[str, int]:

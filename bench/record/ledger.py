@@ -1,20 +1,24 @@
 """The ledger: every run that was started, at its start and at its end, so that none can be forgotten.
 
 results/ledger.jsonl, a JSON object a line, only ever appended to:
-    {"prev", "at", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the first
+    {"prev", "at", "counter", "number", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the
+           first; counter, number: of ledger_count.py (not there: of an older ledger)
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
-           race (None: in no race)
+           race (None: in no race), shape_id and floats (bench.config.schema.shape; not there: of an older ledger)
     end    run, status, validity, run_json_sha256, failure (its kind; not there: none, or of an older ledger)
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
 
 A line's sha256 is over the rest of it, so a line that was edited shows, and a line that was removed shows in the one
-that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there.
+that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there, and
+the next line's number says how many were lost.  Along the chain times never go back by more than clocks may disagree.
 Two ledgers that grew from one may be joined line by line: then two lines name the same earlier one.
-It shows mistakes and single edits.  A ledger that was rewritten as a whole shows in the git history, not here.
+It shows mistakes and edits.  A ledger that was rewritten as a whole, count and all, shows only where an earlier state
+of it was published (bench/record/published_ledgers.py).
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import functools
@@ -23,16 +27,18 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from bench.machine import utc
 from bench.reading import json_file, plain_file
 from bench.reading.damage import Missing
-from bench.record import lock_file
+from bench.record import ledger_count, lock_file, run_folder
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
+MAX_FIRST_BYTES = 2**16  # of the first line, by which a ledger is known
 
 
 class OfRace(TypedDict):
@@ -52,6 +58,8 @@ class Line(TypedDict):
     event: str
     prev: NotRequired[str | None]
     at: NotRequired[str | None]
+    counter: NotRequired[str]
+    number: NotRequired[int]
     run: NotRequired[str]
     race_id: NotRequired[str]
     config_id: NotRequired[str | None]
@@ -60,6 +68,8 @@ class Line(TypedDict):
     race: NotRequired[OfRace | None]
     identity_version: NotRequired[int | None]
     deviations: NotRequired[int]
+    shape_id: NotRequired[str]
+    floats: NotRequired[list[float]]
     status: NotRequired[str | None]
     failure: NotRequired[str | None]
     planned: NotRequired[bool]
@@ -81,8 +91,9 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
         with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
             fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
-        last = _last_line(file, size)
-        line = {"prev": _name(last), "at": utc.now(), "event": event, **facts}
+        last, first = _last_line(file, size), _first_name(file)
+        count = ledger_count.following(path.parent, first, _parsed(last) if last else None)
+        line = {"prev": _name(last), "at": utc.now(), **count, "event": event, **facts}
         line["sha256"] = digest(line)
         text = _text(line).encode() + b"\n"
         try:
@@ -91,6 +102,7 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
             with contextlib.suppress(OSError):
                 file.truncate(size)  # no half lines
             raise OSError(error.errno, error.strerror, str(path)) from error
+        ledger_count.keep(path.parent, first or line["sha256"], count)
     return line
 
 
@@ -114,6 +126,13 @@ def _last_line(file, size):
         if not start:
             return None
         num_bytes *= 4  # from further back, and all of it again: a long line costs its own length, not its square
+
+
+def _first_name(file):
+    """What the second line calls the first; None where there is none."""
+    file.seek(0)
+    line, *_ = file.read(MAX_FIRST_BYTES).split(b"\n", 1)
+    return _name(line or None)
 
 
 def _name(last):
@@ -141,10 +160,14 @@ def _text(line):
     return json.dumps(line, sort_keys=True, separators=(",", ":"))
 
 
-def started(results: Path | str, folder: Path | str, run: dict) -> str:
-    """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps."""
+def started(results: Path | str, folder: Path | str, run: dict, shape: dict | None = None) -> str:
+    """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps.
+
+    shape: bench.config.schema.shape() of its config.
+    """
     code = {"source_sha256": run["code"]["source_sha256"], "identity_version": run["code"].get("identity_version", 1)}
-    facts = {"config_id": run["config_id"], "seed": run["seed"], "deviations": len(run["deviations"])} | code
+    facts = {"config_id": run["config_id"], "seed": run["seed"], "deviations": len(run["deviations"])}
+    facts |= code | (shape or {})
     return append(results, "start", run=name_of(results, folder), race=run.get("race"), **facts)["sha256"]
 
 
@@ -177,6 +200,8 @@ class Ledger:
     results: Path  # the folder that the runs' names start from
     lines: list[dict]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
     faults: list[str]  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
+    numbers: list[int] = dataclasses.field(default_factory=list)  # of lines, in the file, from 1
+    recounted: list[int] = dataclasses.field(default_factory=list)  # numbers of lines at which the count began anew
 
     @functools.cached_property
     def runs(self) -> dict[str, dict]:
@@ -198,7 +223,9 @@ def read(results: Path | str) -> Ledger:
         return Ledger(results, [], [])
     parsed = [(number, _parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
     lines = [line or {"event": "damaged", "line": number} for number, line, _ in parsed]
-    return Ledger(results, lines, _faults(parsed))
+    recounted = []
+    faults = _faults(parsed) + _faults_along_the_chain(parsed, recounted)
+    return Ledger(results, lines, faults, [number for number, _, _ in parsed], recounted)
 
 
 def _faults(parsed):
@@ -208,7 +235,7 @@ def _faults(parsed):
         if line is None:
             if number == parsed[-1][0]:
                 wrong.append(f"line {number}, the last, is damaged or unfinished")
-            names.add(hashlib.sha256(text).hexdigest())  # the next line names it so, if a power cut left it so
+            names.add(_name(text))  # the next line names it so, if a power cut left it so
             continue
         if line["sha256"] != digest(line):
             wrong.append(f"line {number} was changed")
@@ -220,6 +247,49 @@ def _faults(parsed):
             wrong.append(f"line {number} is there twice")
         names.add(line["sha256"])
     return wrong + ([f"{num_firsts} lines say that they are the first"] if num_firsts > 1 else [])
+
+
+class _Link(NamedTuple):
+    """What a line of the chain hands on to those that follow it."""
+
+    number: int = 0  # of the line in the file
+    latest: tuple[datetime, int] | None = None  # the latest time up to here, and the number of its line
+    count: tuple[str, int] | None = None  # counter and number of the last line that has them
+
+
+def _faults_along_the_chain(parsed, recounted):
+    """Sentences about times that go back and numbers that leave gaps, each line against the one that it names.
+
+    recounted: gets the numbers of lines at which another count begins.
+    """
+    wrong, links, before = [], {}, _Link()
+    for number, line, text in parsed:
+        at, count = (None, None) if line is None else (_time_of(line), _count_of(line))
+        link = links.get((line or {}).get("prev"), _Link()) if line else before
+        if at and link.latest and (link.latest[0] - at).total_seconds() > run_folder.MAX_CLOCK_SKEW_S:
+            both = f"{line['at']}, and line {link.latest[1]}, which it follows, of {utc.text(link.latest[0])}"
+            wrong.append(f"line {number} is of {both}: a clock was set back, or lines were made up")
+        if count and link.count:
+            (counter, position), (earlier, last) = count, link.count
+            num_removed = position - last - 1
+            if counter != earlier:
+                recounted.append(number)
+            elif num_removed:
+                lost = f"{num_removed} between them removed" if num_removed > 0 else "the count was set back"
+                wrong.append(f"line {number} is number {position} of this ledger and follows number {last}: {lost}")
+        latest = max((at, number), link.latest) if at and link.latest else (at and (at, number)) or link.latest
+        before = links[_name(text)] = _Link(number, latest, count or link.count)
+    return wrong
+
+
+def _time_of(line):
+    with contextlib.suppress(ValueError, TypeError):
+        return utc.parse(line["at"]) if line.get("at") else None
+    return None
+
+
+def _count_of(line):
+    return (line["counter"], line["number"]) if {"counter", "number"} <= line.keys() else None
 
 
 def runs_of(lines: Iterable[dict]) -> dict[str, dict]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import operator
 import os
@@ -18,6 +19,8 @@ RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on
 # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
 INT_COLUMNS = ("step", "tokens", "t_ns", "line_t_ns", "val_line_t_ns")
 BY_RANK = "steps_by_rank.csv"
+LOSSES = ("step", "train_loss", "val_loss")
+MIN_LOSSES = 8  # so many training losses agree by chance in no two runs, even if they are printed with four digits
 
 
 class Event(TypedDict):
@@ -102,6 +105,27 @@ def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
             return {name: result.get(name) or [None] * len(lines) for name in names}
     rows = read(folder)
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+def losses_id(columns: dict[str, list]) -> str | None:
+    """What two runs share whose losses are the same throughout, bit for bit: a hash.  None: there are no losses.
+
+    columns: those of LOSSES, as read_columns() gives them.  Training losses alone decide where there are enough of
+    them: what a validation adds to one trajectory makes it no second one.
+    """
+    steps, train, val = (columns[name] for name in LOSSES)
+    losses = [(step, loss) for step, loss in zip(steps, train) if loss is not None]
+    if len(losses) < MIN_LOSSES:
+        losses = [row for row in zip(steps, train, val) if row[1:] != (None, None)]
+    return hashlib.sha256(repr(losses).encode()).hexdigest() if losses else None
+
+
+def losses_id_of(folder: Path | str) -> str | None:
+    """losses_id() of a run folder.  None also where its steps.csv is damaged."""
+    try:
+        return losses_id(read_columns(folder, LOSSES))
+    except ValueError:
+        return None
 
 
 def _whole(columns, lines, names=None):

@@ -38,7 +38,8 @@ def judged(
         result = target.of_losses(losses, target_val_loss, p_value)
         facts |= {"target_val_loss": target_val_loss, "p": result["p"]}
         is_below = f"{'' if result['below'] else 'not shown to be '}below {target_val_loss:g}"
-        said.append(f"their mean is {is_below} (p = {result['p']:.2g})")
+        p = "no spread to judge by" if result["p"] is None else f"p = {result['p']:.2g}"
+        said.append(f"their mean is {is_below} ({p})")
         word = word if result["below"] else outcomes.DIFFERS
     return word, "; ".join(said), facts
 

@@ -12,14 +12,12 @@ def one_sample_t_less(values: Iterable[float], target: float) -> tuple[float | N
     """One-sided one-sample t test, H0: mean >= target, H1: mean < target.  Returns (t, p).
 
     t = (mean - target) / (sd / sqrt(n)), p = P(T <= t), df = n - 1 (Student 1908).
-    n < 2: (None, None), one value has no spread to judge by.  Equal values: t would be infinite and is None; p is 0.0
-    if they lie below the target and 1.0 if not, the limit for ever smaller spreads.
+    (None, None) where there is no spread to judge by: of fewer than two values, and of equal ones, which is what copies
+    and coarse rounding look like and not what certainty looks like.
     """
     values = list(values)
-    if len(values) < 2:
+    if len(values) < 2 or is_constant(values):
         return None, None
-    if is_constant(values):
-        return None, 0.0 if values[0] < target else 1.0
     t = (mean(values) - target) / (sd(values) / math.sqrt(len(values)))
     return t, student_t_cdf(t, len(values) - 1)
 

@@ -1,10 +1,13 @@
 """Rules about the races that the claimed runs were raced in."""
 
 import functools
+import itertools
 
-from bench.compare import comparison, selection, sentences
+from bench.compare import comparison, selection, sentences, target
 from bench.race import plan
-from bench.record import ledger
+from bench.record import ledger, race_folder
+
+MAX_ONE_SIDED = 1  # interrupted runs of an arm beyond those of another
 
 
 def _known(claim):
@@ -30,9 +33,11 @@ def the_plan_was_made_first(claim):
 
 @_of_raced
 def the_runs_follow_the_plan(claim):
-    """Runs were started in the planned order, and all of them, or up to a planned look that decided."""
+    """Runs were started in the planned order, one at a time, and all of them, or up to a planned look that decided."""
     words = []
     for race in _known(claim):
+        if both := _overlapping(race.state.lines):
+            return False, f"{race.race_id}: {both[1]} was started before {both[0]} had ended"
         starts = [line["race"]["position"] for line in race.state.lines if line["event"] == "start"]
         if starts != sorted(starts) or sorted(set(starts)) != list(range(len(set(starts)))):
             return False, f"{race.race_id}: the runs were not started in the planned order"
@@ -45,6 +50,35 @@ def the_runs_follow_the_plan(claim):
     return True, ", ".join(words)
 
 
+def _overlapping(lines):
+    """Two runs of which the second began before the first had ended, by a race's lines in the ledger; or None."""
+    ends = {line["run"]: number for number, line in enumerate(lines) if line["event"] == "end" and "run" in line}
+    starts = [(number, line["run"]) for number, line in enumerate(lines) if line["event"] == "start"]
+    pairs = ((one, other) for (_, one), (number, other) in itertools.pairwise(starts) if ends.get(one, 0) > number)
+    return next(pairs, None)
+
+
+@_of_raced
+def the_plan_asks_no_more_than_the_track(claim):
+    """Alpha and margins are no wider than the track's, its question is the track's, and no fewer runs are planned."""
+    asked = claim.track_rules
+    if not asked.fixed:
+        return None, f"track {claim.track} fixes nothing"
+    faults = []
+    for race in _known(claim):
+        known = race.state.plan
+        laxer = target.laxer_than_track(claim.track, known)
+        laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in laxer]
+        if known["n"] < asked.repeats:
+            laxer.append(f"n {known['n']}, the track's is {asked.repeats}")
+        if known.get("judged", asked.rules.judged) != asked.rules.judged:
+            laxer.append(f"it asks for {known['judged']}, the track for {asked.rules.judged}")
+        faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
+    margin = f"a margin of {asked.rules.equivalence_margin_pct:g} %"
+    evidence = f"at most alpha {asked.rules.alpha:g} and {margin}, at least {asked.repeats} runs an arm"
+    return not faults, "; ".join(faults) or evidence
+
+
 @_of_raced
 def there_was_no_unplanned_look(claim):
     """The interim state of a race was shown only when its plan had a look."""
@@ -55,10 +89,25 @@ def there_was_no_unplanned_look(claim):
 
 @_of_raced
 def interrupts_were_few(claim):
-    """No more runs were interrupted and run again than the track allows."""
-    num = sum(len(race.state.interrupted(arm)) for race in _known(claim) for arm in race.state.plan["arms"])
+    """No more runs were interrupted and run again than the track allows, and not those of one arm alone.
+
+    Who watches a race can interrupt what goes badly.  One more of an arm than of another is forgiven, warm-ups too.
+    """
     limit = claim.track_rules.rules.max_interrupted
-    return limit is None or num <= limit, f"{num} interrupted{'' if limit is None else f', {limit} allowed'}"
+    if limit is None:
+        return True, "the track allows any number"
+    num, one_sided = 0, []
+    for race in _known(claim):
+        arms = race.state.plan["arms"]
+        num += sum(len(race.state.interrupted(arm)) for arm in arms)
+        counts = {arm: len(race.state.interrupted(arm, warm_ups=False)) for arm in arms}
+        if max(counts.values()) - min(counts.values()) > MAX_ONE_SIDED:
+            one_sided.append(f"{race.race_id}: {', '.join(f'{count} of {arm}' for arm, count in counts.items())}")
+    evidence = f"{num} interrupted, {limit} allowed"
+    if one_sided:
+        limit = f"at most {MAX_ONE_SIDED} more of one arm than of another"
+        return False, f"{evidence}; one-sided, {'; '.join(one_sided)} ({limit}): race again"
+    return num <= limit, evidence
 
 
 def it_is_faster_than_its_baseline(claim):
@@ -87,7 +136,8 @@ def it_is_faster_than_its_baseline(claim):
             is_better = None not in (theirs, ours) and ours < theirs
         if not is_better:
             return False, f"{race.race_id}: {said}"
-        words.append(f"{race.race_id}: {said}")
+        baseline = race.state.plan["baseline"]
+        words.append(f"{race.race_id}: {said}; {baseline} is {race_folder.about(race.state.plan['arms'])[baseline]}")
     return (True, "; ".join(words)) if words else (None, "it was not raced against another arm")
 
 

@@ -1,9 +1,11 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from bench.claims.rules.evidence import of_each
-from bench.record import certificates, ledger, verification
+from bench.machine import utc
+from bench.record import certificates, ledger, published_ledgers, run_folder, verification
 from bench.terminal.text_table import counted
 
+MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
 
@@ -31,15 +33,32 @@ def every_run_came_out_again(claim):
 
 
 def the_ledger_is_whole(claim):
-    """No line of the ledger was changed or removed."""
-    faults, lines = claim.ledger.faults, claim.ledger.lines
-    if not lines:
+    """No line of the ledger was changed or removed, by its chain, its times, its count and the copies in publications.
+
+    A count that began anew between the claim's runs could hide removed lines, and is refused; before them it is named.
+    """
+    book = claim.ledger
+    if not book.lines:
         return False, "there is no ledger: copy ledger.jsonl of the results folder to these runs"
-    return not faults, "; ".join(faults[:3]) or f"{len(lines)} lines, each names the one before it"
+    mine = [number for number, line in zip(book.numbers, book.lines) if line.get("run") in claim.names]
+    faults = book.faults + published_ledgers.faults(book)
+    for number in book.recounted:
+        if mine and mine[0] < number <= mine[-1]:
+            anew = f"the count of lines began anew at line {number}, among those of the claim"
+            faults.append(f"{anew}, so that lines may have been removed there: race again")
+    evidence = f"{len(book.lines)} lines, each names the one before it"
+    before = [number for number in book.recounted if not mine or number <= mine[0]]
+    if before:
+        where = ", ".join(map(str, before))
+        evidence += f"; the count of lines began anew at line {where}: whether lines were removed before it is unknown"
+    return not faults, "; ".join(faults[:3]) or evidence
 
 
 def every_record_is_that_of_the_ledger(claim):
-    """The ledger has the start and the end of each run, and its run.json is the one that was written then."""
+    """The ledger has the start and the end of each run, and its run.json is the one that was written then.
+
+    What the run says of its own times fits between the two lines.
+    """
     names = {line.get("sha256") for line in claim.ledger.lines}
 
     def fault_of(run):
@@ -51,9 +70,27 @@ def every_record_is_that_of_the_ledger(claim):
         if known["end"] is None:
             return "its end is not in the ledger"
         sha256 = ledger.sha256_of(run.folder / "run.json")
-        return None if sha256 == known["end"]["run_json_sha256"] else "run.json was changed after the run"
+        if sha256 != known["end"]["run_json_sha256"]:
+            return "run.json was changed after the run"
+        return _times_fault(run.record, known["start"].get("at"), known["end"].get("at"))
 
     return of_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
+
+
+def _times_fault(run, start, end):
+    """What contradicts the ledger's times of the run's start and end, or None."""
+    if None in (start, end, run["started_at"], run["ended_at"]):
+        return None
+    began, ended = utc.parse(run["started_at"]), utc.parse(run["ended_at"])
+    if (began - ended).total_seconds() > MAX_SLACK_S:
+        return f"it ended at {run['ended_at']}, before it was started at {run['started_at']}"
+    known_s = (utc.parse(end) - utc.parse(start)).total_seconds()
+    if abs((began - utc.parse(start)).total_seconds()) > run_folder.MAX_CLOCK_SKEW_S:
+        return f"it was started at {run['started_at']} by its own record, and at {start} by the ledger"
+    train_s = run["metrics"].get("train_s") if run["status"] == "complete" else None
+    if train_s is not None and train_s > known_s + MAX_SLACK_S:
+        return f"it trained for {train_s:.1f} s, and the ledger has {known_s:.1f} s between its start and its end"
+    return None
 
 
 def every_run_completed(claim):

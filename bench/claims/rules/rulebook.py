@@ -25,6 +25,7 @@ RULES = [
     runs.no_run_was_dropped,
     runs.the_target_is_reached,
     races.the_plan_was_made_first,
+    races.the_plan_asks_no_more_than_the_track,
     races.the_runs_follow_the_plan,
     races.there_was_no_unplanned_look,
     races.interrupts_were_few,

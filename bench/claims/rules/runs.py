@@ -1,12 +1,14 @@
 """Rules about the claimed runs together: repeats of one config and code, enough of them, none excluded."""
 
 from bench.compare import settings, target
+from bench.config import schema
 from bench.machine import code_state
 from bench.record import step_files
 from bench.record.rows import row_of
 from bench.terminal.text_table import counted, some
 
 MAX_FILES = 8  # named of each other code
+MAX_RUNS = 8  # that are named
 
 
 def the_runs_share_config_and_code(claim):
@@ -42,27 +44,19 @@ def the_runs_share_one_setting(claim):
 
 
 def every_run_has_its_own_seed(claim):
-    """Two runs of one seed are one run: their losses are the same, bit for bit."""
-    by_seed = {}
+    """Two runs of one seed are one run, and so are two whose training losses are the same throughout, bit for bit."""
+    by_seed, by_losses = {}, {}
     for run in claim.runs:
         by_seed.setdefault(run.record["seed"], []).append(run.name)
+        by_losses.setdefault(step_files.losses_id_of(run.folder) or run.name, []).append(run.name)
     twice = [f"seed {seed}: {', '.join(names)}" for seed, names in by_seed.items() if len(names) > 1]
-    evidence = f"seeds {_numbers(by_seed)}"
+    evidence = f"seeds {_numbers(by_seed)}, no two runs with the same losses"
+    same = "have the same training losses throughout, bit for bit: one run whatever its seeds"
     if any(run.record.get("script") for run in claim.runs):
-        evidence += ", labels alone: a script draws its own; no two runs printed the same losses"
-        twice += _same_losses(claim.runs)
+        evidence = f"seeds {_numbers(by_seed)}, labels alone: a script draws its own; no two runs printed the same"
+        same = "printed the same losses throughout, as one seed gives them (script.args=['--seed={seed}'] may set it)"
+    twice += [f"{', '.join(names)} {same}" for names in by_losses.values() if len(names) > 1]
     return not twice, "; ".join(twice) or evidence
-
-
-def _same_losses(runs):
-    """Of scripts: runs whose every printed loss is the same, which are one run with two labels."""
-    by_losses = {}
-    for run in runs:
-        rows = step_files.read(run.folder)
-        losses = tuple((row["step"], row["train_loss"], row["val_loss"]) for row in rows)
-        by_losses.setdefault(losses, []).append(run.name)
-    words = "printed the same losses throughout, as one seed gives them (script.args=['--seed={seed}'] may set it)"
-    return [f"{', '.join(names)} {words}" for names in by_losses.values() if len(names) > 1]
 
 
 def _numbers(values):
@@ -98,24 +92,29 @@ def no_run_was_dropped(claim):
 
     Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; runs outside the claim's
     races were no part of their plans.  Runs of another race in which this was a candidate must be claimed too.
+    Runs of the claim's days whose settings differ by less than 1 % count as runs of this config.
     The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
     """
     dropped, excused, elsewhere = claim.unclaimed()
-    result = {"started and not claimed": dropped, "no part of the claim by plan": excused}
+    near, near_excused, unknown = claim.neighbours()
+    close = f"with settings less than {100 * schema.NEAR_FRAC:g} % from the claim's"
+    result = {"started and not claimed": dropped, f"started {close}, and not claimed": near}
+    result |= {"no part of the claim by plan": excused, f"no part of the claim by plan, {close}": near_excused}
+    result |= {"of this code and day, with settings that are not known any more": unknown}
     evidence = [f"{words}: {_listed(claim, names)}" for words, names in result.items() if names]
     evidence = evidence or ["the ledger has no other of this config and code"]
     evidence += [f"{_other_code(claim, *kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
-    return not dropped, "; ".join(evidence)
+    return not dropped + near, "; ".join(evidence)
 
 
 def _listed(claim, names):
-    """Each run with its end and its race."""
+    """The first, each with its end and its race, and how many more there are."""
     result = []
     for name in names:
         start, end = claim.ledger.runs[name]["start"], claim.ledger.runs[name]["end"]
         race = f", in race {start['race']['race_id']}" if start["race"] else ""
         result.append(f"{name} ({end['status'] if end else 'no end'}{race})")
-    return ", ".join(result)
+    return some(result, MAX_RUNS)
 
 
 def _other_code(claim, config, source, names):
@@ -133,5 +132,6 @@ def _other_code(claim, config, source, names):
 
 def the_target_is_reached(claim):
     """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
-    result = target.of_repeats([row_of(run.record) for run in claim.runs], claim.track_rules.p_value)
+    rows, losses_ids = zip(*((row_of(run.record), step_files.losses_id_of(run.folder)) for run in claim.runs))
+    result = target.of_repeats(rows, claim.track_rules.p_value, losses_ids)
     return result["passed"], result["words"]

@@ -1,0 +1,58 @@
+"""How many lines a ledger has had: a count that is kept beside it and, once more, in this machine's own state folder.
+
+Each line of the ledger says its number and the count's name, so that lines which were removed before the next one was
+appended leave a gap in the numbers, wherever the ledger is read.  Where both files are gone, another count begins, and
+that shows too.  What sets the ledger and both files back to an earlier state leaves no trace here.
+
+    results/.ledger.count                                {"ledger", "counter", "number"}
+    $XDG_STATE_HOME/speedrun/ledgers/<hash>.json         the same, of the results folder whose path has this hash;
+                                                         without XDG_STATE_HOME in ~/.local/state
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+from bench import atomic
+
+NAME = ".ledger.count"
+COUNTER_BYTES = 8
+
+
+def following(results: Path, first: str | None, last: dict | None) -> dict:
+    """{"counter", "number"} of the line that is to follow last (None: it is the first, or no line of append()).
+
+    first: the sha256 of the ledger's first line, None where there is none yet.
+    """
+    known = [kept for path in _paths(results) if (kept := _kept(path)) and kept["ledger"] == first]
+    if not known:
+        return {"counter": secrets.token_hex(COUNTER_BYTES), "number": 1}
+    counter = max(known, key=lambda kept: kept["number"])["counter"]
+    numbers = [kept["number"] for kept in known if kept["counter"] == counter]
+    if last and last.get("counter") == counter:
+        numbers.append(last.get("number", 0))  # a kill came before it was kept
+    return {"counter": counter, "number": max(numbers) + 1}
+
+
+def keep(results: Path, first: str, count: dict) -> None:
+    """Both files, each if it can be written: a ledger without its count is still a ledger."""
+    for path in _paths(results):
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(path, {"ledger": first} | count, durable=False)
+
+
+def _paths(results):
+    yield results / NAME
+    with contextlib.suppress(RuntimeError):  # no home folder
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        place = hashlib.sha256(os.fsencode(os.path.realpath(results))).hexdigest()[:16]
+        yield Path(state) / "speedrun" / "ledgers" / f"{place}.json"
+
+
+def _kept(path):
+    kept = atomic.read_json(path) or {}
+    kinds = {"ledger": str, "counter": str, "number": int}
+    return kept if all(isinstance(kept.get(key), kind) for key, kind in kinds.items()) else None

@@ -1,0 +1,297 @@
+"""What a contestant may do to plans, ledger and repeats to make a claim look better, and what judge says to it."""
+
+import json
+import random
+import shutil
+import subprocess
+
+import claimed
+import pytest
+from claimed import failed
+
+from bench.cli import judge, race
+from bench.config import schema
+from bench.machine import utc
+from bench.race import plan, planning
+from bench.record import ledger, ledger_count, published_ledgers
+
+WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was dropped", "every record is that of the ledger"
+OWN_SEED, PLAN = "every run has its own seed", "the plan asks no more than the track"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return claimed.Results(tmp_path / "results")
+
+
+@pytest.fixture
+def go(results, monkeypatch):
+    """go(words...) -> the folder of a race of A against B, which is pct % of a run slower."""
+
+    def raced(*words, b="B=optim.beta2=0.99", pct=-5, **more):
+        chance = random.Random(3)
+        before = set((results.folder / "races").glob("*"))
+        arms = claimed.Racers(
+            results, lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002)), **more
+        )
+        arms.install(monkeypatch)
+        code = race.main(["A=", b, *(words or ["n=3"])])
+        while code == 1 and more.get("hurt"):
+            code = race.main(["--resume"])
+        (folder,) = set((results.folder / "races").glob("*")) - before
+        return folder
+
+    return raced
+
+
+def three(results, **more):
+    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
+
+
+# ---- the track's alpha, margins and number of runs
+
+
+@pytest.mark.parametrize("word, limit", [("alpha=0.49", "0.05"), ("margin=0.01", "0.002")])
+def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(go, results, word, limit):
+    name = word.partition("=")[0]
+    with pytest.raises(ValueError, match=f"{word}: track cpu_nano allows {limit} at most: give {name}={limit} or less"):
+        go("n=3", word)
+    assert not (results.folder / "races").exists()
+
+
+def test_stricter_plans_and_tracks_that_fix_nothing_choose_for_themselves(go):
+    made = json.loads((go("n=3", "alpha=0.01", "margin=0.001") / "plan.json").read_text())
+    assert (made["alpha"], made["loss_margin_nats"], made["judged"]) == (0.01, 0.001, "time")
+    planning.refuse_laxer("free", {"alpha": 0.4, "loss_margin_nats": 1.0})
+
+
+def test_an_older_plan_with_the_candidates_own_alpha_and_margin_is_refused(go, monkeypatch):
+    monkeypatch.setattr(planning, "refuse_laxer", lambda *_: None)
+    folder = go("n=3", "alpha=0.49", "margin=0.01")
+    assert failed(folder) == {
+        PLAN: f"{folder.name}: alpha 0.49, the track's is 0.05, loss_margin_nats 0.01, the track's is 0.002"
+    }
+
+
+def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(go, monkeypatch, capsys):
+    monkeypatch.setitem(plan.DEFAULTS, "n", 2)
+    evidence = failed(go("n=2"))
+    assert evidence[PLAN].endswith("n 2, the track's is 3")
+    assert "n=2 is too few for a claim on track cpu_nano, which takes 3 runs" in capsys.readouterr().out
+    rules = claimed.config().track.rules
+    monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))
+    assert failed(go())[PLAN].endswith("it asks for steps, the track for time")
+
+
+def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(go):
+    evidence = failed(go(hurt={3: "interrupt", 5: "interrupt"}))
+    assert "one-sided" in evidence["interrupts were few"] and "0 of A, 2 of B" in evidence["interrupts were few"]
+
+
+# ---- runs that the ledger should have and has not
+
+
+def cut(results, num_lines, also=()):
+    """As the audit did it: the ledger's end, and here what else a cheat may remove."""
+    path = results.folder / ledger.NAME
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines]))
+    for other in also:
+        shutil.rmtree(other) if other.is_dir() else other.unlink()
+
+
+def lucky(results, also=()):
+    """Three of six runs: after each bad one its folder and its two lines are removed."""
+    kept = []
+    for seed, val_loss in enumerate((2.9, 3.2, 2.91, 3.3, 3.1, 2.92)):
+        num_lines = len(kept) * 2
+        folder = results.add(seed, val_loss=val_loss)
+        if val_loss < 3:
+            kept.append(folder)
+        else:
+            cut(results, num_lines, [folder, *also])
+    return kept
+
+
+def test_a_ledger_whose_end_was_cut_after_each_bad_run_is_not_whole(results):
+    evidence = failed(*lucky(results))
+    assert list(evidence) == [WHOLE]
+    assert "line 3 is number 5 of this ledger and follows number 2: 2 between them removed" in evidence[WHOLE]
+
+
+@pytest.mark.parametrize("file", [ledger_count.NAME, "state"])
+def test_removing_one_of_the_two_counts_as_well_does_not_help(results, file):
+    also = [results.folder / file if file == ledger_count.NAME else results.folder.parent / file]
+    assert list(failed(*lucky(results, also))) == [WHOLE]
+
+
+def test_removing_both_counts_shows_as_a_count_that_began_anew_among_the_runs(results):
+    evidence = failed(*lucky(results, [results.folder / ledger_count.NAME, results.folder.parent / "state"]))
+    assert "the count of lines began anew at line 3, among those of the claim" in evidence[WHOLE]
+
+
+def test_a_count_that_began_anew_before_the_claim_is_named_and_refuses_nothing(results, capsys):
+    results.add(7, source="66")
+    cut(results, 2, [results.folder / ledger_count.NAME, results.folder.parent / "state"])
+    assert judge.main([str(folder) for folder in three(results)]) == 0
+    assert "began anew at line 3: whether lines were removed before it is unknown" in capsys.readouterr().out
+
+
+@pytest.fixture
+def project(results, tmp_path, monkeypatch):
+    """A project's folder in which the ledger has been published with a bad run, and the folders of the runs."""
+    published = tmp_path / "project" / "results" / "published"
+    folders = [*three(results), results.add(3, val_loss=3.3)]
+    (published / "early").mkdir(parents=True)
+    shutil.copy(results.folder / ledger.NAME, published / "early")
+    monkeypatch.setattr(published_ledgers, "published_root", lambda: published)
+    return tmp_path / "project", folders
+
+
+def git(project, *words):
+    author = ["-c", "user.name=x", "-c", "user.email=x@y"]
+    subprocess.run(["git", *author, *words], cwd=project, check=True, capture_output=True)
+
+
+def hide_the_last(results, folders):
+    """The ledger's end, its count and the folder of the last run."""
+    state = results.folder.parent / "state"
+    cut(results, 6, [folders[-1], results.folder / ledger_count.NAME, *([state] if state.is_dir() else [])])
+    return folders[:-1]
+
+
+def test_lines_that_a_published_copy_has_are_missed(results, project):
+    folder, folders = project
+    evidence = failed(*hide_the_last(results, folders))
+    assert (
+        "early/ledger.jsonl has 2 lines of this ledger that it lacks, the first is start cpu_nano/" in evidence[WHOLE]
+    )
+
+
+def test_a_publication_that_was_removed_is_found_in_gits_history(results, project):
+    folder, folders = project
+    git(folder, "init")
+    git(folder, "add", "results")
+    git(folder, "commit", "-m", "early")
+    shutil.rmtree(folder / "results" / "published" / "early")
+    git(folder, "commit", "-am", "gone")
+    (folder / "results" / "published").mkdir(parents=True, exist_ok=True)
+    assert failed(*hide_the_last(results, folders))[WHOLE].startswith("results/published/early/ledger.jsonl in git (")
+
+
+def test_another_ledger_an_older_copy_and_a_whole_one_miss_nothing(results, project, tmp_path, monkeypatch):
+    folder, folders = project
+    assert "the ledger is whole" not in failed(*folders)
+    other = claimed.Results(tmp_path / "other")
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(other.folder))
+    assert failed(*three(other)) == {}
+    older = tmp_path / "older"  # a claim's folder from before the last run
+    shutil.copytree(results.folder, older)
+    claimed_runs = hide_the_last(claimed.Results(older), [older / "cpu_nano" / folder.name for folder in folders])
+    assert failed(*claimed_runs) == {}
+
+
+# ---- tries of the same thing under other names
+
+
+def test_tries_with_settings_a_hair_apart_are_tries_of_the_same_thing(results):
+    for number in range(1, 11):
+        results.add(number, val_loss=3.4, overrides=[f"optim.eps={1e-8 * (1 + number / 1500):.9g}"])
+    evidence = failed(*three(results))
+    assert list(evidence) == [DROPPED]
+    assert "started with settings less than 1 % from the claim's, and not claimed: " in evidence[DROPPED]
+    assert evidence[DROPPED].endswith("-s8 (complete) and 2 more")
+
+
+@pytest.mark.parametrize("change", ["optim.beta2=0.96", "goal.val_every_steps=30", "hardware.dtype=bfloat16"])
+def test_a_config_that_differs_by_more_than_a_hair_is_another(results, change):
+    results.add(1, val_loss=3.4, overrides=[change])
+    assert failed(*three(results)) == {}
+
+
+def test_waiting_longer_for_something_makes_no_other_config(results):
+    results.add(1, val_loss=3.4, overrides=["hardware.collective_timeout_s=240"])
+    assert list(failed(*three(results))) == [DROPPED]
+
+
+def test_tries_of_another_day_and_of_other_code_are_others(results):
+    results.add(1, val_loss=3.4, overrides=["optim.eps=1.001e-8"], source="66")
+    results.clock = iter(range(24 * 60, 25 * 60))
+    folders = three(results)
+    results.clock = iter(range(48 * 60, 49 * 60))
+    results.add(1, val_loss=3.4, overrides=["optim.eps=1.001e-8"])
+    assert failed(*folders) == {}
+
+
+def test_of_an_older_ledger_the_folders_say_what_was_tried_and_without_them_it_is_unknown(results, monkeypatch, capsys):
+    monkeypatch.setattr(schema, "shape", lambda config, shape=schema.shape: {})
+    near = results.add(1, val_loss=3.4, overrides=["optim.eps=1.001e-8"])
+    folders = three(results)
+    monkeypatch.undo()
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
+    assert list(failed(*folders)) == [DROPPED]
+    shutil.rmtree(near)
+    assert judge.main([str(folder) for folder in folders]) == 0
+    assert "of this code and day, with settings that are not known any more: cpu_nano/" in capsys.readouterr().out
+
+
+def test_a_lost_race_repeated_with_another_digit_is_a_dropped_one(go):
+    lost, won = go(pct=5), go(b="B=optim.beta2=0.990001")
+    evidence = failed(won)
+    assert list(evidence) == [DROPPED] and f"in race {lost.name}" in evidence[DROPPED]
+
+
+def test_arms_of_one_race_may_be_near_each_other(go):
+    assert failed(go(b="B=optim.beta2=0.9501")) == {}
+
+
+# ---- one run under several names
+
+
+def test_three_seeds_of_one_trajectory_are_one_run(results):
+    folders = [results.add(seed, val_loss=2.75 + 0.01 * seed, train_loss=3.0) for seed in range(3)]
+    evidence = failed(*folders)
+    assert list(evidence) == [OWN_SEED, "the target is reached"]
+    assert "have the same training losses throughout, bit for bit: one run whatever its seeds" in evidence[OWN_SEED]
+    assert evidence["the target is reached"].startswith("3 runs are 1 by their seeds and losses")
+
+
+# ---- times that cannot be
+
+
+def test_entries_of_runs_that_never_ran_do_not_fit_into_the_ledgers_times(results, monkeypatch):
+    monkeypatch.setattr(results, "_ledger", lambda entry, when, *facts: entry(results.folder, *facts))
+    evidence = failed(*three(results))
+    assert list(evidence) == [OF_LEDGER]
+    assert "by its own record, and at 20" in evidence[OF_LEDGER]
+    shutil.rmtree(results.folder)
+    folders = three(results, change=lambda run: run.update(started_at=utc.now(), ended_at=utc.now()))
+    assert "it trained for 10.0 s, and the ledger has 0." in failed(*folders)[OF_LEDGER]
+
+
+def test_a_run_that_ended_before_it_began_is_refused(results):
+    folders = three(results, change=lambda run: run.update(ended_at="2026-11-21T07:59:00.000Z"))
+    assert "it ended at 2026-11-21T07:59:00.000Z, before it was started at" in failed(*folders)[OF_LEDGER]
+
+
+def test_a_ledger_whose_times_jump_back_is_not_whole(results):
+    results.clock = iter([0, 60 * 24 * 365, 5, 6, 7])
+    results.add(9, source="66")
+    results.add(8, source="66")
+    evidence = failed(*three(results))
+    assert list(evidence) == [WHOLE] and "a clock was set back, or lines were made up" in evidence[WHOLE]
+
+
+def test_two_runs_of_a_race_at_once_are_refused(go, monkeypatch):
+    folder = go()
+    results = folder.parent.parent
+    lines = [json.loads(line) for line in (results / ledger.NAME).read_text().splitlines()]
+    at = [number for number, line in enumerate(lines) if line["event"] == "end"][3]
+    lines[at], lines[at + 1] = lines[at + 1], lines[at]
+    for line, before in zip(lines[at:], lines[at - 1 :]):
+        line["prev"], line["number"] = before["sha256"], before["number"] + 1
+        line["sha256"] = ledger.digest(line)
+    (results / ledger.NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evidence = failed(folder)
+    assert "was started before cpu_nano/" in evidence["the runs follow the plan"]
