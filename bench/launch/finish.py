@@ -11,23 +11,23 @@ from bench.diagnosis import event_costs
 from bench.machine import environment, utc
 from bench.paths import REPO
 from bench.reading.damage import Damaged
-from bench.record import artifacts, failures, ledger, run_folder, step_files, validity
+from bench.record import artifacts, failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
 # kind of a failure that is none of the run's own: status
 ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped"}
 
 
-def finish(folder, run, exit_code, failure, clock):
+def finish(folder, run, exit_code, failure, clock, edges=None):
     """Complete run, the record as it was while the run lasted, and write it.
 
     exit_code: of the agent, None if the launcher ended it; failure: why it did (failures.failure), else None.
-    clock: RunClock, begun with the run.
+    clock: RunClock, begun with the run; edges: EdgePipe of a run of our own.
     """
     try:
-        _finish(folder, run, exit_code, failure, clock)
+        _finish(folder, run, exit_code, failure, clock, edges)
     except OSError as error:
-        _merge(run, {}, _unfinished(folder, error, "the record could not be finished"), clock)
+        _merge(run, {}, _unfinished(folder, error, "the record could not be finished"), clock, None)
         run["metrics"] = metrics(run, [])
         run["validity"], run["validity_reasons"] = validity.validity(run)
         _write(folder, run)
@@ -40,7 +40,7 @@ def _unfinished(folder, error, words):
     return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
 
 
-def _finish(folder, run, exit_code, failure, clock):
+def _finish(folder, run, exit_code, failure, clock, edges):
     failure = failure or failures.classify(folder, exit_code)
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
@@ -49,7 +49,7 @@ def _finish(folder, run, exit_code, failure, clock):
         failure = failures.failure("exception", "the workers ended well but left no result")
     if failure is None and result.get("stopped_at"):
         failure = failures.failure("stopped", failures.WINDOW_ENDED, step=result["stopped_at"])
-    _merge(run, result, failure, clock)
+    _merge(run, result, failure, clock, edges)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)
     run["warnings"] = [one | {"error": private.redact(one["error"], REPO)} for one in run["warnings"]]
@@ -67,7 +67,7 @@ def _finish(folder, run, exit_code, failure, clock):
     artifacts.remove_temporary(folder)
 
 
-def _merge(run, result, failure, clock):
+def _merge(run, result, failure, clock, edges):
     """What the workers measured, and how they ended, into the record."""
     if failure:
         failure["message"] = private.redact(failure["message"], REPO)
@@ -80,8 +80,12 @@ def _merge(run, result, failure, clock):
     run["measured"] = result.get("measured", {}) | own
     run["instrument_summaries"] = result.get("instrument_summaries", {})
     run["referee"] = run.get("referee", {}) | result.get("referee", {})
-    of_clock = [{"rank": None, "instrument": "clock", "doubt": words} for words in clock.doubts()]
-    run["doubts"] = result.get("doubts", []) + of_clock
+    if edges and failure is None:
+        run["referee"]["clock"] = edges.clock((run["measured"].get("train_s_by_rank") or [None])[0])
+    of_clock = [("clock", words) for words in clock.doubts()]
+    of_clock += outside_clock.doubts(run["referee"]["clock"]) if failure is None and "clock" in run["referee"] else []
+    run["doubts"] = result.get("doubts", [])
+    run["doubts"] += [{"rank": None, "instrument": name, "doubt": words} for name, words in of_clock]
     run["warnings"] += result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
 

@@ -7,6 +7,7 @@ and how it ended (training/script_worker.py).
 import contextlib
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -58,7 +59,7 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
         which = run["script"]["dialect"] or f"a dialect ({', '.join(dialects.NAMES)})"
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
-    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
+    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name), output.late_ns)
     telemetry["profiles"] = trace_files.conclude(
         folder, job.config.instruments, job.config.hardware.num_processes, rows
     )
@@ -74,14 +75,15 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
     run["script"] |= {"declared_steps": foreign.declared_steps}
-    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
+    outside = printed_times.clock(rows, measured["num_untimed_steps"], output.gaps_ns, None, is_wall)
+    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"], outside)
     if opened_data.is_own(folder, job, facts["opened"]):
         run["data"] = dict(OWN_DATA)
     said += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
     said += opened_data.doubts(folder, job, facts["opened"])
     said += [f"{one} changed while it ran" for one in work_folder.changed(job.script, folder / work_folder.WORK)]
     _write_steps(folder, rows)
-    _write_result(folder, facts, measured, said, telemetry)
+    _write_result(folder, facts, measured, said, telemetry, {"clock": outside})
     return _failure(foreign, rows)
 
 
@@ -96,8 +98,10 @@ def rows_of_output(output, asked: str | None) -> list[dict]:
     return stamped(rows_of(runs[-1]), output.lines, dialects.of_name(name)) if runs else []
 
 
-def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict]:
+def stamped(rows: list[dict], lines: list[tuple[int, str]], reader, late_ns: Mapping[int, int] = {}) -> list[dict]:
     """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
+
+    late_ns: of output.Output; line_late_ms and val_line_late_ms are 0 where a stamp is not in it.
 
     t_ns, as of our own runs, is when the step began: when the line before came.
     """
@@ -109,6 +113,9 @@ def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict
     before_ns = None
     for row in rows:
         row["line_t_ns"], row["val_line_t_ns"] = came.get((row["step"], False)), came.get((row["step"], True))
+        for name in ("line", "val_line"):
+            t_ns = row[f"{name}_t_ns"]
+            row[f"{name}_late_ms"] = None if t_ns is None else ms_from_ns(late_ns.get(t_ns, 0))
         row["t_ns"] = before_ns
         if row["line_t_ns"] is not None and before_ns is not None:
             row["wall_ms"] = ms_from_ns(row["line_t_ns"] - before_ns)
@@ -208,7 +215,7 @@ def _write_steps(folder, rows):
         step_files.append_event(folder, event)
 
 
-def _write_result(folder, facts, measured, said, telemetry):
+def _write_result(folder, facts, measured, said, telemetry, referee=None):
     first, by_rank = (facts["by_rank"] or [{}])[0], facts["by_rank"]
     peaks = {"rss": [one.get("peak_rss_gib") for one in by_rank]}
     for kind in ("allocated", "reserved"):
@@ -223,6 +230,7 @@ def _write_result(folder, facts, measured, said, telemetry):
         | ({"telemetry": telemetry["summary"]} if telemetry["summary"] else {}),
         "doubts": [{"rank": 0, "instrument": "script", "doubt": private.redact(one, REPO)} for one in said]
         + telemetry["doubts"],
+        "referee": referee or {},
         "warnings": telemetry["warnings"],
     }
     if telemetry.get("foreign_cpu_cores") is not None:
