@@ -19,7 +19,7 @@ from bench.importers import dialects
 from bench.machine import code_state
 from bench.race import arm_process, runner
 from bench.record import ledger, run_folder, step_files, verification
-from bench.record.rows import row_of
+from bench.record.rows import MACHINE_INSTRUMENTS, row_of
 
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
@@ -27,7 +27,7 @@ NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={s
 
 def of_script(run):
     """What is doubted of the script itself, not of a busy machine."""
-    return [one["doubt"] for one in run["doubts"] if one["instrument"] != "telemetry"]
+    return [one["doubt"] for one in run["doubts"] if one["instrument"] not in MACHINE_INSTRUMENTS]
 
 
 def faults(folder):

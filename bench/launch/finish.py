@@ -7,12 +7,14 @@ import sys
 import time
 
 from bench import atomic, private
-from bench.diagnosis import event_costs
+from bench.diagnosis import event_costs, stall_causes
 from bench.machine import environment, utc
 from bench.paths import REPO
 from bench.reading.damage import Damaged
 from bench.record import artifacts, failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
+
+MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
 
 # kind of a failure that is none of the run's own: status
 ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped"}
@@ -59,6 +61,7 @@ def _finish(folder, run, exit_code, failure, clock, edges):
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "run_end", "status": run["status"]}
         step_files.append_event(folder, event)
     run["metrics"] = metrics(run, rows)
+    run["doubts"] += _stood_still(run, stalls)
     run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
@@ -100,6 +103,20 @@ def _diagnose(folder, run, rows):
         return []
     run["costs"], run["skew"] = result["costs"], result["skew"]
     return result["events"]
+
+
+def _stood_still(run, stalls):
+    """A doubt where steps took far longer than the usual, and nothing is known to have been done meanwhile.
+
+    Not one of the machine's, which would exclude the run from a race: a program may stand still by its own fault.  A
+    machine that was frozen is seen by its launcher, too (bench/record/outside_clock.py).
+    """
+    unexplained = [event for event in stalls if event.get("what") in stall_causes.UNEXPLAINED]
+    stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
+    if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
+        steps = ", ".join(str(event["step"]) for event in unexplained[:3])
+        words = f"{stood_s:.2f} of its {train_s:.2f} s it stood still for an unknown reason, at steps {steps}"
+        yield {"rank": None, "instrument": "stalls", "doubt": f"{words} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 
 def _write(folder, run):

@@ -2,13 +2,15 @@
 
 One thread reads them all.  A stamp is never early.  It is late where the thread did not run at once, and the thread
 measures by how much: at most the time since it last looked, and as a rule what it and the main thread, which may hold
-Python's lock, spent ready to run and not running (/proc/*/schedstat of Linux; elsewhere the bound stands).  It wakes
-five times a second, so that it also sees when nobody ran it: the machine was frozen, or this process was stopped.
+Python's lock, spent ready to run and not running (/proc/*/schedstat of Linux; elsewhere the bound stands), and what the
+main thread may keep that lock for while it runs.  It wakes five times a second, so that it also sees when nobody ran
+it: the machine was frozen, or this process was stopped.
 """
 
 import contextlib
 import os
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -72,17 +74,17 @@ class StampedPipes:
         poller, timeout_ns = select.poll(), round(WAKE_EVERY_S * 1e9)
         for fd in (*self._sinks, self._woken_fd):
             poller.register(fd, select.POLLIN)
-        with _WaitsForACore() as waits:
+        with _Schedule() as schedule:
             read_ns = self._now_ns()  # all that had come by then has been read
             while True:
-                began_ns, waited_ns = self._now_ns(), waits.ns()
+                began_ns, before = self._now_ns(), schedule.read()
                 ready = poller.poll(0 if self._stop.is_set() else WAKE_EVERY_S * 1e3)
                 t_ns = self._now_ns()
                 late_ns = t_ns - read_ns
                 if t_ns - began_ns > timeout_ns + MIN_GAP_S * 1e9:
                     self.gaps_ns.append((began_ns + timeout_ns, t_ns))
-                elif waited_ns is not None:
-                    late_ns = min(late_ns, began_ns - read_ns + waits.ns() - waited_ns)
+                elif before is not None:
+                    late_ns = min(late_ns, began_ns - read_ns + schedule.delay_ns(before))
                 for fd, _ in ready:
                     if fd in self._sinks:
                         self._sinks[fd].take(os.read(fd, PIPE_BYTES), t_ns, late_ns)
@@ -91,8 +93,8 @@ class StampedPipes:
                     return
 
 
-class _WaitsForACore:
-    """ns(): how long this thread has waited for a core, and the main thread waited for or had one; None: not known."""
+class _Schedule:
+    """What the kernel's scheduler says of this thread and of the main one."""
 
     def __enter__(self):
         self._fds = []
@@ -105,8 +107,14 @@ class _WaitsForACore:
         for fd in self._fds:
             os.close(fd)
 
-    def ns(self):
+    def read(self):
+        """((ns on a core, ns ready and not on one) of this thread, the same of the main one); None: not known."""
         if len(self._fds) < 2:
             return None
-        own, main = (list(map(int, os.pread(fd, 64, 0).split()[:2])) for fd in self._fds)
-        return own[1] + sum(main)
+        return [tuple(map(int, os.pread(fd, 64, 0).split()[:2])) for fd in self._fds]
+
+    def delay_ns(self, before):
+        """By how much this thread may have run too late since then."""
+        (_, own), (_, main) = now = self.read()
+        locked_ns = min(now[1][0] - before[1][0], round(sys.getswitchinterval() * 1e9))
+        return own - before[0][1] + main - before[1][1] + locked_ns

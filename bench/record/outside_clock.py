@@ -136,4 +136,5 @@ def _machine(clock):
         part = f"the launcher was not run for {frozen_s:.2f} of the {outside_s:.2f} s that it timed"
         yield MACHINE, f"{part}: the machine was frozen or far too busy, or somebody stopped the launcher"
     elif late_s > limit_s:
-        yield MACHINE, f"edges or lines were read up to {late_s:.3f} s late (limit {limit_s:.3f} s): a busy machine"
+        read = f"edges or lines were read up to {late_s:.3f} s late (limit {limit_s:.3f} s)"
+        yield MACHINE, f"{read}: the machine was busy, or much was printed"

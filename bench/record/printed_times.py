@@ -153,16 +153,17 @@ def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.
     if outside is None:
         limit_s = TOLERANCE_S + TOLERANCE_FRAC * abs(counted_s) + VALIDATION_TOLERANCE_S * num_vals
         between_s, over_s = found["uncounted_s"] - found["uncounted_at_validations_s"], found["overcounted_s"]
-        more = ""
+        more = over = ""
     else:
         limit_s = outside_clock.tolerance_s(counted_s, num_vals, outside["reader_late_s"])
         between_s, over_s = _portions(lines)[0], _overcounted_s(lines)
-        more = f" ({over_s:.3f} s, tolerance {limit_s:.3f} s)"
+        more = f" (tolerance {limit_s:.2f} s)"
+        over = f" ({over_s:.2f} s too much in a row, tolerance {limit_s:.2f} s)"
     seen = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
     if over_s > limit_s:
-        result.append(f"it counts more time than passed{more}: {seen}; they were not printed as it trained")
+        result.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
     elif between_s > limit_s:
-        passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted"
+        passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted{more}"
         result.append(f"it claims less time than its lines took: {seen}; {passed}")
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
         passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"

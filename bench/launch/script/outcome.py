@@ -196,6 +196,7 @@ def _facts(path):
 
 def _write_steps(folder, rows):
     columns = [*step_files.CORE_COLUMNS, "t_ns", "train_time_ms", "line_t_ns", "val_line_t_ns", "wall_ms"]
+    columns += ["line_late_ms", "val_line_late_ms"]
     columns += ["train_time_at_val_ms"] * any("train_time_at_val_ms" in row for row in rows)
     columns += ["grad_norm"] * any("grad_norm" in row for row in rows)
     rows = [{name: row.get(name) for name in columns} | {"flags": row.get("flags") or ""} for row in rows]

@@ -92,7 +92,7 @@ def main():
             file.read(1)
         read("data/fineweb10B/*_train_*.bin")
     if WHAT == "claims_less":
-        train(counted_frac=0.5)
+        train(step_s=0.25, counted_frac=0.5)
     elif WHAT == "claims_more":  # a log of another run, printed at once
         for step in range(NUM_STEPS + 1):
             say(step, 91.0 * step / NUM_STEPS, 6.0 - 0.4 * step)
