@@ -132,6 +132,8 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
         ("edits_itself", "script/train.py changed while it ran"),
         ("other_data", "it opened data that are not the track's"),
         ("other_data", "it never opened the track's val shards"),
+        ("trains_on_val", "it opened the track's validation shards while it trained, at "),
+        ("validates_longer", "its validations take longer once it has trained: 0.5"),
     ],
 )
 def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, words):

@@ -75,12 +75,14 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
     run["script"] |= {"declared_steps": foreign.declared_steps}
-    outside = printed_times.clock(rows, measured["num_untimed_steps"], output.gaps_ns, None, is_wall)
+    at_start_s = opened_data.validation_at_start_s(folder, job, facts["opened"], rows)
+    outside = printed_times.clock(rows, measured["num_untimed_steps"], output.gaps_ns, at_start_s, is_wall)
     said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"], outside)
     if opened_data.is_own(folder, job, facts["opened"]):
         run["data"] = dict(OWN_DATA)
     said += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
     said += opened_data.doubts(folder, job, facts["opened"])
+    said += opened_data.opened_while_training(folder, job, facts["opened"], rows)
     said += [f"{one} changed while it ran" for one in work_folder.changed(job.script, folder / work_folder.WORK)]
     _write_steps(folder, rows)
     _write_result(folder, facts, measured, said, telemetry, {"clock": outside})
