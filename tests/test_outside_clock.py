@@ -11,6 +11,7 @@ import comparing
 import pytest
 import real_runs
 
+from bench.cli import compare
 from bench.compare import eligibility
 from bench.machine import stamped_pipes
 from bench.record import outside_clock, printed_times, verification
@@ -255,6 +256,12 @@ def test_the_clock_that_says_less_leads_the_sentence():
     partly = raced(A_S, B_S, [0.3] * 4, [1.3, 1.31, 1.3, 1.29])
     assert partly["verdict"] == "faster" and partly["words"].startswith("B is 18.7")
     assert "by the launcher's clock" in partly["words"] and "28.72 % by their own" in partly["words"]
+
+
+def test_a_slowdown_is_not_excluded_by_the_runs_own_clocks_alone():
+    honest, cheat = raced(A_S, B_S, [0.3] * 4, [0.3] * 4), raced(A_S, B_S, [0.3] * 4, [3.6, 3.5, 3.4, 3.5])
+    slower = [("slower", 0.5)]
+    assert (compare.exit_code(honest, slower), compare.exit_code(cheat, slower)) == (0, 1)
 
 
 def test_an_arm_that_hides_time_is_neither_slower_nor_as_fast():
