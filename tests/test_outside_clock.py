@@ -217,6 +217,26 @@ def test_lines_of_another_run_that_are_printed_at_once_are_still_doubted():
     assert found[0].startswith("it counts more time than passed") and "s too much in a row" in found[0]
 
 
+def test_work_in_the_first_steps_that_a_clock_leaves_out_is_seen():
+    """Ten steps are not counted, of which two compile; the cheat trains four steps in each of the others."""
+
+    def rows(first_ms):
+        found = lines(*[(900, 900)] * 2, *[(first_ms, first_ms)] * 8, *[(50, 50)] * 30, val_every=10)
+        restart_ms, end_ns = found[10]["train_time_at_val_ms"], 0
+        for row in found[1:]:
+            row["wall_ms"], end_ns = (row["line_t_ns"] - end_ns) / MS, row["val_line_t_ns"] or row["line_t_ns"]
+            row["train_time_ms"] -= restart_ms if row["step"] > 10 else 0
+            row.pop("train_time_at_val_ms", None)
+        found[10]["train_time_at_val_ms"] = 0.0
+        return found
+
+    assert printed_times.restarted_at(rows(50)) == 10
+    for first_ms, is_doubted in ((50, False), (60, False), (200, True)):
+        found = printed_times.doubts(rows(first_ms), 10, printed_times.clock(rows(first_ms), 10))
+        assert found == [] or is_doubted and "took 200 ms, and those that it counts 50 ms" in found[0]
+        assert bool(found) == is_doubted
+
+
 def test_the_tolerances_of_older_records_hold_for_them():
     rows = lines(*[(50, 48.5)] * 100)  # 3 %, 150 ms: below 0.1 s + 0.2 % + 21 * 20 ms
     assert printed_times.doubts(rows, 0) == [] != of_lines(rows)[0]

@@ -13,6 +13,7 @@ says alone is no reproach: the later one of two neighbours that say the same is.
 says alone counts as part of that validation, and there bench/compare/effects.py holds it against the other arm.
 """
 
+import statistics
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from bench.record import outside_clock
 # Of records without an outside clock, until 2026-11: assumed
 TOLERANCE_S, TOLERANCE_FRAC, VALIDATION_TOLERANCE_S = 0.1, 0.002, 0.02
 MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
+MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # fewer may all compile (assumed)
 UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a validation whose steps have no lines
 
 
@@ -139,6 +141,23 @@ def _overcounted_s(lines):
     return result
 
 
+def _untimed(rows, num_untimed_steps):
+    """A sentence where the steps that its clock leaves out hold more work than those that it counts.
+
+    They are left out because the first ones compile: their median is that of steps which do not.
+    """
+    walls_ms = [(row["step"], row["wall_ms"]) for row in rows if row.get("wall_ms") is not None]
+    before_ms, after_ms = (
+        [ms for step, ms in walls_ms if (step > num_untimed_steps) == is_timed and step] for is_timed in (False, True)
+    )
+    if len(before_ms) < MIN_UNTIMED_STEPS or not after_ms:
+        return
+    first_ms, usual_ms = statistics.median(before_ms), statistics.median(after_ms)
+    if first_ms > MAX_UNTIMED_TIMES * usual_ms + 1e3 * outside_clock.TOLERANCE_S:
+        both = f"{first_ms:.0f} ms, and those that it counts {usual_ms:.0f} ms"
+        yield f"the median of the first {num_untimed_steps} steps, which its clock leaves out, took {both}"
+
+
 def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.Clock | None = None) -> list[str]:
     """Sentences: why the printed times cannot be what training took; [] where they can.
 
@@ -168,6 +187,8 @@ def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
         passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
         result.append(f"{passed}: whether it validated or trained is not to be seen")
+    if outside is not None:
+        result += _untimed(rows, num_untimed_steps)
     all_lines = [line for line in events(rows) if line.step >= num_untimed_steps]
     back = [b for a, b in pairwise(all_lines) if b.step < a.step or (b.time_ms < a.time_ms and not num_untimed_steps)]
     if back:
