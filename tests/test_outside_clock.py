@@ -12,7 +12,7 @@ import pytest
 import real_runs
 
 from bench.cli import compare
-from bench.compare import eligibility
+from bench.compare import eligibility, verdict
 from bench.machine import stamped_pipes
 from bench.record import outside_clock, printed_times, verification
 from bench.record.rows import row_of
@@ -177,8 +177,8 @@ def lines(*steps, val_every=5):
     return rows
 
 
-def of_lines(rows):
-    clock = printed_times.clock(rows, 0)
+def of_lines(rows, late_ns=None):
+    clock = printed_times.clock(rows, 0, late_ns or {})
     return printed_times.doubts(rows, 0, clock), clock
 
 
@@ -207,9 +207,10 @@ def test_lines_that_a_late_reader_got_at_once_accuse_nobody():
     """It did not run for 300 ms: six lines have the same stamp, and it knows."""
     rows = lines(*[(50, 50)] * 40, val_every=20)
     for row in rows[10:16]:
-        row["line_late_ms"], row["line_t_ns"] = (rows[15]["line_t_ns"] - row["line_t_ns"]) / MS, rows[15]["line_t_ns"]
-    found, clock = of_lines(rows)
+        row["line_t_ns"] = rows[15]["line_t_ns"]
+    found, clock = of_lines(rows, {rows[15]["line_t_ns"]: 250 * MS})
     assert found == [] and doubts(clock) == ["launcher"]
+    assert of_lines(rows)[0][0].startswith("it counts more time than passed")  # had it been in time
 
 
 def test_lines_of_another_run_that_are_printed_at_once_are_still_doubted():
@@ -232,9 +233,16 @@ def test_work_in_the_first_steps_that_a_clock_leaves_out_is_seen():
 
     assert printed_times.restarted_at(rows(50)) == 10
     for first_ms, is_doubted in ((50, False), (60, False), (200, True)):
-        found = printed_times.doubts(rows(first_ms), 10, printed_times.clock(rows(first_ms), 10))
+        found = printed_times.doubts(rows(first_ms), 10, printed_times.clock(rows(first_ms), 10, {}))
         assert found == [] or is_doubted and "took 200 ms, and those that it counts 50 ms" in found[0]
         assert bool(found) == is_doubted
+
+
+def test_lines_that_a_script_holds_back_and_prints_in_bursts_are_doubted():
+    rows = lines(*[(50, 50)] * 40, val_every=20)
+    for row in rows[1:]:
+        row["line_t_ns"] = rows[-(-row["step"] // 10) * 10]["line_t_ns"]
+    assert of_lines(rows)[0][0].startswith("it counts more time than passed")
 
 
 def test_the_tolerances_of_older_records_hold_for_them():
@@ -282,6 +290,20 @@ def test_a_slowdown_is_not_excluded_by_the_runs_own_clocks_alone():
     honest, cheat = raced(A_S, B_S, [0.3] * 4, [0.3] * 4), raced(A_S, B_S, [0.3] * 4, [3.6, 3.5, 3.4, 3.5])
     slower = [("slower", 0.5)]
     assert (compare.exit_code(honest, slower), compare.exit_code(cheat, slower)) == (0, 1)
+
+
+def test_the_difference_is_beyond_the_noise_floor_by_both_clocks():
+    time = raced(A_S, B_S, [0.3] * 4, [1.3, 1.31, 1.3, 1.29])["time"]  # 28.7 % by their own, 18.7 % by the launcher's
+    assert [verdict.decide(time | {"floor_pct": floor_pct}) for floor_pct in (18.0, 19.0)] == ["faster", "inconclusive"]
+
+
+def test_a_run_that_a_late_reader_timed_is_excluded_as_a_disturbed_one():
+    a_runs, b_runs = ([with_clock(run, 10.3) for run in runs] for runs in comparing.raced(A_S, B_S))
+    words = outside_clock.doubts(b_runs[0]["referee"]["clock"] | {"reader_late_s": 0.5})[0][1]
+    b_runs[0] |= {"doubts": [{"rank": None, "instrument": "launcher", "doubt": words}], "validity": "suspect"}
+    b_runs[0]["validity_reasons"] = [words]
+    found = comparing.compare(a_runs, b_runs)
+    assert [run["reasons"] for run in found["excluded"]] == [[words]] and found["comparable"]
 
 
 def test_an_arm_that_hides_time_is_neither_slower_nor_as_fast():

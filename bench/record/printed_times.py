@@ -1,8 +1,7 @@
 """What a script says its training took, against when its lines came: pure, from the rows of its steps.csv.
 
 Row k has the time that the script printed at step k (train_time_ms; train_time_at_val_ms where its validation printed
-another one), when that line came (line_t_ns, val_line_t_ns; time.perf_counter_ns of another process), and by how much
-that process may have been late (line_late_ms, val_line_late_ms; bench/machine/stamped_pipes.py).
+another one) and when that line came (line_t_ns, val_line_t_ns; time.perf_counter_ns of another process).
 
 Between two lines of steps a script that is honest counts what passed.  Before a validation's line it need not: its
 clock stands still while it validates (nanoGPT's does not: its next iteration holds the validation).  So time that no
@@ -14,6 +13,7 @@ says alone counts as part of that validation, and there bench/compare/effects.py
 """
 
 import statistics
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -33,7 +33,6 @@ class Line(NamedTuple):
     step: int
     is_val: bool
     time_ms: float  # as it says
-    late_s: float = 0.0  # it may have come so much earlier
 
 
 def events(rows: list[dict]) -> list[Line]:
@@ -43,13 +42,12 @@ def events(rows: list[dict]) -> list[Line]:
     for row in rows:
         time_ms = row.get("train_time_ms")
         if row.get("line_t_ns") is not None and time_ms is not None:
-            result.append(Line(row["line_t_ns"], row["step"], False, time_ms, (row.get("line_late_ms") or 0.0) / 1e3))
+            result.append(Line(row["line_t_ns"], row["step"], False, time_ms))
         at_val_ms = row.get("train_time_at_val_ms")
         at_val_ms = time_ms if at_val_ms is None else at_val_ms
         at_val_ms = 0.0 if at_val_ms is None and not row["step"] else at_val_ms
         if row.get("val_line_t_ns") is not None and at_val_ms is not None and row["step"] + 1 not in holders:
-            late_s = (row.get("val_line_late_ms") or 0.0) / 1e3
-            result.append(Line(row["val_line_t_ns"], row["step"], True, at_val_ms, late_s))
+            result.append(Line(row["val_line_t_ns"], row["step"], True, at_val_ms))
     return sorted(result)
 
 
@@ -96,13 +94,22 @@ def account(rows: list[dict], num_untimed_steps: int = 0) -> dict:
 
 
 def clock(
-    rows: list[dict], num_untimed_steps: int, gaps_ns=(), validation_at_start_s: float | None = None, is_wall=False
+    rows: list[dict],
+    num_untimed_steps: int,
+    late_ns: Mapping[int, int],
+    gaps_ns: Iterable[tuple[int, int]] = (),
+    validation_at_start_s: float | None = None,
+    is_wall: bool = False,
 ) -> outside_clock.Clock:
-    """What the launcher's clock says of these lines.  is_wall: the script prints no time, its lines' is taken."""
+    """What the launcher's clock says of these lines.
+
+    late_ns: {a line's t_ns: by how much it may be late}; gaps_ns: of the reader; validation_at_start_s: as in Clock;
+    is_wall: the script prints no time, that of its lines is taken.
+    """
     lines, found = timed(rows, num_untimed_steps), account(rows, num_untimed_steps)
     if len(lines) < 2:
         return outside_clock.unknown("lines", "fewer than two lines name a time")
-    stamps = [(line.t_ns, round(line.late_s * 1e9)) for line in lines]
+    stamps = [(line.t_ns, late_ns.get(line.t_ns, 0)) for line in lines]
     at_validations_s = 0.0 if is_wall else max(0.0, found["uncounted_at_validations_s"])
     each_s = [] if is_wall else _portions(lines)[1]
     each = at_validations_s, each_s, validation_at_start_s, found["counted_s"]
@@ -122,7 +129,7 @@ def _portions(lines):
         last = number - 1  # of the steps from first on
         sure_s = uncounted_s[first]
         if last > first:
-            sure_s = min(uncounted_s[index] - lines[index].late_s for index in (last, last - 1))
+            sure_s = min(uncounted_s[last - 1 : last + 1])
         between_s += sure_s - uncounted_s[first]
         if number < len(lines):
             at_validations_s.append(uncounted_s[number] - sure_s)
@@ -133,10 +140,9 @@ def _portions(lines):
 def _overcounted_s(lines):
     """The most that was counted and had not passed since two neighbouring lines said so."""
     uncounted_s = [(line.t_ns - lines[0].t_ns) / 1e9 - (line.time_ms - lines[0].time_ms) / 1e3 for line in lines]
-    early_s = [passed_s - line.late_s for passed_s, line in zip(uncounted_s, lines, strict=True)]
     most_s, result = -float("inf"), 0.0
     for number in range(2, len(lines)):
-        most_s = max(most_s, min(early_s[number - 2 : number]))
+        most_s = max(most_s, min(uncounted_s[number - 2 : number]))
         result = max(result, most_s - uncounted_s[number])
     return result
 

@@ -67,17 +67,17 @@ def validation_at_start_s(folder: Path, job, opened: list[dict], rows: list[dict
     return (line_ns - opens_ns[0]) / 1e9 if is_seen else None
 
 
-def opened_while_training(folder: Path, job, opened: list[dict], rows: list[dict]) -> list[str]:
+def opened_while_training(folder: Path, job, opened: list[dict], rows: list[dict], reader_late_s: float) -> list[str]:
     """A sentence where a rank opened a validation shard while the script trained.
 
     Between two lines of steps, of which the later is followed by another one: no rank is a whole step ahead of the
     first.  A line may have come earlier than its stamp, by as much as its reader says.
     """
-    lines = [(row["line_t_ns"], row["step"], False, row.get("line_late_ms") or 0.0) for row in rows]
-    lines += [(row["val_line_t_ns"], row["step"], True, 0.0) for row in rows]
+    lines = [(row["line_t_ns"], row["step"], False) for row in rows]
+    lines += [(row["val_line_t_ns"], row["step"], True) for row in rows]
     lines = sorted(line for line in lines if line[0] is not None)
     training = [
-        (before[0], after[0] - round(1e6 * after[3]), after[1])
+        (before[0], after[0] - round(1e9 * reader_late_s), after[1])
         for before, after, following in zip(lines, lines[1:], lines[2:])
         if not after[2] and not following[2]
     ]

@@ -7,7 +7,6 @@ and how it ended (training/script_worker.py).
 import contextlib
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -59,7 +58,7 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
         which = run["script"]["dialect"] or f"a dialect ({', '.join(dialects.NAMES)})"
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
-    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name), output.late_ns)
+    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
     telemetry["profiles"] = trace_files.conclude(
         folder, job.config.instruments, job.config.hardware.num_processes, rows
     )
@@ -76,13 +75,14 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
     run["script"] |= {"declared_steps": foreign.declared_steps}
     at_start_s = opened_data.validation_at_start_s(folder, job, facts["opened"], rows)
-    outside = printed_times.clock(rows, measured["num_untimed_steps"], output.gaps_ns, at_start_s, is_wall)
+    seen = output.late_ns, output.gaps_ns, at_start_s, is_wall
+    outside = printed_times.clock(rows, measured["num_untimed_steps"], *seen)
     said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"], outside)
     if opened_data.is_own(folder, job, facts["opened"]):
         run["data"] = dict(OWN_DATA)
     said += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
     said += opened_data.doubts(folder, job, facts["opened"])
-    said += opened_data.opened_while_training(folder, job, facts["opened"], rows)
+    said += opened_data.opened_while_training(folder, job, facts["opened"], rows, outside["reader_late_s"])
     said += [f"{one} changed while it ran" for one in work_folder.changed(job.script, folder / work_folder.WORK)]
     _write_steps(folder, rows)
     _write_result(folder, facts, measured, said, telemetry, {"clock": outside})
@@ -100,10 +100,8 @@ def rows_of_output(output, asked: str | None) -> list[dict]:
     return stamped(rows_of(runs[-1]), output.lines, dialects.of_name(name)) if runs else []
 
 
-def stamped(rows: list[dict], lines: list[tuple[int, str]], reader, late_ns: Mapping[int, int] = {}) -> list[dict]:
+def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict]:
     """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
-
-    late_ns: of output.Output; line_late_ms and val_line_late_ms are 0 where a stamp is not in it.
 
     t_ns, as of our own runs, is when the step began: when the line before came.
     """
@@ -115,9 +113,6 @@ def stamped(rows: list[dict], lines: list[tuple[int, str]], reader, late_ns: Map
     before_ns = None
     for row in rows:
         row["line_t_ns"], row["val_line_t_ns"] = came.get((row["step"], False)), came.get((row["step"], True))
-        for name in ("line", "val_line"):
-            t_ns = row[f"{name}_t_ns"]
-            row[f"{name}_late_ms"] = None if t_ns is None else ms_from_ns(late_ns.get(t_ns, 0))
         row["t_ns"] = before_ns
         if row["line_t_ns"] is not None and before_ns is not None:
             row["wall_ms"] = ms_from_ns(row["line_t_ns"] - before_ns)
@@ -198,7 +193,6 @@ def _facts(path):
 
 def _write_steps(folder, rows):
     columns = [*step_files.CORE_COLUMNS, "t_ns", "train_time_ms", "line_t_ns", "val_line_t_ns", "wall_ms"]
-    columns += ["line_late_ms", "val_line_late_ms"]
     columns += ["train_time_at_val_ms"] * any("train_time_at_val_ms" in row for row in rows)
     columns += ["grad_norm"] * any("grad_norm" in row for row in rows)
     rows = [{name: row.get(name) for name in columns} | {"flags": row.get("flags") or ""} for row in rows]
