@@ -81,6 +81,8 @@ def test_validations_that_grow_once_the_run_trains_are_doubted():
     assert doubts(clock_of(honest, 3.6)) == []
     busy = (0, 100, 900, 150, 900, 100, 900, 190, 900, 100)
     assert doubts(clock_of(busy, 3.6)) == []
+    windows_grow = (0, 100, 900, 130, 900, 160, 900, 190, 900, 200)
+    assert doubts(clock_of(windows_grow, 3.6)) == []
     cheat = (0, 100, 900, 300, 900, 305, 900, 298, 900, 300)
     ((who, words),) = outside_clock.doubts(clock_of(cheat, 3.6))
     assert who == "validations" and "0.300 s, and the one at step 0 took 0.100 s" in words
