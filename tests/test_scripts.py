@@ -20,7 +20,7 @@ from bench.importers import dialects
 from bench.machine import code_state
 from bench.race import arm_process, runner
 from bench.record import ledger, run_folder, step_files, verification
-from bench.record.rows import row_of
+from bench.record.rows import MACHINE_INSTRUMENTS, row_of
 
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
@@ -28,7 +28,7 @@ NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={s
 
 def of_script(run):
     """What is doubted of the script itself, not of a busy machine."""
-    return [one["doubt"] for one in run["doubts"] if one["instrument"] != "telemetry"]
+    return [one["doubt"] for one in run["doubts"] if one["instrument"] not in MACHINE_INSTRUMENTS]
 
 
 def faults(folder):
@@ -134,6 +134,8 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
         ("edits_itself", "script/train.py changed while it ran"),
         ("other_data", "it opened data that are not the track's"),
         ("other_data", "it never opened the track's val shards"),
+        ("trains_on_val", "it opened the track's validation shards while it trained, at "),
+        ("validates_longer", "its validations take longer once it has trained: 0.5"),
     ],
 )
 def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, words):

@@ -183,6 +183,31 @@ def cells_of(line):
     return tuple(cell.strip() for cell in line.split("|"))
 
 
+@pytest.mark.parametrize("val_sd_pct", [0.05, 0.5])
+def test_time_that_is_only_moved_outside_an_arms_own_clock_is_called_faster_as_rarely_as_no_change(
+    deciding_alone, val_sd_pct
+):
+    """1 % by its own clock, none by the launcher's: its own alone would say faster in nearly all races."""
+    said = verdicts.of_both_clocks(numpy.random.default_rng(9), -1.0, 1.0, val_sd_pct, 300)
+    alone, both = zip(*said, strict=True)
+    assert alone.count("faster") > 295
+    assert both.count("faster") / 300 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300) and "slower" not in both
+
+
+def test_the_launchers_clock_costs_an_honest_race_little_power(deciding_alone):
+    """0.5 %, five runs a side of 0.2 %, validations that spread half as much: 3 of 100 races less."""
+    alone, both = zip(*verdicts.of_both_clocks(numpy.random.default_rng(10), -0.5, 0.0, 0.1, 300), strict=True)
+    assert alone.count("faster") / 300 > 0.88 and both.count("faster") > alone.count("faster") - 15
+    alone, both = zip(*verdicts.of_both_clocks(numpy.random.default_rng(11), 0.0, 0.0, 0.2, 300), strict=True)
+    assert sum(one in ("faster", "slower") for one in both) <= sum(one in ("faster", "slower") for one in alone)
+
+
+@pytest.mark.slow
+def test_the_table_of_both_clocks_in_the_docs_is_what_the_simulation_says(deciding_alone):
+    docs = {cells_of(line) for line in (REPO / "docs" / "COMPARING.md").read_text().splitlines()}
+    assert {cells_of(row) for row in verdicts.clock_table().splitlines()[2:]} <= docs
+
+
 # ---- optional stopping
 
 

@@ -105,6 +105,61 @@ def table(found, sds_pct=SDS_PCT):
     return text_table.render(COLUMNS, cells, [True] * 6, "github")
 
 
+# ---- both clocks
+
+RUN_SD_PCT, NUM_RUNS = 0.2, 5
+# B's change by its own clock, what of it B only moves outside that clock, and the spread of a run's validations
+# together, all in % of the training time
+MOVES_PCT = (
+    (0.0, 0.0, 0.1),
+    (0.0, 0.0, 0.2),
+    (-0.5, 0.0, 0.05),
+    (-0.5, 0.0, 0.1),
+    (-0.5, 0.0, 0.2),
+    (-1.0, 0.0, 0.4),
+    (-1.0, 1.0, 0.05),
+    (-1.0, 1.0, 0.5),
+    (0.0, 0.5, 0.1),
+)
+CLOCK_COLUMNS = (
+    "by its own clock, %",
+    "moved outside, %",
+    "spread of validations, %",
+    "own clock alone",
+    "both clocks",
+)
+
+
+def of_both_clocks(rng, own_pct, moved_pct, val_sd_pct, num_races, n=NUM_RUNS):
+    """[(the verdict of the runs' own clocks alone, that of both clocks)] of each race, at a floor of 0.1 %."""
+    train_s = 10 * numpy.exp(RUN_SD_PCT / 100 * rng.standard_normal((num_races, 2, n)))
+    train_s[:, 1] *= 1 + own_pct / 100
+    val_s = 1 + val_sd_pct / 10 * rng.standard_normal((num_races, 2, n))
+    val_s[:, 1] += moved_pct / 10
+    found = []
+    for race in numpy.stack([train_s, val_s], -1):
+        arms = [
+            [{"train_s": own_s, "outside_s": own_s + val_s, "outside_validations_s": val_s} for own_s, val_s in arm]
+            for arm in race.tolist()
+        ]
+        time = effects.time(arms, 0.1, MARGIN_PCT, stats.ALPHA)
+        found.append((verdict.decide(time | {"outside": None}), verdict.decide(time)))
+    return found
+
+
+def clock_table(num_races=NUM_RACES):
+    rng, cells = numpy.random.default_rng(25), []
+    for pcts in MOVES_PCT:
+        shares = [
+            ", ".join(f"{word} {100 * said.count(word) / num_races:.1f} %" for word in DECIDED if word in said)
+            or "none"
+            for said in zip(*of_both_clocks(rng, *pcts, num_races), strict=True)
+        ]
+        cells.append([*(f"{pct:g}" for pct in pcts), *shares])
+    return text_table.render(CLOCK_COLUMNS, cells, [True] * 3 + [False] * 2, "github")
+
+
 if __name__ == "__main__":
     decide_alone(setattr)
     print(table(simulated(int(sys.argv[1]) if len(sys.argv) > 1 else NUM_RACES)))
+    print(f"\n{clock_table()}")

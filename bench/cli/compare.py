@@ -89,12 +89,22 @@ def _failure(result, kind, limit_pct, shown):
         what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
-        verdict, (low, high), edges = result["verdict"], time["ci95_pct"], measures.interval(time["ci95_pct"], 2, " %")
+        verdict, (low, high) = result["verdict"], _widest(time)
+        edges = measures.interval([low, high], 2, " %")
         is_excluded = high <= limit_pct and "not-at-a-planned-look" not in result["flags"]
         failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
         what = f"a slowdown of {b} by more than {limit_pct:g} %"
     end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
     return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
+
+
+def _widest(time):
+    """The interval of the change that holds those of both clocks."""
+    intervals_pct = [time["ci95_pct"]]
+    if outside := time.get("outside"):
+        intervals_pct.append(outside["ci95_pct"] or [-math.inf, math.inf])
+    lows, highs = zip(*intervals_pct, strict=True)
+    return min(lows), max(highs)
 
 
 def _condition(word):

@@ -15,6 +15,7 @@ from bench.config.track import TrackRules
 from bench.record.rows import Row
 from bench.stats import ALPHA
 
+DISAGREE = "clocks-disagree"  # a flag
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
 LOSS_MARGIN_NATS = TrackRules.loss_margin_nats  # a rise of the mean val_loss that still passes as "no worse"
 SECONDARY = {
@@ -35,7 +36,24 @@ class Change(TypedDict):
     mde_pct: float | None  # the change that the test finds with a power of 80 %
 
 
+class Outside(TypedDict):
+    """The same change by the launcher's clock.  All None where unknown is not.
+
+    Of each run the time from its first edge to its last, validations included, less the validation time that every run
+    of both arms had: only what an arm spends outside its own clock beyond the other then differs from train_s.
+    """
+
+    unknown: str | None  # why there is none
+    mean_s: list[float] | None
+    change_pct: float | None
+    ci95_pct: list[float] | None
+    p: float | None  # two-sided
+    p_same_sign: float | None  # one-sided, in the direction of the runs' own clocks, which have claimed it before
+    p_equivalent: float | None
+
+
 class Time(Change):
+    outside: Outside | None  # None: records without the launcher's clock, which are compared by their own
     mean_s: list[float | None]
     ci90_pct: list[float] | None
     p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
@@ -71,8 +89,10 @@ def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alp
     """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py."""
     values = [[row["train_s"] for row in rows] for rows in arms]
     result, test = change(values, alpha)
+    sign = -1 if test and test.difference < 0 else 1
     edges = math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)
     return result | {
+        "outside": outside(arms, sign, edges),
         "mean_s": [stats.mean(group) if group else None for group in values],
         "ci90_pct": _pct_interval(test, 0.90),
         "p_equivalent": stats.equivalence_p(test, *edges) if test else None,
@@ -82,6 +102,41 @@ def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alp
         "margin_pct": margin_pct,
         "alpha": alpha,
     }
+
+
+def outside(arms: Sequence[Sequence[Row]], sign: int, edges: tuple[float, float]) -> Outside | None:
+    """sign: of the change by the runs' own clocks; edges: of equivalence, of the logarithm."""
+    rows = [row for rows in arms for row in rows]
+    whole_s = [row.get("outside_s") for row in rows]
+    why = [row["outside_unknown"] for row in rows if row.get("outside_unknown")]
+    result = dict.fromkeys(Outside.__annotations__)
+    if not why and not any(whole_s):
+        return None
+    if None in whole_s or why:
+        return result | {"unknown": why[0] if why else "some of the runs have no time by the launcher's clock"}
+    common_s = min(row["outside_validations_s"] for row in rows)
+    values = [[row["outside_s"] - common_s for row in rows] for rows in arms]
+    if not all(values) or min(min(group) for group in values) <= 0:
+        return result | {"unknown": "no time by the launcher's clock is left but for validations"}
+    test = stats.welch(*[[math.log(value) for value in group] for group in values])
+    result |= {"mean_s": [stats.mean(group) for group in values], "change_pct": 100 * math.expm1(test.difference)}
+    if test.t is None:
+        return result
+    p_same_sign = test.p / 2 if sign * test.difference > 0 else 1 - test.p / 2
+    result |= {"ci95_pct": _pct_interval(test, 0.95), "p": test.p, "p_same_sign": p_same_sign}
+    return result | {"p_equivalent": stats.equivalence_p(test, *edges)}
+
+
+def joint_p(time: Time, key: str) -> float | None:
+    """key p or p_equivalent, by both clocks: the larger, because a verdict is one of both.
+
+    An intersection-union test (Berger 1982): its size is that of either test, with nothing to adjust.
+    """
+    by_launcher = time.get("outside")
+    if by_launcher is None or time[key] is None:
+        return time[key]
+    p = by_launcher["p_same_sign" if key == "p" else key]
+    return 1.0 if p is None else max(time[key], p)
 
 
 def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, stats.Welch | None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bench.compare import measures
+from bench.compare import effects, measures
 from bench.terminal import text_table
 
 
@@ -25,18 +25,50 @@ def of(result: Mapping) -> str:
         looks = ", ".join(map(str, result["plan"]["looks"]))
         started = " and ".join(map(str, result["started"]))
         return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
-    low, high = time["ci95_pct"]
-    p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
-    numbers = f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
+    numbers = _numbers(time)
     if verdict in ("faster", "slower"):
-        return f"{b} is {abs(time['change_pct']):.2f} % {verdict} than {a} ({numbers})"
+        return _difference(time, verdict, a, b)
     change = f"{time['change_pct']:+.2f} %"
     if verdict == "equivalent":
         return f"{b} is as fast as {a}: {change} is inside the margin of {time['margin_pct']:g} % ({numbers})"
-    return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(time)}"
+    return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(result)}"
 
 
-def _why_inconclusive(time):
+def _numbers(time):
+    low, high = time["ci95_pct"]
+    p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
+    return f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
+
+
+def _difference(time, verdict, a, b):
+    """Of two clocks the one that says less leads: what an arm spends outside its own is part of the difference."""
+    by_launcher, own_pct = time.get("outside"), abs(time["change_pct"])
+    less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
+    if round(less_pct, 2) >= round(own_pct, 2):
+        return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_numbers(time)})"
+    low, high = by_launcher["ci95_pct"]
+    less = f"95 % interval {low:+.2f} to {high:+.2f} %, one-sided p = {by_launcher['p_same_sign']:.2g}"
+    less = f"{b} is {less_pct:.2f} % {verdict} than {a} by the launcher's clock ({less})"
+    return f"{less} and {own_pct:.2f} % by their own ({_numbers(time)})"
+
+
+def outside_words(by_launcher: Mapping) -> str:
+    """The change by the launcher's clock, or why it is unknown."""
+    if by_launcher["unknown"]:
+        return f"unknown: {by_launcher['unknown']}"
+    means = " and ".join(f"{mean_s:.2f}" for mean_s in by_launcher["mean_s"])
+    if by_launcher["ci95_pct"] is None:
+        return f"{by_launcher['change_pct']:+.2f} %, means {means} s"
+    low, high = by_launcher["ci95_pct"]
+    return f"{by_launcher['change_pct']:+.2f} % (95 % interval {low:+.2f} to {high:+.2f} %), means {means} s"
+
+
+def _why_inconclusive(result):
+    time = result["time"]
+    if effects.DISAGREE in result["flags"]:
+        said = outside_words(time["outside"])
+        why = "time that an arm spends outside its own clock and the other does not is part of the difference"
+        return f"by the launcher's clock {said}: {why}"
     floor = text_table.two_digits(time["floor_pct"])
     if time["floor_pct"] > time["margin_pct"]:
         coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from bench.compare import measures
+from bench.compare import effects, measures, sentences
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
 from bench.diagnosis import text as diagnosis_text
@@ -32,6 +32,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
+    effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
@@ -163,12 +164,14 @@ def _numbers(result, is_md):
 
 def _time_lines(result):
     everything = result["time_all"]
+    by_launcher = result["time"].get("outside")
+    lines = [f"by the launcher's clock: {sentences.outside_words(by_launcher)}"] if by_launcher else []
     if not everything:
-        return []
+        return lines
     low, high = everything["ci95_pct"] or (None, None)
     with_all = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
     names = ", ".join(f"{run['arm']} {run['run_id']} ({'; '.join(run['reasons'])})" for run in result["excluded"])
-    return [f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
+    return [*lines, f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
 
 
 def _notes(result, is_md):

@@ -53,7 +53,7 @@ def adjusted(against: dict) -> dict:
     if len(against) < 2:
         return against
     for key in ("p", "p_equivalent"):
-        all_p = stats.holm([one["time"][key] for one in against.values()])
+        all_p = stats.holm([effects.joint_p(one["time"], key) for one in against.values()])
         for result, p_holm in zip(against.values(), all_p, strict=True):
             result["time"][f"{key}_holm"] = p_holm
     for result in against.values():
@@ -171,7 +171,8 @@ def _decide(result):
     """Fill in verdict and words, and flag a verdict that depends on the excluded runs."""
     result["verdict"] = _verdict(result, result["time"])
     depends = result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"]
-    result["flags"] = [flag for flag in result["flags"] if flag != DEPENDS] + [DEPENDS] * depends
+    flags = {DEPENDS: depends, effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"]}
+    result["flags"] = [flag for flag in result["flags"] if flag not in flags] + [flag for flag in flags if flags[flag]]
     result["words"] = sentences.of(result)
 
 
@@ -186,14 +187,24 @@ def _verdict(result, time):
 def decide(time: effects.Time) -> str:
     """Times that have a p -> faster, slower: p < alpha and beyond the floor; equivalent: shown to be inside the margin.
 
-    Else inconclusive.  The floor is what this machine lets us see, the margin what matters: a machine that is noisier
-    than the margin can show a difference, never the lack of one.
+    Each by the runs' own clocks and by the launcher's; else inconclusive.  The floor is what this machine lets us see,
+    the margin what matters: a machine that is noisier than the margin can show a difference, never the lack of one.
     """
-    if _first(time["p_holm"], time["p"]) < time["alpha"] and abs(time["change_pct"]) > time["floor_pct"]:
+    changes = [time["change_pct"]] + [by["change_pct"] or 0.0 for by in (time.get("outside"),) if by]
+    p = _first(time["p_holm"], effects.joint_p(time, "p"))
+    if p < time["alpha"] and min(map(abs, changes)) > time["floor_pct"]:
         return "faster" if time["change_pct"] < 0 else "slower"
-    p_equivalent = _first(time["p_equivalent_holm"], time["p_equivalent"])
+    p_equivalent = _first(time["p_equivalent_holm"], effects.joint_p(time, "p_equivalent"))
     is_equivalent = p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]
     return "equivalent" if is_equivalent else "inconclusive"
+
+
+def clocks_disagree(time: effects.Time) -> bool:
+    """Whether the runs' own clocks alone would give another verdict than both clocks together."""
+    if time.get("outside") is None or time["p"] is None:
+        return False
+    alone = time | {"outside": None, "p_holm": None, "p_equivalent_holm": None}
+    return decide(alone) not in (decide(time | {"p_holm": None, "p_equivalent_holm": None}), "inconclusive")
 
 
 def _common(arms, column):

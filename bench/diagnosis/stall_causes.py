@@ -16,6 +16,7 @@ from bench.diagnosis import rank_skew, stalls
 EVENTS = ("gc", "recompile", "allocator_retry")
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 COLUMNS = {"loader_wait": "data_ms", "foreign_load": "runqueue_ms"}
+UNEXPLAINED = ("unknown", "waiting")  # first causes that do not say what was waited for
 SHARE = 0.1  # of a stall: what explains less of it is not named
 
 

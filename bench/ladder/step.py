@@ -10,6 +10,7 @@ from bench.compare.selection import Arm
 from bench.ladder.to_target import Run
 
 POSITIVE = ("to_target_s", "steps_to_target", "step_ms")  # their means are geometric, their changes per cent
+OWN_CLOCK = {"outside_s": None, "outside_unknown": None}  # the launcher's has no time of a point between validations
 
 
 class Level(TypedDict):
@@ -47,7 +48,7 @@ class Judge:
         missed = [words for pair in zip(names, runs, strict=True) if (words := _missed(*pair))]
         of_runs = {key: [values(some, key) for some in runs] for key in POSITIVE}
         rows = [
-            [row | {"train_s": run["to_target_s"]} for row, run in zip(arm.rows, some, strict=True) if _counts(run)]
+            [row | OWN_CLOCK | {"train_s": run["to_target_s"]} for row, run in zip(arm.rows, some) if _counts(run)]
             for arm, some in zip(arms, runs, strict=True)
         ]
         known = not missed and not answer.refusals

@@ -7,27 +7,29 @@ import sys
 import time
 
 from bench import atomic, private
-from bench.diagnosis import event_costs
+from bench.diagnosis import event_costs, stall_causes
 from bench.machine import environment, utc
 from bench.paths import REPO
 from bench.reading.damage import Damaged
-from bench.record import artifacts, failures, ledger, run_folder, step_files, validity
+from bench.record import artifacts, failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
+
+MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
 
 # kind of a failure that is none of the run's own: status
 ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped"}
 
 
-def finish(folder, run, exit_code, failure, clock):
+def finish(folder, run, exit_code, failure, clock, edges=None):
     """Complete run, the record as it was while the run lasted, and write it.
 
     exit_code: of the agent, None if the launcher ended it; failure: why it did (failures.failure), else None.
-    clock: RunClock, begun with the run.
+    clock: RunClock, begun with the run; edges: EdgePipe of a run of our own.
     """
     try:
-        _finish(folder, run, exit_code, failure, clock)
+        _finish(folder, run, exit_code, failure, clock, edges)
     except OSError as error:
-        _merge(run, {}, _unfinished(folder, error, "the record could not be finished"), clock)
+        _merge(run, {}, _unfinished(folder, error, "the record could not be finished"), clock, None)
         run["metrics"] = metrics(run, [])
         run["validity"], run["validity_reasons"] = validity.validity(run)
         _write(folder, run)
@@ -40,7 +42,7 @@ def _unfinished(folder, error, words):
     return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
 
 
-def _finish(folder, run, exit_code, failure, clock):
+def _finish(folder, run, exit_code, failure, clock, edges):
     failure = failure or failures.classify(folder, exit_code)
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
@@ -49,7 +51,7 @@ def _finish(folder, run, exit_code, failure, clock):
         failure = failures.failure("exception", "the workers ended well but left no result")
     if failure is None and result.get("stopped_at"):
         failure = failures.failure("stopped", failures.WINDOW_ENDED, step=result["stopped_at"])
-    _merge(run, result, failure, clock)
+    _merge(run, result, failure, clock, edges)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)
     run["warnings"] = [one | {"error": private.redact(one["error"], REPO)} for one in run["warnings"]]
@@ -59,6 +61,7 @@ def _finish(folder, run, exit_code, failure, clock):
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "run_end", "status": run["status"]}
         step_files.append_event(folder, event)
     run["metrics"] = metrics(run, rows)
+    run["doubts"] += _stood_still(run, stalls)
     run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
@@ -67,7 +70,7 @@ def _finish(folder, run, exit_code, failure, clock):
     artifacts.remove_temporary(folder)
 
 
-def _merge(run, result, failure, clock):
+def _merge(run, result, failure, clock, edges):
     """What the workers measured, and how they ended, into the record."""
     if failure:
         failure["message"] = private.redact(failure["message"], REPO)
@@ -80,8 +83,12 @@ def _merge(run, result, failure, clock):
     run["measured"] = result.get("measured", {}) | own
     run["instrument_summaries"] = result.get("instrument_summaries", {})
     run["referee"] = run.get("referee", {}) | result.get("referee", {})
-    of_clock = [{"rank": None, "instrument": "clock", "doubt": words} for words in clock.doubts()]
-    run["doubts"] = result.get("doubts", []) + of_clock
+    if edges and failure is None:
+        run["referee"]["clock"] = edges.clock((run["measured"].get("train_s_by_rank") or [None])[0])
+    of_clock = [("clock", words) for words in clock.doubts()]
+    of_clock += outside_clock.doubts(run["referee"]["clock"]) if failure is None and "clock" in run["referee"] else []
+    run["doubts"] = result.get("doubts", [])
+    run["doubts"] += [{"rank": None, "instrument": name, "doubt": words} for name, words in of_clock]
     run["warnings"] += result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
 
@@ -96,6 +103,20 @@ def _diagnose(folder, run, rows):
         return []
     run["costs"], run["skew"] = result["costs"], result["skew"]
     return result["events"]
+
+
+def _stood_still(run, stalls):
+    """A doubt where steps took far longer than the usual, and nothing is known to have been done meanwhile.
+
+    Not one of the machine's, which would exclude the run from a race: a program may stand still by its own fault.  A
+    machine that was frozen is seen by its launcher, too (bench/record/outside_clock.py).
+    """
+    unexplained = [event for event in stalls if event.get("what") in stall_causes.UNEXPLAINED]
+    stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
+    if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
+        steps = ", ".join(str(event["step"]) for event in unexplained[:3])
+        words = f"{stood_s:.2f} of its {train_s:.2f} s it stood still for an unknown reason, at steps {steps}"
+        yield {"rank": None, "instrument": "stalls", "doubt": f"{words} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 
 def _write(folder, run):

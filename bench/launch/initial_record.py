@@ -129,12 +129,12 @@ def _data(job):
     } | ({"origin": dataset.origin} if dataset.origin else {})
 
 
-def write_inputs(folder, job, env, started_s, code, pipes=()):
+def write_inputs(folder, job, env, started_s, code, pipes=(), edge_pipe=None):
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
     started_s: when the launcher began, by time.monotonic().  code: record_of()["code"].  pipes: of a script's ranks,
-    into which they print.  The shards' true paths stand only in the launch file, which the end of the run removes:
-    run.json holds no private path.
+    into which they print; edge_pipe: into which rank 0 of our own runs reports its clock.  The shards' true paths stand
+    only in the launch file, which the end of the run removes: run.json holds no private path.
     """
     (folder / "logs").mkdir()
     config = schema.to_dict(job.config)
@@ -148,6 +148,7 @@ def write_inputs(folder, job, env, started_s, code, pipes=()):
     code_state.write(REPO, folder / "code", job.own_sources, code)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
+    launched |= {"edge_pipe": edge_pipe} if edge_pipe else {}
     if job.config.hardware.nodes:
         launched["t_offset_ns"] = 0  # this node's clock is the run's
     if job.script:

@@ -16,6 +16,7 @@ from bench.exporters import dashboards
 from bench.instruments import registry
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
+from bench.launch.edge_pipe import EdgePipe
 from bench.launch.nodes import carried
 from bench.launch.of_nodes import OfNodes, of_allocation
 from bench.launch.prepare import Job
@@ -79,7 +80,7 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
-    folder = watched = None
+    folder = watched = edges = None
     with raise_interrupted() as signals:
         try:
             with held():  # no signal leaves a folder whose run nobody ends
@@ -87,13 +88,15 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
             foreign_cores = meter.foreign_cpu_cores()
             with owner.owning(folder, run):
                 watched = _watched(folder, job) if job.script else None
-                pipes = watched.pipes if watched else ()
-                initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], pipes)
+                edges = None if job.script else EdgePipe(folder)
+                pipes = (watched.pipes, None) if watched else ((), edges.path)
+                initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], *pipes)
                 checks = ready.checks(job, env, foreign_cores)
                 if series is None:  # else they were shown before the first
                     ready.show_odd(checks)
                 run["preflight"] = [asdict(check) for check in checks]
-                exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals)
+                with edges or contextlib.nullcontext():
+                    exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals)
             signals.check()
         except Interrupted as error:
             if folder is None:
@@ -107,7 +110,7 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
         if watched:
             failure = watched.conclude(run, exit_code, failure)
         failure = _of_changed_data(folder, job, exit_code, failure)
-        finish.finish(folder, run, exit_code, failure, clock)
+        finish.finish(folder, run, exit_code, failure, clock, edges)
     if run["status"] != "aborted":
         dashboards.after_run(folder, job.config.exporters)
     run["folder"] = str(folder.absolute())

@@ -12,6 +12,7 @@ from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees
 from bench.record import ledger, race_folder, verification
+from bench.record.rows import DISTRUSTING
 from bench.terminal import text_table
 
 MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
@@ -145,7 +146,7 @@ def _refuse_disk(race, done, results):
 def _warn_of_doubts(warm_up, results):
     """What a warm-up already shows of a script that its times will not be compared: before the others have run."""
     run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
-    doubts = [one["doubt"] for one in run.get("doubts", ()) if one["instrument"] == "script"]
+    doubts = [one["doubt"] for one in run.get("doubts", ()) if one["instrument"] in DISTRUSTING]
     if doubts:
         words = f"{warm_up.arm}'s times will not be compared if its other runs are as its warm-up: {doubts[0]}"
         say("warn", words, always=True)

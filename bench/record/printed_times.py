@@ -5,30 +5,49 @@ another one) and when that line came (line_t_ns, val_line_t_ns; time.perf_counte
 
 Between two lines of steps a script that is honest counts what passed.  Before a validation's line it need not: its
 clock stands still while it validates (nanoGPT's does not: its next iteration holds the validation).  So time that no
-line counts may lie only there; and a script can never count more time than has passed.  Lines come late on a busy
-machine, and each edge of a validation may do so: hence the tolerances.
+line counts may lie only there; and a script can never count more time than has passed.
+
+A line may come late and never early, be it that its reader or the script itself waited for a core.  So what one line
+says alone is no reproach: the later one of two neighbours that say the same is.  What the last line before a validation
+says alone counts as part of that validation, and there bench/compare/effects.py holds it against the other arm.
 """
 
+import statistics
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
-TOLERANCE_S, TOLERANCE_FRAC, VALIDATION_TOLERANCE_S = 0.1, 0.002, 0.02  # assumed: late lines of a busy machine
+from bench.record import outside_clock
+
+# Of records without an outside clock, until 2026-11: assumed
+TOLERANCE_S, TOLERANCE_FRAC, VALIDATION_TOLERANCE_S = 0.1, 0.002, 0.02
 MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
+MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # fewer may all compile (assumed)
 UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a validation whose steps have no lines
 
 
-def events(rows: list[dict]) -> list[tuple[int, int, bool, float]]:
-    """[(t_ns, step, whether of a validation, printed ms)] of every line with a time, in the order of coming."""
+class Line(NamedTuple):
+    """A line with a time."""
+
+    t_ns: int
+    step: int
+    is_val: bool
+    time_ms: float  # as it says
+
+
+def events(rows: list[dict]) -> list[Line]:
+    """Every line with a time, in the order of coming."""
     result = []
     holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # whose own time holds the validation
     for row in rows:
         time_ms = row.get("train_time_ms")
         if row.get("line_t_ns") is not None and time_ms is not None:
-            result.append((row["line_t_ns"], row["step"], False, time_ms))
+            result.append(Line(row["line_t_ns"], row["step"], False, time_ms))
         at_val_ms = row.get("train_time_at_val_ms")
         at_val_ms = time_ms if at_val_ms is None else at_val_ms
         at_val_ms = 0.0 if at_val_ms is None and not row["step"] else at_val_ms
         if row.get("val_line_t_ns") is not None and at_val_ms is not None and row["step"] + 1 not in holders:
-            result.append((row["val_line_t_ns"], row["step"], True, at_val_ms))
+            result.append(Line(row["val_line_t_ns"], row["step"], True, at_val_ms))
     return sorted(result)
 
 
@@ -37,8 +56,15 @@ def restarted_at(rows: list[dict]) -> int:
 
     As modded-nanogpt did until 2025.  0: it was not.
     """
-    back = [b for a, b in pairwise(events(rows)) if b[3] < a[3]]
-    return back[0][1] if len(back) == 1 and back[0][1] <= MAX_UNTIMED_STEPS and back[0][3] <= RESTART_MS else 0
+    back = [b for a, b in pairwise(events(rows)) if b.time_ms < a.time_ms]
+    return back[0].step if len(back) == 1 and back[0].step <= MAX_UNTIMED_STEPS and back[0].time_ms <= RESTART_MS else 0
+
+
+def timed(rows: list[dict], num_untimed_steps: int = 0) -> list[Line]:
+    """The lines after the untimed steps."""
+    lines = [line for line in events(rows) if line.step >= num_untimed_steps]
+    starts = [number for number, (a, b) in enumerate(pairwise(lines), 1) if b.time_ms < a.time_ms]
+    return lines[starts[-1] :] if starts and num_untimed_steps else lines
 
 
 def account(rows: list[dict], num_untimed_steps: int = 0) -> dict:
@@ -49,46 +75,128 @@ def account(rows: list[dict], num_untimed_steps: int = 0) -> dict:
     before, so that it may be training; overcounted_s: the most that was counted in a row and had not passed (of single
     lines, late or rounded, nothing adds up).  All None without two times.
     """
-    timed = [event for event in events(rows) if event[1] >= num_untimed_steps]
-    starts = [number for number, (a, b) in enumerate(pairwise(timed), 1) if b[3] < a[3]]
-    timed = timed[starts[-1] :] if starts and num_untimed_steps else timed
+    lines = timed(rows, num_untimed_steps)
     names = ("wall_of_lines_s", "counted_s", "uncounted_s", "uncounted_at_validations_s", "unseen_s", "overcounted_s")
-    if len(timed) < 2:
+    if len(lines) < 2:
         return dict.fromkeys(names)
     result, most_s = dict.fromkeys(names, 0.0), 0.0
-    for (a_ns, a_step, _, a_ms), (b_ns, b_step, is_val, b_ms) in pairwise(timed):
-        wall_s, counted_s = (b_ns - a_ns) / 1e9, (b_ms - a_ms) / 1e3
+    for a, b in pairwise(lines):
+        wall_s, counted_s = (b.t_ns - a.t_ns) / 1e9, (b.time_ms - a.time_ms) / 1e3
         result["wall_of_lines_s"] += wall_s
         result["counted_s"] += counted_s
         result["uncounted_s"] += wall_s - counted_s
-        if is_val:
+        if b.is_val:
             result["uncounted_at_validations_s"] += wall_s - counted_s
-            result["unseen_s"] += wall_s - counted_s if b_step > a_step + 1 else 0.0
+            result["unseen_s"] += wall_s - counted_s if b.step > a.step + 1 else 0.0
         most_s = max(most_s, result["uncounted_s"])
         result["overcounted_s"] = max(result["overcounted_s"], most_s - result["uncounted_s"])
     return result
 
 
-def doubts(rows: list[dict], num_untimed_steps: int = 0) -> list[str]:
-    """Sentences: why the printed times cannot be what training took; [] where they can."""
-    result, said = account(rows, num_untimed_steps), []
-    if result["wall_of_lines_s"] is None:
+def clock(
+    rows: list[dict],
+    num_untimed_steps: int,
+    late_ns: Mapping[int, int],
+    gaps_ns: Iterable[tuple[int, int]] = (),
+    validation_at_start_s: float | None = None,
+    is_wall: bool = False,
+) -> outside_clock.Clock:
+    """What the launcher's clock says of these lines.
+
+    late_ns: {a line's t_ns: by how much it may be late}; gaps_ns: of the reader; validation_at_start_s: as in Clock;
+    is_wall: the script prints no time, that of its lines is taken.
+    """
+    lines, found = timed(rows, num_untimed_steps), account(rows, num_untimed_steps)
+    if len(lines) < 2:
+        return outside_clock.unknown("lines", "fewer than two lines name a time")
+    stamps = [(line.t_ns, late_ns.get(line.t_ns, 0)) for line in lines]
+    at_validations_s = 0.0 if is_wall else max(0.0, found["uncounted_at_validations_s"])
+    each_s = [] if is_wall else _portions(lines)[1]
+    each = at_validations_s, each_s, validation_at_start_s, found["counted_s"]
+    return outside_clock.of_times(stamps, gaps_ns, *each, source="lines")
+
+
+def _portions(lines):
+    """(seconds that passed uncounted between steps, [seconds uncounted at each validation]).
+
+    The former as far as two neighbouring lines agree on it; the rest is the following validation's.
+    """
+    uncounted_s = [(line.t_ns - lines[0].t_ns) / 1e9 - (line.time_ms - lines[0].time_ms) / 1e3 for line in lines]
+    between_s, at_validations_s, first = 0.0, [], 0
+    for number in range(1, len(lines) + 1):
+        if number < len(lines) and not lines[number].is_val:
+            continue
+        last = number - 1  # of the steps from first on
+        sure_s = uncounted_s[first]
+        if last > first:
+            sure_s = min(uncounted_s[last - 1 : last + 1])
+        between_s += sure_s - uncounted_s[first]
+        if number < len(lines):
+            at_validations_s.append(uncounted_s[number] - sure_s)
+        first = number
+    return between_s, at_validations_s
+
+
+def _overcounted_s(lines):
+    """The most that was counted and had not passed since two neighbouring lines said so."""
+    uncounted_s = [(line.t_ns - lines[0].t_ns) / 1e9 - (line.time_ms - lines[0].time_ms) / 1e3 for line in lines]
+    most_s, result = -float("inf"), 0.0
+    for number in range(2, len(lines)):
+        most_s = max(most_s, min(uncounted_s[number - 2 : number]))
+        result = max(result, most_s - uncounted_s[number])
+    return result
+
+
+def _untimed(rows, num_untimed_steps):
+    """A sentence where the steps that its clock leaves out hold more work than those that it counts.
+
+    They are left out because the first ones compile: their median is that of steps which do not.
+    """
+    walls_ms = [(row["step"], row["wall_ms"]) for row in rows if row.get("wall_ms") is not None]
+    before_ms, after_ms = (
+        [ms for step, ms in walls_ms if (step > num_untimed_steps) == is_timed and step] for is_timed in (False, True)
+    )
+    if len(before_ms) < MIN_UNTIMED_STEPS or not after_ms:
+        return
+    first_ms, usual_ms = statistics.median(before_ms), statistics.median(after_ms)
+    if first_ms > MAX_UNTIMED_TIMES * usual_ms + 1e3 * outside_clock.TOLERANCE_S:
+        both = f"{first_ms:.0f} ms, and those that it counts {usual_ms:.0f} ms"
+        yield f"the median of the first {num_untimed_steps} steps, which its clock leaves out, took {both}"
+
+
+def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.Clock | None = None) -> list[str]:
+    """Sentences: why the printed times cannot be what training took; [] where they can.
+
+    outside: the record's; None: it has none, and the tolerances of its time hold.
+    """
+    found, result = account(rows, num_untimed_steps), []
+    if found["wall_of_lines_s"] is None:
         return ["fewer than two lines name a time: what the script counted cannot be checked"]
-    num_vals = sum(is_val for _, _, is_val, _ in events(rows))
-    tolerance_s = TOLERANCE_S + TOLERANCE_FRAC * abs(result["counted_s"]) + VALIDATION_TOLERANCE_S * num_vals
-    wall_s, counted_s = result["wall_of_lines_s"], result["counted_s"]
-    lines = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
-    between_s = result["uncounted_s"] - result["uncounted_at_validations_s"]
-    if result["overcounted_s"] > tolerance_s:
-        said.append(f"it counts more time than passed: {lines}; they were not printed as it trained")
-    elif between_s > tolerance_s:
-        passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted"
-        said.append(f"it claims less time than its lines took: {lines}; {passed}")
-    if result["unseen_s"] > tolerance_s + UNSEEN_FRAC * abs(counted_s):
-        passed = f"{result['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
-        said.append(f"{passed}: whether it validated or trained is not to be seen")
-    timed = [event for event in events(rows) if event[1] >= num_untimed_steps]
-    back = [b for a, b in pairwise(timed) if b[1] < a[1] or (b[3] < a[3] and not num_untimed_steps)]
+    wall_s, counted_s = found["wall_of_lines_s"], found["counted_s"]
+    num_vals = sum(line.is_val for line in events(rows))
+    lines = timed(rows, num_untimed_steps)
+    if outside is None:
+        limit_s = TOLERANCE_S + TOLERANCE_FRAC * abs(counted_s) + VALIDATION_TOLERANCE_S * num_vals
+        between_s, over_s = found["uncounted_s"] - found["uncounted_at_validations_s"], found["overcounted_s"]
+        more = over = ""
+    else:
+        limit_s = outside_clock.tolerance_s(counted_s, num_vals, outside["reader_late_s"])
+        between_s, over_s = _portions(lines)[0], _overcounted_s(lines)
+        more = f" (tolerance {limit_s:.2f} s)"
+        over = f" ({over_s:.2f} s too much in a row, tolerance {limit_s:.2f} s)"
+    seen = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
+    if over_s > limit_s:
+        result.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
+    elif between_s > limit_s:
+        passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted{more}"
+        result.append(f"it claims less time than its lines took: {seen}; {passed}")
+    if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
+        passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
+        result.append(f"{passed}: whether it validated or trained is not to be seen")
+    if outside is not None:
+        result += _untimed(rows, num_untimed_steps)
+    all_lines = [line for line in events(rows) if line.step >= num_untimed_steps]
+    back = [b for a, b in pairwise(all_lines) if b.step < a.step or (b.time_ms < a.time_ms and not num_untimed_steps)]
     if back:
-        said.append(f"its lines are out of order: at step {back[0][1]} the step or the time goes back")
-    return said
+        result.append(f"its lines are out of order: at step {back[0].step} the step or the time goes back")
+    return result

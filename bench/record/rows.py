@@ -7,7 +7,7 @@ None is off, unknown or not measured.
 import json
 from typing import TypedDict
 
-from bench.record import configs
+from bench.record import configs, outside_clock
 from bench.record.metrics import num_disturbed_steps, num_validating_steps
 
 
@@ -86,8 +86,11 @@ class Counted(TypedDict):
     stop_at_target: bool | None
     val_tokens: int | None
     setting: str  # JSON of setting()
+    outside_s: float | None  # by the launcher's clock, validations included
+    outside_validations_s: float | None  # of it in validations
+    outside_unknown: str | None  # why a record that should have them has none
     machine_doubts: list[str]
-    script_doubt: str | None  # the first reason not to trust what a script printed of itself
+    script_doubt: str | None  # the first reason not to trust what a run says of its own time, or a script of itself
     headline: str | None
     log_id: str | None
     identity_version: int | None
@@ -105,7 +108,8 @@ class Row(Shown, Counted):
 METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Shown, Row))
 # Instruments that watch the machine, not the code: what they doubt may exclude a run from a comparison, for both arms.
 # A recompile or a stall of the code's own making may not: that is part of how fast the code is.
-MACHINE_INSTRUMENTS = ("telemetry", "host")
+MACHINE_INSTRUMENTS = ("telemetry", "host", "clock", outside_clock.MACHINE)
+DISTRUSTING = ("script", outside_clock.CLOCK)  # what these doubt, the run's own times cannot be trusted in
 PLAIN = frozenset((str, int, float, bool, type(None)))  # what a column holds, but for
 OF_SEVERAL = ("config", "machine_doubts")
 
@@ -172,7 +176,8 @@ def _epochs(run, shards):
 
 def _counted(run, complete) -> Counted:
     goal, imported = run.get("goal") or {}, run.get("imported") or {}
-    of_script = (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script")
+    of_script = (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") in DISTRUSTING)
+    outside = ((run.get("referee") or {}).get("clock") or {}) if complete else {}
     of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
         "provenance": run.get("provenance"),
@@ -183,6 +188,9 @@ def _counted(run, complete) -> Counted:
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
         "setting": encoded(setting(run)),
+        "outside_s": outside.get("outside_s"),
+        "outside_validations_s": outside.get("outside_validations_s"),
+        "outside_unknown": outside.get("unknown"),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
         "script_doubt": next(of_script, None),
         "headline": ", ".join(imported.get("headline") or ()) or None,

@@ -8,7 +8,7 @@ import hashlib
 import math
 
 from bench.reading import plain_file
-from bench.record import printed_times, step_files
+from bench.record import outside_clock, printed_times, step_files
 from bench.record.run_files import RunFiles
 
 RELATIVE = 1e-9
@@ -36,7 +36,9 @@ def printed_times_are_accounted_for(files: RunFiles, run: dict) -> tuple[bool, s
         if not _same(value, measured.get(name))
     ]
     reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
-    due = printed_times.doubts(rows, measured["num_untimed_steps"])
+    outside = (run.get("referee") or {}).get("clock")
+    due = printed_times.doubts(rows, measured["num_untimed_steps"], outside)
+    due += [doubt for _, doubt in outside_clock.doubts(outside)] if outside else []
     wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
     return not wrong, "; ".join(wrong) or f"{result['uncounted_s'] or 0:.3f} s uncounted"
 

@@ -5,7 +5,7 @@
 import math
 
 from bench.config import stages
-from bench.record import step_files
+from bench.record import outside_clock, step_files
 from bench.record.run_files import RunFiles
 
 MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
@@ -83,6 +83,20 @@ def times_fit_into_the_wall_time(files: RunFiles, run: dict) -> tuple[bool, str]
     return train_s > 0 and inside_s <= measured["wall_s"], f"{inside_s:.3f} s of {measured['wall_s']:.3f} s"
 
 
+def the_launchers_clock_agrees(files: RunFiles, run: dict) -> tuple[bool, str]:
+    """What the launcher's clock gives to doubt is recorded; records until November 2026 have no such clock."""
+    clock = (run.get("referee") or {}).get("clock")
+    if clock is None:
+        return True, "an older record: it had none"
+    claimed_s, by_rank = clock["claimed_train_s"], run["measured"]["train_s_by_rank"]
+    if claimed_s != by_rank[0]:
+        return False, f"held against {claimed_s} s, and rank 0 counts {by_rank[0]} s"
+    recorded = {doubt["doubt"] for doubt in run.get("doubts", ())}
+    missing = [doubt for _, doubt in outside_clock.doubts(clock) if doubt not in recorded]
+    seen = clock["unknown"] or f"{clock['outside_train_s']:.3f} s of training outside, {claimed_s:.3f} s claimed"
+    return not missing, "; ".join(f"not recorded: {doubt}" for doubt in missing) or seen
+
+
 RULES = [
     steps_are_without_gaps,
     steps_are_those_of_the_goal,
@@ -90,4 +104,5 @@ RULES = [
     losses_are_finite,
     steps_fit_into_the_time,
     times_fit_into_the_wall_time,
+    the_launchers_clock_agrees,
 ]

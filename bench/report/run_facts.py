@@ -42,6 +42,7 @@ def where(folder: Path, run: dict, at: Path) -> Safe:
     facts["source sha256"] = _code(code["source_sha256"]) if code.get("source_sha256") else None
     facts |= {key: _code(run[key]) for key in ("config_id", "session_id", "comparability_id") if run.get(key)}
     facts["timing protocol"] = (run.get("timing_protocol") or {}).get("id")
+    facts["by the launcher's clock"] = _outside(run)
     if is_ours:
         facts["command"] = _code(" ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
@@ -56,6 +57,14 @@ def where(folder: Path, run: dict, at: Path) -> Safe:
     head = ("split", "shard", "tokens", "sha256")
     data = details(f"Data: {len(shards)} shards", table(head, shards)) if shards else ""
     return section("Where and with what", table((), lines, class_="facts"), data)
+
+
+def _outside(run):
+    """What the launcher's clock says, in words; None: an older record, which has none."""
+    clock = (run.get("referee") or {}).get("clock")
+    if clock is None or clock["unknown"]:
+        return clock and f"unknown: {clock['unknown']}"
+    return f"{clock['outside_train_s']:.3f} s of training, {clock['outside_s']:.3f} s with validations"
 
 
 def _certificate(folder, at):

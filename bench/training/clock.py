@@ -3,11 +3,16 @@
 The clock runs from start() to stop() and stands still inside paused(reason).  Every edge waits for the device first,
 so that work queued before an edge is paid for before it.  Host time, time.perf_counter_ns; a run's time is the
 maximum over ranks, which bench/training/run.py gathers.
+
+Each edge is also reported, off the clock, to the launcher, who has a clock of its own (bench/record/outside_clock.py).
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
+
+from bench.record.outside_clock import GO, PAUSE, START, STOP
 
 TIMING_PROTOCOL = {
     "id": "tp-1",  # a change of anything below needs a new id: runs timed differently are not comparable
@@ -21,13 +26,38 @@ TIMING_PROTOCOL = {
 }
 
 
+def reporter(path: str | None) -> Callable[[str], None]:
+    """path: the launcher's pipe, None: there is none -> a function that writes a word into it, in about 2 microseconds.
+
+    What cannot be written is lost, and the launcher says so: no rank waits for it.
+    """
+    try:
+        fd = None if path is None else os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        fd = None
+
+    def report(word):
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.write(fd, f"{word}\n".encode())
+
+    return report
+
+
 class Clock:
-    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device."""
+    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device.
+
+    report(word): called at each edge, while the clock stands still.
+    """
 
     def __init__(
-        self, sync: Callable[[], None], barrier: Callable[[], None], now_ns: Callable[[], int] = time.perf_counter_ns
+        self,
+        sync: Callable[[], None],
+        barrier: Callable[[], None],
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+        report: Callable[[str], None] = lambda word: None,
     ):
-        self._sync, self._barrier, self._now_ns = sync, barrier, now_ns
+        self._sync, self._barrier, self._now_ns, self._report = sync, barrier, now_ns, report
         self._running_since_ns = None
         self._train_ns, self._has_stopped = 0, False
         self.paused_ns = {}  # reason -> ns
@@ -37,6 +67,7 @@ class Clock:
         assert self._running_since_ns is None and self._train_ns == 0, "a clock is started once"
         self._barrier()
         self._sync()
+        self._report(START)
         self._running_since_ns = self._now_ns()
 
     @contextlib.contextmanager
@@ -45,10 +76,12 @@ class Clock:
         stopped_ns = self._now_ns()
         self._train_ns += stopped_ns - self._running_since_ns
         self._running_since_ns = None
+        self._report(PAUSE)
         yield
         if not self._has_stopped:
             self._barrier()  # what one rank did longer than the others in its pause is not training time
             self._sync()
+            self._report(GO)
         started_ns = self._now_ns()
         self.paused_ns[reason] = self.paused_ns.get(reason, 0) + started_ns - stopped_ns
         self.num_pauses[reason] = self.num_pauses.get(reason, 0) + 1
@@ -60,6 +93,7 @@ class Clock:
             self._sync()
             self._train_ns += self._now_ns() - self._running_since_ns
             self._running_since_ns = None
+        self._report(STOP)
         self._has_stopped = True
         self._barrier()
 

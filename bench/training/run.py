@@ -19,7 +19,7 @@ from bench.machine.cpu_meter import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
 from bench.training import distributed, gather_result, inputs, kernels, loop, staging, weights
-from bench.training.clock import Clock
+from bench.training.clock import Clock, reporter
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
 from bench.training.step_log import StepLog
@@ -50,6 +50,7 @@ class Run:
         )
         self.record = run_folder.read(folder)
         self.shards = inputs.find_shards(launch, self.record)
+        self._edge_pipe = (launch or {}).get("edge_pipe")
         self._t_offset_ns = (launch or {}).get("t_offset_ns", 0)  # of node 0's clock, from this node's
         self.events = RankEvents(self.ranks.rank)
         self.marks = marks_for(self.ranks.device.type)
@@ -121,7 +122,8 @@ class Run:
         instruments.attach(log)
         trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
         stop_after = last_step(self.config.instruments) if self.config.profile.stop_after_window else None
-        clock = Clock(lambda: distributed.sync(self.ranks.device), distributed.barrier)
+        report = reporter(self._edge_pipe if self.ranks.is_first else None)
+        clock = Clock(lambda: distributed.sync(self.ranks.device), distributed.barrier, report=report)
         with contextlib.ExitStack() as stack:
             if writer:
                 stack.enter_context(writer)

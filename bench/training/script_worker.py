@@ -24,6 +24,7 @@ import traceback
 STARTED_S = time.monotonic()
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
+AGAIN_NS = 100_000_000
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
 HINTS = {
     "out_of_memory": "make the batch smaller, in the script or by its arguments (script.args=[...])",
@@ -111,18 +112,30 @@ def exists(pid):
 
 
 def watch_opened(path, beside):
-    """Each data file that this process and its forks open, and each source beside the script: a line, once.
+    """Each data file that this process and its forks open, and each source beside the script: a line.
+
+    Of a source once, of a data file whenever it is opened again, ten times a second at most, with the time.
 
     Python's own open() alone is seen, which torch.from_file, memory maps of C++ and other programs go around.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    seen = set()
+    seen = {}  # name -> [what its line begins with, ns of its last line]
+    now_ns, write_to = time.perf_counter_ns, os.write  # as they are before the script runs
+
+    def note(of_name):
+        of_name[1] = now_ns()
+        with contextlib.suppress(OSError):
+            write_to(fd, b'%s, "t_ns": %d}\n' % tuple(of_name))
 
     def hook(event, args):
         if event != "open":
             return
         name, mode = args[0], args[1]
-        if not isinstance(name, (str, bytes)) or name in seen:
+        if not isinstance(name, (str, bytes)):
+            return
+        if name in seen:
+            if seen[name] and now_ns() - seen[name][1] > AGAIN_NS:
+                note(seen[name])
             return
         text = os.fsdecode(name)
         is_data = text.endswith(DATA)
@@ -130,11 +143,11 @@ def watch_opened(path, beside):
             return
         real = os.path.realpath(text)
         if is_data or real.startswith(beside):
-            seen.add(name)
             writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(args[2] & os.O_ACCMODE)
             line = json.dumps({"path": os.path.abspath(text), "real": real, "writes": writes})
-            with contextlib.suppress(OSError):
-                os.write(fd, line.encode() + b"\n")
+            of_name = [line[:-1].encode(), 0]
+            seen[name] = of_name if is_data else None
+            note(of_name)
 
     beside = tuple(os.path.realpath(folder) + os.sep for folder in beside)
     sys.addaudithook(hook)

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from bench import private
 from bench.launch.script import work_folder
@@ -21,6 +21,7 @@ class Opened(TypedDict):
     path: str  # as the script named it
     real: str  # without links
     writes: bool
+    t_ns: NotRequired[int]  # time.perf_counter_ns
 
 
 def shown(folder: Path, job, opened: list[dict]) -> list[str]:
@@ -57,6 +58,39 @@ def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
     if unknown:
         result.append(f"it read a source that its identity lacks: {_short(unknown[0], work, job)}")
     return result
+
+
+def validation_at_start_s(folder: Path, job, opened: list[dict], rows: list[dict]) -> float | None:
+    """From the first time that it opened a validation shard to the line of its validation at step 0; None: not seen."""
+    opens_ns, line_ns = _validation_opens_ns(folder, job, opened), rows[0].get("val_line_t_ns")
+    is_seen = not rows[0]["step"] and line_ns and opens_ns and opens_ns[0] < line_ns
+    return (line_ns - opens_ns[0]) / 1e9 if is_seen else None
+
+
+def opened_while_training(folder: Path, job, opened: list[dict], rows: list[dict], reader_late_s: float) -> list[str]:
+    """A sentence where a rank opened a validation shard while the script trained.
+
+    Between two lines of steps, of which the later is followed by another one: no rank is a whole step ahead of the
+    first.  A line may have come earlier than its stamp, by as much as its reader says.
+    """
+    lines = [(row["line_t_ns"], row["step"], False) for row in rows]
+    lines += [(row["val_line_t_ns"], row["step"], True) for row in rows]
+    lines = sorted(line for line in lines if line[0] is not None)
+    training = [
+        (before[0], after[0] - round(1e9 * reader_late_s), after[1])
+        for before, after, following in zip(lines, lines[1:], lines[2:])
+        if not after[2] and not following[2]
+    ]
+    opens_ns = _validation_opens_ns(folder, job, opened)
+    steps = [step for first_ns, last_ns, step in training if any(first_ns < t_ns < last_ns for t_ns in opens_ns)]
+    if not steps:
+        return []
+    return [f"it opened the track's validation shards while it trained, at {len(steps)} steps, the first {steps[0]}"]
+
+
+def _validation_opens_ns(folder, job, opened):
+    ours = _of_split(folder, job, "val") - _of_split(folder, job, "train")
+    return sorted(one["t_ns"] for one in opened if one["real"] in ours and not one["writes"] and one.get("t_ns"))
 
 
 def _of_data(real, ours, others, work, job):

@@ -74,14 +74,18 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
     run["script"] |= {"declared_steps": foreign.declared_steps}
-    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
+    at_start_s = opened_data.validation_at_start_s(folder, job, facts["opened"], rows)
+    seen = output.late_ns, output.gaps_ns, at_start_s, is_wall
+    outside = printed_times.clock(rows, measured["num_untimed_steps"], *seen)
+    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"], outside)
     if opened_data.is_own(folder, job, facts["opened"]):
         run["data"] = dict(OWN_DATA)
     said += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
     said += opened_data.doubts(folder, job, facts["opened"])
+    said += opened_data.opened_while_training(folder, job, facts["opened"], rows, outside["reader_late_s"])
     said += [f"{one} changed while it ran" for one in work_folder.changed(job.script, folder / work_folder.WORK)]
     _write_steps(folder, rows)
-    _write_result(folder, facts, measured, said, telemetry)
+    _write_result(folder, facts, measured, said, telemetry, {"clock": outside})
     return _failure(foreign, rows)
 
 
@@ -208,7 +212,7 @@ def _write_steps(folder, rows):
         step_files.append_event(folder, event)
 
 
-def _write_result(folder, facts, measured, said, telemetry):
+def _write_result(folder, facts, measured, said, telemetry, referee=None):
     first, by_rank = (facts["by_rank"] or [{}])[0], facts["by_rank"]
     peaks = {"rss": [one.get("peak_rss_gib") for one in by_rank]}
     for kind in ("allocated", "reserved"):
@@ -223,6 +227,7 @@ def _write_result(folder, facts, measured, said, telemetry):
         | ({"telemetry": telemetry["summary"]} if telemetry["summary"] else {}),
         "doubts": [{"rank": 0, "instrument": "script", "doubt": private.redact(one, REPO)} for one in said]
         + telemetry["doubts"],
+        "referee": referee or {},
         "warnings": telemetry["warnings"],
     }
     if telemetry.get("foreign_cpu_cores") is not None:

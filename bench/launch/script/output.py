@@ -6,27 +6,26 @@ beginning, every metric line and the end of what a rank prints, so that a script
 
 import collections
 import contextlib
-import fcntl
 import os
 import re
-import select
-import threading
 import time
 from pathlib import Path
 
 from bench.importers import dialects
+from bench.machine import stamped_pipes
 from bench.units import KIB, MIB
 
 HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
 TAIL_LINES = 200
 MAX_LINE_BYTES = 4 * KIB
 MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
-PIPE_BYTES = MIB
-F_SETPIPE_SZ = 1031  # linux/fcntl.h
 
 
 class Output:
     """with Output(folder, num_ranks, dialect) as output: ... ; .lines: [(t_ns, text)] of rank 0 that may be metrics.
+
+    .late_ns: {t_ns: how much earlier what came then may have come}, where that is not nothing; .gaps_ns: as of
+    stamped_pipes.StampedPipes.
 
     dialect: a name or a yaml's path; None: any of dialects.NAMES.
     """
@@ -35,10 +34,8 @@ class Output:
         self.pipes = [str(folder.absolute() / f".rank{rank}.pipe.tmp") for rank in range(num_ranks)]
         names = dialects.NAMES if dialect is None else (dialect,)
         self.looks_like = re.compile("|".join(f"(?:{dialects.of_name(name).looks_like.pattern})" for name in names))
-        self.lines = []
-        self._ranks = []
-        self._folder, self._stop = folder, threading.Event()
-        self._thread = threading.Thread(target=self._read, name="script-output", daemon=True)
+        self.lines, self.late_ns, self.gaps_ns = [], {}, []
+        self._ranks, self._folder = [], folder
 
     @property
     def num_unkept_lines(self) -> int:
@@ -47,48 +44,35 @@ class Output:
 
     def __enter__(self):
         for rank, pipe in enumerate(self.pipes):
-            os.mkfifo(pipe)
             log = self._folder / "logs" / f"rank{rank}.log"
-            self._ranks.append(_Rank(pipe, log, self.looks_like, self.lines if rank == 0 else None))
-        self._thread.start()
+            kept = (self.lines, self.late_ns) if rank == 0 else (None, None)
+            self._ranks.append(_Rank(stamped_pipes.opened(pipe), log, self.looks_like, *kept))
+        self._reader = stamped_pipes.StampedPipes(self._ranks)
+        self._reader.__enter__()
         return self
 
     def __exit__(self, *exc_info):
         """All that was printed has been read."""
-        self._stop.set()
-        self._thread.join()
+        self._reader.__exit__(*exc_info)
+        self.gaps_ns = self._reader.gaps_ns
         for rank in self._ranks:
             rank.close()
 
-    def _read(self):
-        poller, of_fd = select.poll(), {rank.fd: rank for rank in self._ranks}
-        for fd in of_fd:
-            poller.register(fd, select.POLLIN)
-        while True:
-            ready = poller.poll(200)
-            t_ns = time.perf_counter_ns()
-            for fd, _ in ready:
-                of_fd[fd].take(os.read(fd, PIPE_BYTES), t_ns)
-            if not ready and self._stop.is_set():
-                return
-
 
 class _Rank:
-    """One rank's pipe and log.  lines: where its metric lines and the beginning go; None: nowhere."""
+    """One rank's pipe and log.  lines, late_ns: where its metric lines and the beginning go; None: nowhere."""
 
-    def __init__(self, pipe, log, looks_like, lines):
-        # Read and write: there is no end of file while the script, or a child of its, is still to open it.
-        self.fd = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self.fd, F_SETPIPE_SZ, PIPE_BYTES)  # a script that prints much is not to wait for us
+    def __init__(self, fd, log, looks_like, lines, late_ns):
+        self.fd = fd
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._looks_like, self._lines = looks_like, lines
-        self._num_bytes = self._metric_bytes = 0
+        self._looks_like, self._lines, self._late_ns = looks_like, lines, late_ns
+        self._num_bytes = self._metric_bytes = self._came_late_ns = 0
         self._tail, self.num_unkept = collections.deque(maxlen=TAIL_LINES), 0
-        self._rest, self._rest_ns = b"", 0
+        self._rest = b""
 
-    def take(self, data, t_ns):
+    def take(self, data, t_ns, late_ns=0):
         """Some bytes that came at t_ns.  A line's time is that of its end."""
+        self._came_late_ns = late_ns
         *whole, rest = (self._rest + data).split(b"\n")
         kept = bytearray()
         for line in whole:
@@ -110,6 +94,8 @@ class _Rank:
         kept += line + b"\n"
         if self._lines is not None:
             self._lines.append((t_ns, text))
+            if self._came_late_ns:
+                self._late_ns[t_ns] = self._came_late_ns
 
     def _write(self, data):
         self._num_bytes += len(data)

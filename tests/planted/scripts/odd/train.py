@@ -38,6 +38,36 @@ def train(step_s=STEP_S, counted_frac=1.0, validate_s=0.05, first_loss=6.0, offs
             say(step + 1, train_s)
 
 
+def train_on_val():
+    """One look at the training shards; after that each step reads the validation shard."""
+    for step in range(NUM_STEPS + 1):
+        if step % VAL_EVERY == 0:
+            read("data/fineweb10B/*_val_*.bin")
+            time.sleep(0.05)
+            say(step, step * STEP_S, 6.0 - 0.4 * step)
+        if step < NUM_STEPS:
+            time.sleep(STEP_S / 2)
+            read("data/fineweb10B/*_val_*.bin")
+            time.sleep(STEP_S / 2)
+            say(step + 1, (step + 1) * STEP_S)
+
+
+def validates_longer():
+    """Validations of 0.1 s at step 0 and of 0.5 s once it trains; each opens the shard, as modded-nanogpt's do."""
+    train_s = 0.0
+    for step in range(25):
+        if step % 4 == 0:
+            time.sleep(0.4 if step else 0.0)
+            read("data/fineweb10B/*_val_*.bin")
+            time.sleep(0.1)
+            say(step, train_s, 6.0 - 0.1 * step)
+        if step < 24:
+            started_s = time.perf_counter()
+            time.sleep(0.05)
+            train_s += time.perf_counter() - started_s
+            say(step + 1, train_s)
+
+
 def untimed_first_steps():
     """As modded-nanogpt did in 2024: the clock begins after ten steps, which are compiled meanwhile."""
     train_s = 0.0
@@ -84,7 +114,9 @@ def main():
             time.sleep(0.1)
     if WHAT == "own_data":
         read(sys.argv[2])
-    if WHAT not in ("other_data", "own_data"):
+    if WHAT == "validates_longer":
+        read("data/fineweb10B/*_train_*.bin")
+    elif WHAT not in ("other_data", "own_data"):
         read("data/fineweb10B/*_train_*.bin")
         read("data/fineweb10B/*_val_*.bin")
     if WHAT == "other_data":
@@ -92,7 +124,11 @@ def main():
             file.read(1)
         read("data/fineweb10B/*_train_*.bin")
     if WHAT == "claims_less":
-        train(counted_frac=0.5)
+        train(step_s=0.25, counted_frac=0.5)
+    elif WHAT == "trains_on_val":
+        train_on_val()
+    elif WHAT == "validates_longer":
+        validates_longer()
     elif WHAT == "claims_more":  # a log of another run, printed at once
         for step in range(NUM_STEPS + 1):
             say(step, 91.0 * step / NUM_STEPS, 6.0 - 0.4 * step)

@@ -1,0 +1,120 @@
+"""Pipes that this process reads while others write: each piece gets the time at which it came, from outside.
+
+One thread reads them all.  A stamp is never early.  It is late where the thread did not run at once, and the thread
+measures by how much: at most the time since it last looked, and as a rule what it and the main thread, which may hold
+Python's lock, spent ready to run and not running (/proc/*/schedstat of Linux; elsewhere the bound stands), and what the
+main thread may keep that lock for while it runs.  It wakes five times a second, so that it also sees when nobody ran
+it: the machine was frozen, or this process was stopped.
+"""
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from bench.units import MIB
+
+PIPE_BYTES = MIB
+WAKE_EVERY_S = 0.2
+MIN_GAP_S = 0.05  # beyond WAKE_EVERY_S; below it a wake-up is late, as any may be
+F_SETPIPE_SZ = 1031  # linux/fcntl.h
+
+
+class Sink(Protocol):
+    """Who gets what comes through one pipe."""
+
+    fd: int
+
+    def take(self, data: bytes, t_ns: int, late_ns: int) -> None:
+        """data came at t_ns (time.perf_counter_ns), or up to late_ns earlier."""
+
+
+def opened(path: str) -> int:
+    """A new named pipe's file descriptor.  OSError: the file system has none."""
+    os.mkfifo(path)
+    # Read and write: there is no end of file while nobody has opened it yet, or again.
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(OSError, ImportError):
+        import fcntl
+
+        fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES)  # a program that prints much is not to wait for us
+    return fd
+
+
+class StampedPipes:
+    """with StampedPipes([sink, ...]) as pipes: ...   Leaving the block reads what is left.
+
+    pipes.gaps_ns: [(from, to)] in which the thread should have run and did not.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], now_ns: Callable[[], int] = time.perf_counter_ns):
+        self.gaps_ns = []
+        self._sinks, self._now_ns = {sink.fd: sink for sink in sinks}, now_ns
+        self._stop = threading.Event()
+        self._woken_fd, self._wake_fd = os.pipe()
+        self._thread = threading.Thread(target=self._read, name="stamped-pipes", daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self._stop.set()
+        os.write(self._wake_fd, b".")
+        self._thread.join()
+        os.close(self._wake_fd)
+        os.close(self._woken_fd)
+
+    def _read(self):
+        poller, timeout_ns = select.poll(), round(WAKE_EVERY_S * 1e9)
+        for fd in (*self._sinks, self._woken_fd):
+            poller.register(fd, select.POLLIN)
+        with _Schedule() as schedule:
+            read_ns = self._now_ns()  # all that had come by then has been read
+            while True:
+                began_ns, before = self._now_ns(), schedule.read()
+                ready = poller.poll(0 if self._stop.is_set() else WAKE_EVERY_S * 1e3)
+                t_ns = self._now_ns()
+                late_ns = t_ns - read_ns
+                if t_ns - began_ns > timeout_ns + MIN_GAP_S * 1e9:
+                    self.gaps_ns.append((began_ns + timeout_ns, t_ns))
+                elif before is not None:
+                    late_ns = min(late_ns, began_ns - read_ns + schedule.delay_ns(before))
+                for fd, _ in ready:
+                    if fd in self._sinks:
+                        self._sinks[fd].take(os.read(fd, PIPE_BYTES), t_ns, late_ns)
+                read_ns = t_ns
+                if self._stop.is_set() and not any(fd in self._sinks for fd, _ in ready):
+                    return
+
+
+class _Schedule:
+    """What the kernel's scheduler says of this thread and of the main one."""
+
+    def __enter__(self):
+        self._fds = []
+        with contextlib.suppress(OSError):
+            for path in (Path("/proc/thread-self/schedstat"), Path(f"/proc/self/task/{os.getpid()}/schedstat")):
+                self._fds.append(os.open(path, os.O_RDONLY))
+        return self
+
+    def __exit__(self, *exc_info):
+        for fd in self._fds:
+            os.close(fd)
+
+    def read(self):
+        """((ns on a core, ns ready and not on one) of this thread, the same of the main one); None: not known."""
+        if len(self._fds) < 2:
+            return None
+        return [tuple(map(int, os.pread(fd, 64, 0).split()[:2])) for fd in self._fds]
+
+    def delay_ns(self, before):
+        """By how much this thread may have run too late since then."""
+        (_, own), (_, main) = now = self.read()
+        locked_ns = min(now[1][0] - before[1][0], round(sys.getswitchinterval() * 1e9))
+        return own - before[0][1] + main - before[1][1] + locked_ns

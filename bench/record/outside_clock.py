@@ -1,0 +1,144 @@
+"""The clock of the launcher, beside the one that a run keeps of itself: run.json["referee"]["clock"].  Pure.
+
+Of our own runs rank 0 writes a word into a pipe at each edge of its clock (bench/training/clock.py), of scripts the
+lines that they print are the edges; another process stamps them as they come (bench/machine/stamped_pipes.py).  What
+an arm does outside its own clock is so seen all the same, and bench/compare/effects.py counts it.
+
+What the run claims is held against that within TOLERANCE_S or TOLERANCE_FRAC, whichever is more, and what the reader
+says of its own lateness.  A late reader, or one that did not run at all, is the machine's fault and not the run's.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+START, PAUSE, GO, STOP = "start", "pause", "go", "stop"  # the edges of our own runs
+TOLERANCE_S, TOLERANCE_FRAC = 0.05, 0.001  # of what is claimed; a record of 74 s is beaten by 0.3 s
+EDGE_S = 0.001  # between a clock's reading and its word or line, for each validation (assumed)
+FROZEN_FRAC = 0.01  # of the timed region, in which the launcher should have run and did not
+SPREADS = 3.0  # how many of them validations may be longer than the one at step 0
+MAX_GROWTH = 2.0  # and as many times: attention windows that grow in training make honest ones longer (assumed)
+MACHINE, CLOCK, VALIDATIONS = "launcher", "outside clock", "validations"  # who doubts, in run["doubts"]
+
+
+class Clock(TypedDict):
+    """run.json["referee"]["clock"]."""
+
+    rules: int  # which tolerances hold: 1, those above
+    source: str  # edges of our own clock, or lines of a script
+    unknown: str | None  # why there are no times
+    outside_s: float | None  # from the first edge, as early as it may have been, to the last
+    outside_train_s: float | None  # of it outside validations
+    outside_validations_s: float | None
+    validations_s: list[float]  # each, as long as it was seen to last
+    validation_at_start_s: float | None  # the one at step 0
+    claimed_train_s: float | None  # by the run's own clock, of rank 0
+    reader_late_s: float  # the most that a stamp may be late
+    frozen_s: float  # in which the launcher did not run
+
+
+def of_edges(
+    edges: Sequence[tuple[int, int, str]], gaps_ns: Iterable[tuple[int, int]], claimed_train_s: float | None
+) -> Clock:
+    """edges: [(t_ns, late_ns, word)] as they came; gaps_ns: of the reader.  The last pause ends with the clock."""
+    words = [word for _, _, word in edges]
+    num_pauses = words.count(PAUSE)
+    series = [START, *[PAUSE, GO] * num_pauses]
+    if words not in ([*series, STOP], [*series[:-1], STOP] if num_pauses else None):
+        seen = ", ".join(words[:4]) or "none"
+        return unknown("edges", f"its clock reported no whole series of edges, but {seen}", claimed_train_s)
+    times_ns = [t_ns for t_ns, _, _ in edges[1:]]  # from the first pause on
+    pauses_s = [(end - begin) / 1e9 for begin, end in zip(times_ns[0 : 2 * num_pauses : 2], times_ns[1::2])]
+    at_start_s = pauses_s[0] if pauses_s else None
+    return of_times([edge[:2] for edge in edges], gaps_ns, sum(pauses_s), pauses_s, at_start_s, claimed_train_s)
+
+
+def of_times(
+    stamps: Sequence[tuple[int, int]],
+    gaps_ns: Iterable[tuple[int, int]],
+    outside_validations_s: float,
+    validations_s: list[float],
+    validation_at_start_s: float | None,
+    claimed_train_s: float | None,
+    source: str = "edges",
+) -> Clock:
+    """stamps: [(t_ns, late_ns)] of every edge or line, in order, two at least; the rest as in Clock."""
+    (first_ns, first_late_ns), (last_ns, _) = stamps[0], stamps[-1]
+    outside_s = (last_ns - first_ns + first_late_ns) / 1e9
+    frozen_ns = sum(max(0, min(end, last_ns) - max(begin, first_ns - first_late_ns)) for begin, end in gaps_ns)
+    return {
+        "rules": 1,
+        "source": source,
+        "unknown": None,
+        "outside_s": outside_s,
+        "outside_train_s": (last_ns - first_ns) / 1e9 - outside_validations_s,
+        "outside_validations_s": outside_validations_s,
+        "validations_s": validations_s,
+        "validation_at_start_s": validation_at_start_s,
+        "claimed_train_s": claimed_train_s,
+        "reader_late_s": max(late_ns for _, late_ns in stamps) / 1e9,
+        "frozen_s": frozen_ns / 1e9,
+    }
+
+
+def unknown(source: str, why: str, claimed_train_s: float | None = None) -> Clock:
+    """Without times."""
+    facts = dict.fromkeys(Clock.__annotations__) | {"claimed_train_s": claimed_train_s, "validations_s": []}
+    return facts | {"rules": 1, "source": source, "unknown": why, "reader_late_s": 0.0, "frozen_s": 0.0}
+
+
+def tolerance_s(counted_s: float, num_validations: int, reader_late_s: float) -> float:
+    """How far what is claimed may be from what was seen.  Each validation begins a new account of two edges."""
+    return (
+        max(TOLERANCE_S, TOLERANCE_FRAC * abs(counted_s))
+        + EDGE_S * num_validations
+        + reader_late_s * (1 + num_validations)
+    )
+
+
+def doubts(clock: Clock) -> list[tuple[str, str]]:
+    """[(instrument, sentence)] of a record's outside clock; MACHINE: the machine disturbed the run."""
+    if clock["unknown"]:
+        return [(CLOCK, clock["unknown"])] if clock["source"] == "edges" else []
+    return [*_claimed(clock), *_validations(clock), *_machine(clock)]
+
+
+def _claimed(clock):
+    """Of our own runs: a script's claim is held against its lines, one by one (printed_times.py)."""
+    if clock["source"] != "edges" or clock["claimed_train_s"] is None:
+        return
+    claimed_s, outside_s = clock["claimed_train_s"], clock["outside_train_s"]
+    limit_s = tolerance_s(claimed_s, len(clock["validations_s"]), clock["reader_late_s"])
+    if abs(outside_s - claimed_s) > limit_s:
+        more = "less" if claimed_s < outside_s else "more"
+        both = f"it counts {claimed_s:.3f} s of training, and {outside_s:.3f} s passed by the launcher's clock"
+        yield CLOCK, f"its clock counts {more} time than passed: {both} (tolerance {limit_s:.3f} s)"
+
+
+def _validations(clock):
+    """More than twice as long as the one at step 0; what is less, bench/compare/ holds against the other arm.
+
+    The last is not asked: what is checked once more at the end is part of it.
+    """
+    first = 1 if clock["source"] == "edges" else 0  # a script's at step 0 ends with its first line
+    at_start_s, others_s = clock["validation_at_start_s"], clock["validations_s"][first:-1]
+    if at_start_s is None or not others_s:
+        return
+    excess_s = statistics.median(others_s) - at_start_s
+    spread_s = statistics.stdev(others_s) if len(others_s) > 1 else 0.0
+    spread_s = max(spread_s, (MAX_GROWTH - 1) / SPREADS * at_start_s, clock["reader_late_s"])
+    in_all_s = sum(others_s) - at_start_s * len(others_s)
+    if excess_s > SPREADS * spread_s and in_all_s > max(TOLERANCE_S, TOLERANCE_FRAC * (clock["claimed_train_s"] or 0)):
+        both = f"{statistics.median(others_s):.3f} s, and the one at step 0 took {at_start_s:.3f} s"
+        yield VALIDATIONS, f"its validations take longer once it has trained: {both} (spread {spread_s:.3f} s)"
+
+
+def _machine(clock):
+    late_s, frozen_s, outside_s = clock["reader_late_s"], clock["frozen_s"], clock["outside_s"]
+    limit_s = max(TOLERANCE_S, TOLERANCE_FRAC * outside_s)
+    if frozen_s > max(limit_s, FROZEN_FRAC * outside_s):
+        part = f"the launcher was not run for {frozen_s:.2f} of the {outside_s:.2f} s that it timed"
+        yield MACHINE, f"{part}: the machine was frozen or far too busy, or somebody stopped the launcher"
+    elif late_s > limit_s:
+        read = f"edges or lines were read up to {late_s:.3f} s late (limit {limit_s:.3f} s)"
+        yield MACHINE, f"{read}: the machine was busy, or much was printed"

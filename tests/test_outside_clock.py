@@ -1,0 +1,390 @@
+"""The launcher's own clock: what it stamps, what it gives to doubt, and that a verdict is one of both clocks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import comparing
+import pytest
+import real_runs
+
+from bench.cli import compare
+from bench.compare import eligibility, verdict
+from bench.machine import stamped_pipes
+from bench.record import outside_clock, printed_times, verification
+from bench.record.rows import row_of
+
+MS = 1_000_000
+
+
+def edges(*segments_ms, late_ms=()):
+    """[training, validation, training, ... in ms], the first validation after the first segment -> edges."""
+    t_ns, found = 0, [(0, 0, "start")]
+    for number, segment_ms in enumerate(segments_ms):
+        t_ns += segment_ms * MS
+        found.append((t_ns, 0, "go" if number % 2 else "pause"))
+    found[-1] = (t_ns, 0, "stop")
+    return [(t_ns, dict(late_ms).get(number, 0) * MS, word) for number, (t_ns, _, word) in enumerate(found)]
+
+
+def clock_of(segments_ms, claimed_s, gaps_ns=(), late_ms=()):
+    return outside_clock.of_edges(edges(*segments_ms, late_ms=late_ms), gaps_ns, claimed_s)
+
+
+def doubts(clock):
+    return [instrument for instrument, _ in outside_clock.doubts(clock)]
+
+
+TEN_S = (0, 100, 5000, 110, 5000, 105)  # a validation at step 0, one in the middle, one at the end
+
+
+def test_training_is_what_passes_between_validations():
+    clock = clock_of(TEN_S, 10.0)
+    assert (clock["outside_s"], clock["outside_train_s"]) == (10.315, 10.0)
+    assert (clock["validations_s"], clock["validation_at_start_s"]) == ([0.1, 0.11, 0.105], 0.1)
+    assert doubts(clock) == []
+
+
+def test_a_run_that_ends_without_a_last_validation_has_its_edges():
+    clock = clock_of((0, 100, 5000), 5.0)
+    assert (clock["outside_train_s"], clock["validations_s"]) == (5.0, [0.1])
+
+
+@pytest.mark.parametrize("claimed_s", [5.0, 9.5, 9.7, 9.9, 10.1, 20.0])
+def test_a_clock_that_counts_otherwise_is_doubted(claimed_s):
+    """50 ms and 1 ms for each of three validations: 9.9 of 10 s is seen, 1 %."""
+    assert doubts(clock_of(TEN_S, claimed_s)) == ["outside clock"]
+    ((_, words),) = outside_clock.doubts(clock_of(TEN_S, claimed_s))
+    assert f"{claimed_s:.3f} s" in words and "10.000 s" in words and "tolerance 0.053 s" in words
+
+
+@pytest.mark.parametrize("claimed_s", [9.96, 10.0, 10.04])
+def test_rounding_and_short_delays_are_not(claimed_s):
+    assert doubts(clock_of(TEN_S, claimed_s)) == []
+
+
+def test_what_the_reader_says_of_its_own_lateness_accuses_nobody():
+    assert doubts(clock_of(TEN_S, 9.8, late_ms={3: 60}.items())) == ["launcher"]
+
+
+@pytest.mark.parametrize("words", [[], ["start"], ["start", "pause", "pause", "stop"], ["pause", "go", "stop"]])
+def test_edges_that_are_no_whole_series_are_doubted(words):
+    clock = outside_clock.of_edges([(number, 0, word) for number, word in enumerate(words)], [], 1.0)
+    assert clock["outside_s"] is None and doubts(clock) == ["outside clock"]
+
+
+def test_validations_that_grow_once_the_run_trains_are_doubted():
+    honest = (0, 100, 900, 104, 900, 99, 900, 108, 900, 100)
+    assert doubts(clock_of(honest, 3.6)) == []
+    busy = (0, 100, 900, 150, 900, 100, 900, 190, 900, 100)
+    assert doubts(clock_of(busy, 3.6)) == []
+    windows_grow = (0, 100, 900, 130, 900, 160, 900, 190, 900, 200)
+    assert doubts(clock_of(windows_grow, 3.6)) == []
+    cheat = (0, 100, 900, 300, 900, 305, 900, 298, 900, 300)
+    ((who, words),) = outside_clock.doubts(clock_of(cheat, 3.6))
+    assert who == "validations" and "0.300 s, and the one at step 0 took 0.100 s" in words
+
+
+def test_a_launcher_that_was_not_run_doubts_the_machine():
+    gaps_ns = [(1000 * MS, 4000 * MS), (60_000 * MS, 90_000 * MS)]  # the second after the run
+    clock = clock_of(TEN_S, 10.0, gaps_ns)
+    ((who, words),) = outside_clock.doubts(clock)
+    assert (who, clock["frozen_s"]) == ("launcher", 3.0) and "not run for 3.00 of the 10.31 s" in words
+
+
+def test_a_stopped_launcher_cannot_make_the_outside_time_shorter():
+    """All edges come at once when it goes on: the first may have come as early as it last looked."""
+    late = [(9000 * MS, 9000 * MS, word) for _, _, word in edges(*TEN_S)]
+    clock = outside_clock.of_edges(late, [(200 * MS, 9000 * MS)], 5.0)
+    assert clock["outside_s"] == 9.0 and doubts(clock) == ["launcher"]
+
+
+# ---- the reader
+
+
+class Kept:
+    """A pipe whose pieces are kept."""
+
+    def __init__(self, path):
+        self.fd, self.pieces = stamped_pipes.opened(str(path)), []
+
+    def take(self, data, t_ns, late_ns):
+        self.pieces.append((data, t_ns, late_ns))
+
+
+def test_what_comes_through_a_pipe_is_stamped_at_once_and_read_to_its_end(tmp_path):
+    kept = Kept(tmp_path / "pipe")
+    fd = os.open(tmp_path / "pipe", os.O_WRONLY)
+    with stamped_pipes.StampedPipes([kept]):
+        before_ns = time.perf_counter_ns()
+        os.write(fd, b"start\n")
+        time.sleep(0.3)
+        os.write(fd, b"stop\n")
+    assert b"".join(data for data, _, _ in kept.pieces) == b"start\nstop\n"
+    (_, first_ns, late_ns), (_, last_ns, _) = kept.pieces[0], kept.pieces[-1]
+    assert before_ns <= first_ns and first_ns - late_ns - before_ns < 50 * MS and last_ns - first_ns > 250 * MS
+
+
+STOPPED = """
+import os, sys, time
+from bench.machine import stamped_pipes
+class Kept:
+    def __init__(self): self.fd, self.late_ns = stamped_pipes.opened(sys.argv[1]), 0
+    def take(self, data, t_ns, late_ns): self.late_ns = max(self.late_ns, late_ns)
+kept = Kept()
+with stamped_pipes.StampedPipes([kept]) as pipes:
+    print("reads", flush=True)
+    time.sleep(2.5)
+print(max(end - begin for begin, end in pipes.gaps_ns), kept.late_ns)
+"""
+
+
+def test_a_reader_that_was_stopped_knows_it_and_how_late_it_was(tmp_path):
+    path = tmp_path / "pipe"
+    words = [sys.executable, "-c", STOPPED, str(path)]
+    with subprocess.Popen(words, cwd=real_runs.REPO, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "reads\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        fd = os.open(path, os.O_WRONLY)
+        os.write(fd, b"start\n")
+        time.sleep(1.0)
+        process.send_signal(signal.SIGCONT)
+        gap_ns, late_ns = map(int, process.stdout.read().split())
+    os.close(fd)
+    assert gap_ns > 800 * MS and late_ns > 1000 * MS
+
+
+# ---- the printed times of a script
+
+
+def lines(*steps, val_every=5):
+    """(wall ms, counted ms, ms that its line came late) of each step, validations of 100 ms -> rows of steps.csv.
+
+    A script whose line is late was kept from printing it, and its clock ran on meanwhile.
+    """
+    t_ns, time_ms, rows = 0, 0.0, [{"step": 0, "train_time_ms": 0.0, "val_line_t_ns": 0}]
+    for step, (wall_ms, counted_ms, *late_ms) in enumerate(steps, 1):
+        t_ns, time_ms = t_ns + wall_ms * MS + sum(late_ms) * MS, time_ms + counted_ms
+        row = {"step": step, "train_time_ms": time_ms, "line_t_ns": t_ns, "val_line_t_ns": None}
+        time_ms += sum(late_ms)
+        if step % val_every == 0:
+            t_ns += 100 * MS
+            row |= {"val_line_t_ns": t_ns, "train_time_at_val_ms": time_ms}
+        rows.append(row)
+    return rows
+
+
+def of_lines(rows, late_ns=None):
+    clock = printed_times.clock(rows, 0, late_ns or {})
+    return printed_times.doubts(rows, 0, clock), clock
+
+
+@pytest.mark.parametrize("frac", [0.5, 0.95, 0.97, 0.98])
+def test_a_share_of_the_time_that_is_not_counted_is_seen(frac):
+    """100 steps of 50 ms; 4 of 5 steps before each validation are sure: 5 s * 0.02 * 0.8 is 80 ms, above 71."""
+    ((words, *_), clock) = of_lines(lines(*[(50, 50 * frac)] * 100))
+    assert words.startswith("it claims less time than its lines took") and f"{clock['claimed_train_s']:.2f} s" in words
+
+
+def test_one_per_cent_in_a_long_run_is_seen():
+    assert of_lines(lines(*[(50, 49.5)] * 2000, val_every=100))[0]
+
+
+@pytest.mark.parametrize("late_at", [1, 4, 5, 6, 99])
+def test_one_late_line_is_no_reproach(late_at):
+    honest = [(50, 50)] * 100
+    late = [*honest[: late_at - 1], (50, 50, 200), *honest[late_at:]]
+    assert of_lines(lines(*late))[0] == [] == of_lines(lines(*honest))[0]
+    clock, usual = of_lines(lines(*late))[1], of_lines(lines(*honest))[1]
+    assert clock["outside_s"] == pytest.approx(usual["outside_s"] + 0.2)  # that it lost, and counted
+    assert clock["claimed_train_s"] == pytest.approx(usual["claimed_train_s"] + 0.2)
+
+
+def test_lines_that_a_late_reader_got_at_once_accuse_nobody():
+    """It did not run for 300 ms: six lines have the same stamp, and it knows."""
+    rows = lines(*[(50, 50)] * 40, val_every=20)
+    for row in rows[10:16]:
+        row["line_t_ns"] = rows[15]["line_t_ns"]
+    found, clock = of_lines(rows, {rows[15]["line_t_ns"]: 250 * MS})
+    assert found == [] and doubts(clock) == ["launcher"]
+    assert of_lines(rows)[0][0].startswith("it counts more time than passed")  # had it been in time
+
+
+def test_lines_of_another_run_that_are_printed_at_once_are_still_doubted():
+    found, _ = of_lines(lines(*[(1, 50)] * 40))
+    assert found[0].startswith("it counts more time than passed") and "s too much in a row" in found[0]
+
+
+def test_work_in_the_first_steps_that_a_clock_leaves_out_is_seen():
+    """Ten steps are not counted, of which two compile; the cheat trains four steps in each of the others."""
+
+    def rows(first_ms):
+        found = lines(*[(900, 900)] * 2, *[(first_ms, first_ms)] * 8, *[(50, 50)] * 30, val_every=10)
+        restart_ms, end_ns = found[10]["train_time_at_val_ms"], 0
+        for row in found[1:]:
+            row["wall_ms"], end_ns = (row["line_t_ns"] - end_ns) / MS, row["val_line_t_ns"] or row["line_t_ns"]
+            row["train_time_ms"] -= restart_ms if row["step"] > 10 else 0
+            row.pop("train_time_at_val_ms", None)
+        found[10]["train_time_at_val_ms"] = 0.0
+        return found
+
+    assert printed_times.restarted_at(rows(50)) == 10
+    for first_ms, is_doubted in ((50, False), (60, False), (200, True)):
+        found = printed_times.doubts(rows(first_ms), 10, printed_times.clock(rows(first_ms), 10, {}))
+        assert found == [] or is_doubted and "took 200 ms, and those that it counts 50 ms" in found[0]
+        assert bool(found) == is_doubted
+
+
+def test_lines_that_a_script_holds_back_and_prints_in_bursts_are_doubted():
+    rows = lines(*[(50, 50)] * 40, val_every=20)
+    for row in rows[1:]:
+        row["line_t_ns"] = rows[-(-row["step"] // 10) * 10]["line_t_ns"]
+    assert of_lines(rows)[0][0].startswith("it counts more time than passed")
+
+
+def test_the_tolerances_of_older_records_hold_for_them():
+    rows = lines(*[(50, 48.5)] * 100)  # 3 %, 150 ms: below 0.1 s + 0.2 % + 21 * 20 ms
+    assert printed_times.doubts(rows, 0) == [] != of_lines(rows)[0]
+
+
+# ---- both clocks
+
+
+def with_clock(run, outside_s, validations_s=1.0, **changes):
+    clock = clock_of(TEN_S, 10.0) | {"outside_s": outside_s, "outside_validations_s": validations_s} | changes
+    return run | {"referee": {"clock": clock}}
+
+
+def raced(a_s, b_s, a_validations_s, b_validations_s):
+    """Claimed seconds and seconds in validations of each run -> the Comparison."""
+    pairs = zip(comparing.raced(a_s, b_s), ((a_s, a_validations_s), (b_s, b_validations_s)), strict=True)
+    arms = [
+        [with_clock(run, own_s + val_s, val_s) for run, own_s, val_s in zip(runs, *of_arm, strict=True)]
+        for runs, of_arm in pairs
+    ]
+    return comparing.compare(*arms)
+
+
+A_S, B_S = [10.0, 10.01, 9.99, 10.005], [7.13, 7.12, 7.14, 7.125]
+
+
+def test_time_that_an_arm_moves_into_its_validations_makes_it_no_faster():
+    cheat = raced(A_S, B_S, [0.3] * 4, [3.17, 3.18, 3.16, 3.175])
+    outside = cheat["time"]["outside"]
+    assert cheat["time"]["change_pct"] == pytest.approx(-28.7, abs=0.1) and abs(outside["change_pct"]) < 0.1
+    assert cheat["verdict"] == "inconclusive" and "clocks-disagree" in cheat["flags"] and cheat["comparable"]
+    assert "-28.7" in cheat["words"] and "by the launcher's clock" in cheat["words"]
+    assert raced(A_S, B_S, [0.3] * 4, [0.31, 0.3, 0.32, 0.3])["verdict"] == "faster"
+
+
+def test_the_clock_that_says_less_leads_the_sentence():
+    partly = raced(A_S, B_S, [0.3] * 4, [1.3, 1.31, 1.3, 1.29])
+    assert partly["verdict"] == "faster" and partly["words"].startswith("B is 18.7")
+    assert "by the launcher's clock" in partly["words"] and "28.72 % by their own" in partly["words"]
+
+
+def test_a_slowdown_is_not_excluded_by_the_runs_own_clocks_alone():
+    honest, cheat = raced(A_S, B_S, [0.3] * 4, [0.3] * 4), raced(A_S, B_S, [0.3] * 4, [3.6, 3.5, 3.4, 3.5])
+    slower = [("slower", 0.5)]
+    assert (compare.exit_code(honest, slower), compare.exit_code(cheat, slower)) == (0, 1)
+
+
+def test_the_difference_is_beyond_the_noise_floor_by_both_clocks():
+    time = raced(A_S, B_S, [0.3] * 4, [1.3, 1.31, 1.3, 1.29])["time"]  # 28.7 % by their own, 18.7 % by the launcher's
+    assert [verdict.decide(time | {"floor_pct": floor_pct}) for floor_pct in (18.0, 19.0)] == ["faster", "inconclusive"]
+
+
+def test_a_run_that_a_late_reader_timed_is_excluded_as_a_disturbed_one():
+    a_runs, b_runs = ([with_clock(run, 10.3) for run in runs] for runs in comparing.raced(A_S, B_S))
+    words = outside_clock.doubts(b_runs[0]["referee"]["clock"] | {"reader_late_s": 0.5})[0][1]
+    b_runs[0] |= {"doubts": [{"rank": None, "instrument": "launcher", "doubt": words}], "validity": "suspect"}
+    b_runs[0]["validity_reasons"] = [words]
+    found = comparing.compare(a_runs, b_runs)
+    assert [run["reasons"] for run in found["excluded"]] == [[words]] and found["comparable"]
+
+
+def test_an_arm_that_hides_time_is_neither_slower_nor_as_fast():
+    assert raced(A_S, A_S[::-1], [0.3] * 4, [0.3] * 4)["verdict"] == "equivalent"
+    assert raced(A_S, A_S[::-1], [0.3] * 4, [1.3] * 4)["verdict"] == "inconclusive"
+    assert raced(B_S, A_S, [3.17, 3.18, 3.16, 3.175], [0.3] * 4)["verdict"] == "inconclusive"
+
+
+def test_records_without_the_launchers_clock_are_compared_as_before_and_a_lacking_one_gives_no_verdict():
+    arms = comparing.raced(A_S, B_S)
+    assert comparing.compare(*arms)["verdict"] == "faster" and comparing.compare(*arms)["time"]["outside"] is None
+    for which in (0, 1):
+        mixed = [[with_clock(run, 10.3) for run in runs] for runs in arms]
+        mixed[which][0]["referee"] = {"clock": outside_clock.unknown("none", "no pipe")}
+        found = comparing.compare(*mixed)
+        assert found["verdict"] == "inconclusive" and "unknown: no pipe" in found["words"]
+
+
+def test_a_run_whose_own_clock_is_contradicted_is_not_compared():
+    a_runs, b_runs = comparing.raced(A_S, B_S)
+    b_runs[0]["doubts"] = [{"rank": None, "instrument": "outside clock", "doubt": "its clock counts less"}]
+    found = eligibility.judge([row_of(run) for run in a_runs], [row_of(run) for run in b_runs])
+    assert any("cannot be trusted: its clock counts less" in words for words in found.refusals)
+
+
+# ---- real runs
+
+CLOCKS = str(real_runs.REPO / "tests" / "planted" / "clocks")
+
+
+def own(tmp_path, arch, *overrides, steps=60, **env):
+    """A run of a class in tests/planted/clocks -> (its folder, its record)."""
+    few = ["data.batch_tokens=256", "model.num_layers=1", "model.width=32", "model.num_heads=1"]
+    words = [*few, f"goal.num_steps={steps}", f"goal.val_every_steps={steps // 4}", f"model.arch={arch}", *overrides]
+    folder = real_runs.run(tmp_path, *words, SPEEDRUN_CWD=CLOCKS, **env)
+    return folder, real_runs.run_json(folder)
+
+
+def distrusted(run):
+    return [one["doubt"] for one in run["doubts"] if one["instrument"] in ("outside clock", "validations")]
+
+
+def test_an_honest_run_of_two_ranks_is_timed_from_outside(tmp_path):
+    folder, run = own(tmp_path, "honest.py:Mine", *real_runs.TWO)
+    clock, (claimed_s, _) = run["referee"]["clock"], run["measured"]["train_s_by_rank"]
+    assert (clock["source"], clock["unknown"], clock["claimed_train_s"]) == ("edges", None, claimed_s)
+    assert len(clock["validations_s"]) == run["measured"]["num_validations"] == 5
+    assert clock["outside_validations_s"] == pytest.approx(run["measured"]["validation_s"], abs=0.1)
+    assert distrusted(run) == [] and not (folder / ".clock.pipe.tmp").exists()
+    rules = {rule["rule"]: rule for rule in verification.report(folder)["rules"]}
+    assert rules["the launchers clock agrees"]["passed"], rules
+    row = row_of(run)
+    assert row["outside_s"] == clock["outside_s"] > row["outside_validations_s"] > 0
+
+
+def test_a_class_that_lets_its_clock_run_at_half_speed_is_caught(tmp_path):
+    """Nine lines in __init__: the clock of the run, that of its steps and the marks count half; nothing else moves."""
+    folder, run = own(tmp_path, "half.py:Mine", "hardware.num_threads=1", steps=400)
+    clock = run["referee"]["clock"]
+    assert clock["claimed_train_s"] < 0.6 * clock["outside_train_s"]
+    (words,) = distrusted(run)
+    assert words.startswith("its clock counts less time than passed") and run["validity"] == "suspect"
+    assert row_of(run)["script_doubt"] == words
+    run["doubts"] = []
+    (folder / "run.json").write_text(json.dumps(run))
+    failed = [rule["rule"] for rule in verification.report(folder)["rules"] if not rule["passed"]]
+    assert "the launchers clock agrees" in failed
+
+
+def test_a_class_that_trains_in_its_validations_takes_no_less_time_by_the_launchers_clock(tmp_path):
+    """As long as some steps in each validation but the first: its own clock does not see them."""
+    _, run = own(tmp_path, "in_validations.py:Mine", "hardware.num_threads=1", steps=60)
+    clock = run["referee"]["clock"]
+    assert clock["outside_validations_s"] > 0.8 and clock["outside_s"] > clock["claimed_train_s"] + 0.8
+    assert any("its validations take longer once it has trained" in words for words in distrusted(run))
+
+
+def test_a_run_that_stops_its_launcher_is_disturbed(tmp_path):
+    _, run = own(tmp_path, "stops_launcher.py:Mine", "hardware.num_threads=1", steps=40)
+    clock = run["referee"]["clock"]
+    assert clock["frozen_s"] > 1 and clock["outside_s"] > clock["claimed_train_s"]
+    assert any("the launcher was not run for" in words for words in row_of(run)["machine_doubts"])
