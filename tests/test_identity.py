@@ -32,6 +32,7 @@ NOT_RACED = {
     "bench/private.py": "hides private words in records",
     "bench/machine/env_values.py": "hides in records what of a variable is no known setting",
     "bench/paths.py": "finds folders",
+    "bench/machine/code_copy.py": "copies what is run, and hashes it at the end",
     "bench/machine/signals.py": "how a launcher is interrupted",
     "bench/machine/run_processes.py": "finds and ends what a run has left",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
@@ -320,11 +321,10 @@ def test_a_claim_of_two_identity_versions_is_refused_because_it_is_unknown_wheth
 # ---- sweep, race, compare
 
 
-def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, code, monkeypatch):
-    monkeypatch.setattr(prepare, "REPO", code)
+def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, code):
     config = claimed.config(0)
     train, val = (SimpleNamespace(sha256=sha256) for sha256 in (config.data.train_sha256, config.data.val_sha256))
-    job = prepare.Job(config, SimpleNamespace(train=[train], val=[val]), [], [])
+    job = prepare.Job(config, SimpleNamespace(train=[train], val=[val]), [], [], code=code)
     assert run_folder.read(add(results, code, 0))["config_id"] == job.config_id
     comment(code)
     comment(code, "models/gpt2.py")

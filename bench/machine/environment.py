@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import private
 from bench.machine import env_values, gpus, processes
-from bench.paths import REPO
+from bench.paths import CHECKOUT, REPO
 from bench.units import GIB, KIB, gib_from_bytes
 
 # fmt: off
@@ -196,6 +196,7 @@ def _name_and_version(dist):
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change how torch, NCCL, OpenMP or this harness run; what is no setting in them as a hash."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
+    names = [name for name in names if name != CHECKOUT]  # it says where, and changes nothing
     return {name: env_values.shown(private.redact(environ[name], REPO)) for name in names if not SECRET.search(name)}
 
 

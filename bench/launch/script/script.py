@@ -54,10 +54,11 @@ class Script:
     dialect: str | None  # a name, or the path of a yaml; None: found in what is printed
     data: PurePosixPath  # below its working folder
     raw_data: bool
+    copied: Mapping[str, Path] | None = None  # prepare.frozen()'s copies of its sources
 
     @functools.cached_property
-    def sources(self) -> dict[str, Path]:
-        return script_files.sources(self.path)
+    def sources(self) -> Mapping[str, Path]:
+        return self.copied if self.copied is not None else script_files.sources(self.path)
 
     @functools.cached_property
     def sha256_by_name(self) -> dict[str, str]:
