@@ -57,9 +57,14 @@ def results_root() -> Path:
 
 
 def copy_roots() -> list[Path]:
-    """Folders for copies of code, the first that can be used is: in the user's cache, else beside the results."""
+    """Folders for copies of code; the first that only this user can write is taken: their cache, the temporary folder.
+
+    The second is for a home that is read only, or on a disk that gives its files to somebody else.
+    """
+    import tempfile  # 5 ms, which --help does not need
+
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [Path(cache, "speedrun-code"), results_root().absolute() / ".speedrun-code"]
+    return [Path(cache, "speedrun-code"), Path(tempfile.gettempdir(), f"speedrun-code-{os.geteuid()}")]
 
 
 def published_root() -> Path:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -111,8 +112,11 @@ def test_the_copies_used_last_are_kept_and_so_is_one_in_use(small, cache, monkey
 def test_a_cache_that_others_can_write_is_not_used(small, cache, monkeypatch, tmp_path):
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    assert copied(small).is_relative_to(tmp_path / "results")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    assert copied(small).is_relative_to(tmp_path / "temp")
+    (tmp_path / "temp" / f"speedrun-code-{os.geteuid()}").chmod(0o777)
+    with pytest.raises(ValueError, match="others may write there.*set XDG_CACHE_HOME"):
+        copied(small)
 
 
 def test_what_lies_beside_the_users_own_sources_is_linked(tmp_path, cache):

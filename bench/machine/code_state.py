@@ -64,7 +64,12 @@ def raced_files(repo: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN) -> 
     """{path from repo: sha256 of what counts of the file} of RACED and of own (classes.sources() of a run), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
     result = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
-    return {name: _sha256_of(path.read_bytes(), path.suffix == ".py") for name, path in sorted(result.items())}
+    return {name: file_sha256(path) for name, path in sorted(result.items())}
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of what counts of one file."""
+    return _sha256_of(path.read_bytes(), path.suffix == ".py")
 
 
 def source_sha256(repo: Path | str = CODE, files: dict[str, str] | None = None, own: Mapping = NONE_OWN) -> str:
