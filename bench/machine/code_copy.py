@@ -205,10 +205,10 @@ def _make(root, content):
         _write(made, folder, content)
         if folder.is_dir() and _stored(folder) != content:
             _remove(folder)
-        with contextlib.suppress(FileExistsError):
-            os.rename(made, folder)
+        os.rename(made, folder)
+        os.chmod(folder, 0o555)
     except OSError as error:
-        if not folder.is_dir():
+        if not folder.is_dir():  # else another process was first
             raise ValueError(f"{root}: no copy of the code fits there ({error.strerror}): free space") from None
     finally:
         _remove(made)

@@ -54,6 +54,7 @@ RACED = (
 )
 OTHER_SOURCES = classes.KERNELS
 NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here
+_last_patch = {}  # {diff_sha256: code/diff.patch} of the last state(): git is asked once a run
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
@@ -127,8 +128,12 @@ def state(code: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN, repo: Pat
     except git.Failed as error:
         return result | {"git_failure": private.redact(str(error), repo or code)}
     result |= {"commit": commit, "dirty": bool(changes or untracked), "untracked": untracked}
-    digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest() if changes else None
-    return result | {"diff_sha256": digest}
+    if changes:
+        digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
+        _last_patch.clear()
+        _last_patch[digest] = changes
+        return result | {"diff_sha256": digest}
+    return result
 
 
 def git_failure(repo: Path | str = REPO) -> str | None:
@@ -149,16 +154,13 @@ def write(
     known: dict | None = None,
     repo: Path | str | None = None,
 ) -> None:
-    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: state(code, own, repo)."""
+    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: what state() last said of it."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     known = known or state(code, own, repo)
     atomic.write_json(folder / "commit.json", known)
-    changes = ""
-    if known["diff_sha256"]:
-        with _asked(code, repo or code) as ask:
-            changes = ask.changes()
-    (folder / "diff.patch").write_text(changes, errors="surrogateescape")
+    patch = _last_patch.get(known["diff_sha256"], "") if known["diff_sha256"] else ""
+    (folder / "diff.patch").write_text(patch, errors="surrogateescape")
     copies = {f"untracked/{name}": Path(code, name) for name in known["untracked"] or ()} | dict(own)
     for name, path in copies.items():
         content = path.read_bytes()
