@@ -1,6 +1,8 @@
 """What runs is what the record holds: read-only copies of the code, and a git that fails is unknown."""
 
+import importlib.util
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -249,6 +251,21 @@ def test_a_module_from_elsewhere_is_named(rank, small, tmp_path, where):
         path.symlink_to(small / "models/b.py")
     sys.modules[name] = module(name, path)
     assert imported.facts(hashes=True)["elsewhere"] == [name]
+
+
+def test_bytecode_of_another_program_is_named(rank):
+    """What a contestant leaves for the next: the source is right, and Python imports what lies beside it."""
+    code, _ = rank
+    for name, text in (("honest", "x = 1\n"), ("forged", "x = 0.5\n")):
+        path = code / "bench/a.py"
+        cached = importlib.util.cache_from_source(str(path))
+        os.chmod(cached, 0o644)
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        (code.parent / "a.py").write_text(text)
+        py_compile.compile(str(code.parent / "a.py"), cached, str(path), doraise=True, invalidation_mode=mode)
+        spec = importlib.util.spec_from_file_location("bench.a", path)
+        sys.modules["bench.a"] = importlib.util.module_from_spec(spec)
+        assert imported.facts(hashes=True)["elsewhere"] == ["bench.a"] * (name == "forged")
 
 
 def test_a_copy_that_changed_while_it_ran_is_named(rank):

@@ -5,9 +5,9 @@ read are hashed and copied, with their bytecode, and the run's processes start f
 checkout's sources again.  Editing them while a run starts, trains or is raced changes no run that has begun.
 
 Copies lie in a cache folder of the user's (paths.copy_roots()): one for each state of the code, shared by all runs of
-it.  A copy is hashed whenever a run takes it, and made again where it is not what its name says.  A program that runs
-as the same user can still rewrite a copy and its bytecode while a run uses it, as it can rewrite torch: see
-docs/SECURITY.md.
+it.  A copy is hashed whenever a run takes it, made again where it is not what its name says, and hashed once more as
+the run ends, with the bytecode that was imported (bench/training/imported.py).  A program that runs as the same user
+and puts everything back in between is not seen: docs/SECURITY.md.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from bench.paths import CODE, COPY_NAME, copy_roots
 from bench.units import MIB
+from bench.user_code.classes import KERNELS
 
 FOLDERS = ("bench", "models", "conf")
 KEPT_COPIES = 8  # those used last; one that a run uses is kept whatever its age
@@ -104,7 +105,7 @@ def content_of(repo: Path) -> Content:
                 key = os.path.relpath(path, repo)
                 if name.startswith(".") or name.endswith((".pyc", "~")) or not os.path.isfile(path):
                     continue
-                if os.path.getsize(path) > MAX_BYTES and not name.endswith(".py"):
+                if os.path.getsize(path) > MAX_BYTES and not name.endswith((".py", *KERNELS)):
                     links[key] = os.path.realpath(path)
                 else:
                     files[key] = _read(path)
