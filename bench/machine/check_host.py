@@ -112,7 +112,7 @@ def git(failure: str | None, repo: Path) -> Check:
     if failure is None:
         return Check("git", "ok", "answers, or is not there: the code is known by its hash")
     remedy = next((one for word, one in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
-    found = f"the commit is unknown, and a run cannot be claimed: {' '.join(failure.split())[:MAX_CHARS]}"
+    found = f"the commit is unknown, and a run cannot be claimed: {failure[:MAX_CHARS]}"
     return Check("git", "warn", found, remedy)
 
 

@@ -126,7 +126,7 @@ def state(code: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN, repo: Pat
         with _asked(code, repo or code) as ask:
             commit, changes, untracked = ask.commit, ask.changes(), ask.untracked()
     except git.Failed as error:
-        return result | {"git_failure": private.redact(str(error), repo or code)}
+        return result | {"git_failure": _one_line(error, repo or code)}
     result |= {"commit": commit, "dirty": bool(changes or untracked), "untracked": untracked}
     if changes:
         digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
@@ -144,7 +144,12 @@ def git_failure(repo: Path | str = REPO) -> str | None:
         with _asked(repo, repo) as ask:
             ask.changes()
     except git.Failed as error:
-        return private.redact(str(error), repo)
+        return _one_line(error, repo)
+
+
+def _one_line(error, repo):
+    """What git said, without private paths and without its own remedy, in which the path would be missing."""
+    return " ".join(private.redact(str(error), repo).partition("To add an exception")[0].split())
 
 
 def write(
