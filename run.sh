@@ -9,6 +9,7 @@
 #   SPEEDRUN_TORCH_INDEX=...       where the CPU build is looked for when pip's own index lacks it
 set -euo pipefail
 unset CDPATH
+unset PYTHONSAFEPATH # the program is started in the folder that it is imported from
 export SPEEDRUN_CWD="$PWD" # the program resolves the user's relative paths against this
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" # a link to this file works from anywhere
 

@@ -1,14 +1,19 @@
 """Where things are: this code, its results, and the folder that the user's relative paths start from.
 
 run.sh changes folder, and gives the user's own as SPEEDRUN_CWD.  REPO is the checkout, or the package that a wheel
-installs, which holds the same folders; there nothing is ever written.
+installs, which holds the same folders; there nothing is ever written.  CODE is where this process imports from: REPO,
+or a read-only copy of it (bench/machine/code_copy.py), whose processes are told REPO by the variable CHECKOUT.
 """
 
 import os
+import re
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
-CONF = REPO / "conf"
+CHECKOUT = "SPEEDRUN_CHECKOUT"
+COPY_NAME = re.compile(r"[0-9a-f]{32}-[\w-]+")  # the folder of a copy
+CODE = Path(__file__).resolve().parent.parent
+REPO = Path(os.environ.get(CHECKOUT, CODE)) if COPY_NAME.fullmatch(CODE.name) else CODE
+CONF = CODE / "conf"
 MARK = "speedrun.yaml"  # in a user's conf/: ./run.sh init made it; a conf/ without it is some other program's
 INSTALLED = (REPO / "__init__.py").exists()  # what bench/wheel/command.py is in a wheel
 PUBLISHED = "published"  # copies for git, in results/: what searches a results folder skips it
@@ -49,6 +54,17 @@ def own_conf() -> Path | None:
 def results_root() -> Path:
     """SPEEDRUN_RESULTS, where it is set and not empty, else results/ in project_folder()."""
     return of_user(os.environ.get("SPEEDRUN_RESULTS") or project_folder() / "results")
+
+
+def copy_roots() -> list[Path]:
+    """Folders for copies of code; the first that only this user can write is taken: their cache, the temporary folder.
+
+    The second is for a home that is read only, or on a disk that gives its files to somebody else.
+    """
+    import tempfile  # 5 ms, which --help does not need
+
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return [Path(cache, "speedrun-code"), Path(tempfile.gettempdir(), f"speedrun-code-{os.geteuid()}")]
 
 
 def published_root() -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench import atomic
+from bench.paths import COPY_NAME, copy_roots
 from bench.reading import plain_file
 from bench.reading.damage import Damaged
 from bench.units import MIB
@@ -28,6 +29,9 @@ def redact(
 
     Who a URL logs in as, if it holds a password, is USER:PASSWORD.  home, user, host: None is this process's own.
     """
+    for root in copy_roots():
+        if str(root) in text:  # of a source: what the repository's own path becomes
+            text = re.sub(rf"{re.escape(str(root))}/{COPY_NAME.pattern}", ".", text)
     text = re.sub(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+@", "USER:PASSWORD@", text)
     home = os.path.expanduser("~") if home is None else home
     user = os.path.basename(home) if user is None else user

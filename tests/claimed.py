@@ -217,7 +217,9 @@ class Racers:
             monkeypatch.setattr(module, "utc", clock)
         monkeypatch.setattr(arm_process, "facts", self.facts)
         monkeypatch.setattr(
-            arm_process, "facts_of_own", lambda arms, results: [arm_process.facts(None, one, results) for one in arms]
+            arm_process,
+            "facts_of_own",
+            lambda folder, arms, results: [arm_process.facts(None, one, results) for one in arms],
         )
         monkeypatch.setattr(arm_process, "start", self.start)
         monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: ("41" * 64)[:64])

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import importlib
 import json
 import os
@@ -35,6 +36,7 @@ MAX_BYTES, MAX_FDS = 2**20, 64
 _fork_exec = subprocess._fork_exec
 _servers = {}  # by LD_PRELOAD, "": that which most are forks of; (socket, process)
 _preloaded = []
+_held = contextlib.ExitStack()
 
 
 def install():
@@ -79,6 +81,7 @@ def _forked(*given):
         return _fork_exec(*given)
     kept = sorted(asked.kept)
     what = {"words": asked.words, "variables": asked.variables, "new_session": asked.new_session, "kept": kept}
+    what["cwd"] = asked.cwd
     ours, libc = _connected(library), ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -97,11 +100,21 @@ def _connected(library):
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
         env = forked.started | {"ROOM": forked.ROOM} | ({"LD_PRELOAD": library} if library else {})
         with its:
-            program = [sys.executable, __file__, str(its.fileno()), forked.ROOM]
-            process = subprocess.Popen(program, cwd=REPO, env=env, pass_fds=[its.fileno()])
+            program = [sys.executable, __file__, str(its.fileno()), str(_copy()), forked.ROOM]
+            process = subprocess.Popen(
+                program, cwd=REPO, env=env | {"SPEEDRUN_CHECKOUT": str(REPO)}, pass_fds=[its.fileno()]
+            )
         _servers[library] = ours, process
         atexit.register(_close, library)
     return _servers[library][0]
+
+
+@functools.cache
+def _copy():
+    """Of the code, there until the tests end: a rank must not have imported it from anywhere else."""
+    from bench.machine import code_copy  # not from there in the server, which imports this file too
+
+    return _held.enter_context(code_copy.held(REPO))
 
 
 def _close(library):
@@ -114,7 +127,8 @@ def _close(library):
 # ---- the server
 
 
-def _serve(ours):
+def _serve(ours, code):
+    sys.path[0] = code
     _import_all()
     while True:
         message, fds, _, _ = socket.recv_fds(ours, MAX_BYTES, MAX_FDS)
@@ -138,7 +152,6 @@ def _serve(ours):
 
 def _import_all():
     """What a command imports anyway; hashes of sources are kept by their content."""
-    sys.path[0] = str(REPO)
     from bench.cli.verbs import VERBS
     from bench.config import compose
     from bench.machine import code_state
@@ -166,7 +179,8 @@ def _become(asked, fds, between):
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]  # out of the way of the numbers that they are to have
     for number, fd in zip(asked["kept"], moved[3:], strict=True):
         os.dup2(fd, number)
-    child = forked.Asked(asked["words"], asked["variables"], moved[:3], set(asked["kept"]), asked["new_session"], None)
+    kept = set(asked["kept"])
+    child = forked.Asked(asked["words"], asked["cwd"], asked["variables"], moved[:3], kept, asked["new_session"], None)
     forked.run(child)
 
 
@@ -190,4 +204,4 @@ def _enter(namespace, hostname):
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

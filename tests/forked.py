@@ -45,6 +45,7 @@ class Asked(NamedTuple):
     """What Popen asks for."""
 
     words: list[str]
+    cwd: str
     variables: dict[str, str]
     streams: list[int]  # what become 0, 1 and 2
     kept: set[int]  # open files that stay
@@ -58,11 +59,16 @@ def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
     words = [os.fsdecode(word) for word in words]
     variables = dict(os.environ) if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
     asks_more = not (close_fds and restore) or group != -1 or (gid, groups, uid) != (None,) * 3 or umask != -1
-    is_ours = words[:2] == [sys.executable, "-m"] and words[2] in modules and cwd and Path(cwd) == REPO
+    is_ours = words[:2] == [sys.executable, "-m"] and words[2] in modules and cwd and Path(os.fsdecode(cwd)) in _code()
     if not is_ours or asks_more:
         return None
     streams = [number if fd == -1 else fd for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
-    return Asked(words, variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
+    return Asked(words, os.fsdecode(cwd), variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
+
+
+def _code():
+    """The folders whose programs are forked: the repository, and the copy that this process imported bench from."""
+    return {REPO, *(sys.modules[name].CODE for name in ("bench.paths",) if name in sys.modules)}
 
 
 def _fork_exec(*given):
@@ -90,6 +96,7 @@ def run(child):
                 os.close(int(name))
     if child.new_session:
         os.setsid()
+    os.chdir(child.cwd)
     if child.prepare:
         child.prepare()
     become(child.words, child.variables)

@@ -13,7 +13,7 @@ from bench.claims.rules import runs as run_rules
 from bench.cli import judge, race
 from bench.compare import differences, eligibility
 from bench.launch import prepare
-from bench.machine import code_state, syntax
+from bench.machine import code_copy, code_state, syntax
 from bench.paths import REPO
 from bench.race import arm_process
 from bench.record import ledger, run_folder
@@ -32,6 +32,7 @@ NOT_RACED = {
     "bench/private.py": "hides private words in records",
     "bench/machine/env_values.py": "hides in records what of a variable is no known setting",
     "bench/paths.py": "finds folders",
+    "bench/machine/code_copy.py": "copies what is run, and hashes it at the end",
     "bench/machine/signals.py": "how a launcher is interrupted",
     "bench/machine/run_processes.py": "finds and ends what a run has left",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
@@ -320,11 +321,10 @@ def test_a_claim_of_two_identity_versions_is_refused_because_it_is_unknown_wheth
 # ---- sweep, race, compare
 
 
-def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, code, monkeypatch):
-    monkeypatch.setattr(prepare, "REPO", code)
+def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, code):
     config = claimed.config(0)
     train, val = (SimpleNamespace(sha256=sha256) for sha256 in (config.data.train_sha256, config.data.val_sha256))
-    job = prepare.Job(config, SimpleNamespace(train=[train], val=[val]), [], [])
+    job = prepare.Job(config, SimpleNamespace(train=[train], val=[val]), [], [], code=code)
     assert run_folder.read(add(results, code, 0))["config_id"] == job.config_id
     comment(code)
     comment(code, "models/gpt2.py")
@@ -340,11 +340,12 @@ def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results
     arms = claimed.Racers(results, lambda arm, seed: 10.0 + 0.01 * seed)
     arms.install(monkeypatch)
     monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: source_sha256(code, own))
-    planned = code_state.source_sha256(code)
+    planned, places = code_state.source_sha256(code), set()
     monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | {"source_sha256": planned})
 
-    def start(*args, **more):
-        arms.start(*args, **more)
+    def start(folder, *args, **more):
+        arms.start(folder, *args, **more)
+        places.add(folder)
         if arms.num_started == 2:
             edit(code)
 
@@ -355,6 +356,8 @@ def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results
         with pytest.raises(ValueError, match="changed while the race was running"):
             race.main(["A=", "B=", "n=2", "--anyway"])
     assert arms.num_started == num_started
+    (place,) = places  # for all runs the copy of the checkout that was made when the race began
+    assert code_copy.is_copy(place) and place != REPO and code_copy.is_whole(place)
 
 
 def test_an_arm_of_two_identity_versions_is_marked_and_nothing_is_said_of_its_code(results, code):

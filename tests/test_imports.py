@@ -21,7 +21,7 @@ TABLE = {
     "web": "",
     "atomic": "reading units",
     "user_code": "paths",
-    "private": "reading atomic units",
+    "private": "reading atomic paths units",
     "data": "reading atomic",
     "config": "reading user_code paths",
     "data.sources": "reading atomic data user_code paths units",

@@ -13,7 +13,7 @@ import torch
 
 from bench import atomic
 from bench.compare import comparison, selection, text
-from bench.machine import environment
+from bench.machine import code_state, environment
 from bench.record import certificates, listing, step_files
 from bench.replay import environments, outcomes, repeats
 from bench.report import run_page, table_groups
@@ -137,7 +137,7 @@ def test_what_is_missing_is_said_before_any_work(finished_run, tmp_path):
     run["data"]["train"][0]["sha256"] = "0" * 64
     run["hardware"]["num_processes"] = 8
     atomic.write_json(folder / "run.json", run)
-    (found,), said = replayed(tmp_path / "results", folder, expect=2)
+    (found,), said = replayed(tmp_path / "results", folder, "--trust", expect=2)
     assert found["outcome"] == "impossible here"
     assert "commit: 000000000000 is not in this repository" in found["why"] and "sha256" in found["why"]
     assert not (tmp_path / "results" / "replays").exists()
@@ -158,15 +158,53 @@ def test_a_changed_loss_is_not_reproduced_and_changed_code_is_refused(finished_r
         return "\n".join([*lines, ",".join(cells)]) + "\n"
 
     change(folder, "steps.csv", better)
-    (found,), _ = replayed(tmp_path / "a", folder, expect=1)
+    (found,), _ = replayed(tmp_path / "a", folder, "--trust", expect=1)
     assert found["outcome"] == "not reproduced" and "val_loss of step 6" in found["why"]
     assert found["num_equal_losses"] == found["num_losses"] - 1
     folder = real_runs.copy_of(finished_run, tmp_path / "b")
     run = json.loads((folder / "run.json").read_text())
     run["code"]["source_sha256"] = "1" * 64  # of code that the record does not hold
     atomic.write_json(folder / "run.json", run)
-    (found,), _ = replayed(tmp_path / "b", folder, expect=2)
+    (found,), _ = replayed(tmp_path / "b", folder, "--trust", expect=2)
     assert found["outcome"] == "impossible here" and "the record was changed, or lacks a part" in found["why"]
+
+
+def test_a_strangers_code_runs_only_when_it_is_trusted_and_gets_no_tokens(finished_run, tmp_path):
+    """A patch of bench/, its hash put right, that writes to a file which tokens it sees."""
+    folder = real_runs.copy_of(finished_run, tmp_path / "theirs")
+    commit = real_runs.run_json(folder)["code"]["commit"]
+    worktree, spied = tmp_path / "worktree", tmp_path / "spied"
+    git = ["git", "-C", str(worktree)]
+    subprocess.run(["git", "worktree", "add", "-q", "--detach", worktree, commit], cwd=real_runs.REPO, check=True)
+    try:
+        init = worktree / "bench/__init__.py"
+        spy = f"import os\nopen({str(spied)!r}, 'a').write(str([n for n in os.environ if 'TOKEN' in n]))\n"
+        init.write_text(init.read_text() + spy)
+        patch = subprocess.run([*git, "diff", "--binary"], check=True, capture_output=True, text=True).stdout
+        known = code_state.state(worktree)
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", worktree], cwd=real_runs.REPO, check=True)
+
+    def with_code(text):
+        run = json.loads(text)
+        run["code"] = run["code"] | known | {"copy": run["code"]["copy"]}
+        return json.dumps(run)
+
+    change(folder, "code/diff.patch", lambda text: patch)
+    (folder / "run.json").write_text(with_code((folder / "run.json").read_text()))
+    refused = real_runs.bench(tmp_path / "results", "replay", str(folder), HF_TOKEN="secret")
+    assert refused.returncode == 2 and "code/diff.patch" in refused.stderr and "--trust" in refused.stderr
+    assert not spied.exists() and not (folder / "certificate.json").exists()
+    (found,), _ = replayed(tmp_path / "results", folder, "--trust", HF_TOKEN="secret")
+    assert found["outcome"] == "identical" and set(spied.read_text()) == set("[]")
+    spied.unlink()
+    change(folder, "code/diff.patch", lambda text: text.replace("import os", "import os, sys"))
+    patched = (folder / "code/diff.patch").read_bytes()
+    run = json.loads((folder / "run.json").read_text())
+    run["code"]["diff_sha256"] = hashlib.sha256(patched).hexdigest()
+    atomic.write_json(folder / "run.json", run)
+    (found,), _ = replayed(tmp_path / "results", folder, "--trust", expect=2)
+    assert "bench/__init__.py, as the record holds it, is not the file" in found["why"] and not spied.exists()
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ import sys
 from bench.cli import arguments
 from bench.config import compose, resolve, schema
 from bench.launch import probe
-from bench.machine import environment, gpus, preflight
+from bench.machine import check_host, code_state, environment, gpus, preflight
 from bench.machine.preflight import Check
 from bench.passport import judged, kept, text
 from bench.passport.measure import session
-from bench.paths import results_root
+from bench.paths import REPO, results_root
 
 WIDTH = len("power limit")  # the longest name
 
@@ -31,7 +31,7 @@ def main(argv):
     env = environment.environment()
     if args.passport:
         return passport(hardware, env, args.json)
-    checks = preflight.checks(hardware, 0, env, results_root())
+    checks = [*preflight.checks(hardware, 0, env, results_root()), check_host.git(code_state.git_failure(), REPO)]
     if hardware.device == "cuda" or env["nvml"] is None:
         checks.insert(0, driver(env))
     show = (lambda some: None) if args.json else (lambda some: print(preflight.report(some, WIDTH), flush=True))

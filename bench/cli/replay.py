@@ -90,7 +90,7 @@ def _of(folder, args):
     if args.check:
         missing = [check for check in checks if check.status == "fail"]
         return certificate.impossible(recorded, missing[0].found) if missing else None
-    asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet)
+    asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet, args.trust)
     result = replaying.replay(recorded, checks, asked, say)
     word = result.outcome
     is_coloured = word in COLOURED and screen.is_terminal()
@@ -106,6 +106,7 @@ def _parser():
     parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")
     parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
     parser.add_argument("--keep-env", action="store_true", help="with this shell's OMP_..., ONEDNN_..., not its own")
+    parser.add_argument("--trust", action="store_true", help="run the code that a record of somebody else brings")
     parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
     parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")
     return parser

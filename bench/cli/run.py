@@ -11,7 +11,7 @@ from bench.launch import console, joining, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.nodes.member import Refused
 from bench.launch.of_nodes import OfNodes
-from bench.launch.prepare import asked, prepare, this_machine
+from bench.launch.prepare import asked, frozen, prepare, this_machine
 from bench.sweep import packing
 from bench.units import seconds_of
 
@@ -125,6 +125,7 @@ def _run(args, argv, started_by):
             overrides = joining.effective(args.overrides, started_by)
             job = _prepared(overrides, not args.race)  # a race has checked it
             joining.check(job, started_by)
+            job = stack.enter_context(frozen(job))  # now, so that all nodes are compared by what they will run
             if coordinator is None and job.config.hardware.rendezvous:
                 coordinator = joining.lead_nodes(job)
                 if coordinator is None:

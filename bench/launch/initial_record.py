@@ -53,7 +53,7 @@ def _undo(results, folder, run):
 
 def record_of(job, env: dict, command: Sequence[str]) -> dict:
     """run.json of a run that has not begun: running, and invalid until it is complete."""
-    config = job.config
+    config, code = job.config, code_state.state(job.code, job.own_sources, REPO)
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "run_id": None,
@@ -87,14 +87,21 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
         "timing_protocol": _timing_protocol(job) | {"instruments": registry.in_timed_region(config.instruments)},
-        "code": code_state.state(REPO, job.own_sources),
+        "code": code | {"copy": job.code.name},
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
-        "warnings": dashboards.warnings(config.exporters),
+        "warnings": dashboards.warnings(config.exporters) + _of_git(code),
         "measured": {},
         "metrics": {},
         "artifacts": [],
     } | ({"script": job.script.facts()} if job.script else {})
+
+
+def _of_git(code):
+    """A warning where git failed: nothing says which commit the run was, or how its code differs from it."""
+    if "git_failure" not in code:
+        return []
+    return [{"rank": None, "instrument": "git", "edge": "start", "error": code["git_failure"]}]
 
 
 def _public(word):
@@ -145,10 +152,12 @@ def write_inputs(folder, job, env, started_s, code, pipes=(), edge_pipe=None):
     overrides = [_public(override) for override in typed]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
-    code_state.write(REPO, folder / "code", job.own_sources, code)
+    code_state.write(job.code, folder / "code", job.own_sources, code, REPO)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
     launched |= {"edge_pipe": edge_pipe} if edge_pipe else {}
+    if job.own_folder:
+        launched["own"] = job.own_folder
     if job.config.hardware.nodes:
         launched["t_offset_ns"] = 0  # this node's clock is the run's
     if job.script:

@@ -4,6 +4,7 @@ One process coordinates (rank 0's, or the node that has the address of hardware.
 others are members: each starts the ranks that are its own and writes no record.
 """
 
+import contextlib
 import errno
 import os
 import sys
@@ -18,8 +19,8 @@ from bench.launch.nodes import adopted, channel, fabric
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.coordinator import Coordinator
 from bench.launch.nodes.member import Hello, Member
-from bench.launch.prepare import Job
-from bench.machine import code_state, environment, run_processes
+from bench.launch.prepare import Job, frozen
+from bench.machine import code_copy, code_state, environment, run_processes
 from bench.paths import REPO, results_root
 
 SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
@@ -110,7 +111,7 @@ def facts_of(job: Job) -> dict:
     files = job.dataset.train + job.dataset.val
     return {
         "source_sha256": job.source_sha256,
-        "commit": code_state.state(REPO, job.own_sources)["commit"],
+        "commit": code_state.state(job.code, job.own_sources, REPO)["commit"],
         "torch": env["packages"].get("torch"),
         "python": env["python"],
         "data_sha256": [file.sha256 for file in files],
@@ -130,7 +131,13 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
     prepared(): the job as this node has it, asked by the first rank of each node alone.
     """
     is_leader = adopted.local_rank == 0 and adopted.node > 0
-    job = prepared() if is_leader else None
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(frozen(prepared())) if is_leader else None
+        code = job.code if job else stack.enter_context(code_copy.held(REPO))
+        return _follow_adopted(adopted, job, code)
+
+
+def _follow_adopted(adopted, job, code):
     hello = Hello(adopted.node, adopted.rank, 1, adopted.local_rank, facts_of(job) if job else None)
     if adopted.host is None:
         raise ValueError(f"{adopted.words()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
@@ -138,11 +145,16 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
         connection = channel.connect(adopted.host, adopted.ports, adopted.key, RENDEZVOUS_S)
     except TimeoutError:
         raise ValueError(f"rank {adopted.rank}: no answer of rank 0 in {RENDEZVOUS_S:g} s: see what it says") from None
-    return _follow(connection, adopted.key, hello, job, keep_master=adopted.has_store)
+    return _follow(connection, adopted.key, hello, job, code, keep_master=adopted.has_store)
 
 
 def follow_nodes(job: Job) -> int:
     """A node that has not the address of hardware.rendezvous -> exit code."""
+    with frozen(job) as job:
+        return _follow_node(job)
+
+
+def _follow_node(job):
     hardware = job.config.hardware
     host, port = ranges.host_and_port(hardware.rendezvous)
     hello = Hello(None, None, hardware.num_processes // hardware.nodes, 0, facts_of(job))
@@ -152,10 +164,10 @@ def follow_nodes(job: Job) -> int:
     except TimeoutError:
         what = f"hardware.rendezvous={hardware.rendezvous}: no run waits there (tried for {timeout_s:g} s)"
         raise ValueError(f"{what}: start the same command on the node that has this address") from None
-    return _follow(connection, hardware.rendezvous, hello, job, keep_master=False)
+    return _follow(connection, hardware.rendezvous, hello, job, job.code, keep_master=False)
 
 
-def _follow(connection, key, hello, job, keep_master):
+def _follow(connection, key, hello, job, code, keep_master):
     member = Member(connection, key, hello, results_root())
 
     def env(start: dict) -> Mapping[str, str]:
@@ -169,9 +181,10 @@ def _follow(connection, key, hello, job, keep_master):
     def launch(inputs: dict) -> dict:
         shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
         own = {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": inputs["t_offset_ns"]}
+        own |= {"own": job.own_folder} if job.own_folder else {}
         return inputs["launch"] | own
 
-    return member.run(ranks.WORKER, env, launch)
+    return member.run(ranks.WORKER, env, launch, code)
 
 
 def slurm_node() -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from bench import atomic
+from bench import atomic, private
 from bench.data.sources import datasets
 from bench.exporters import dashboards
 from bench.instruments import registry
@@ -19,7 +19,7 @@ from bench.launch.console import Bars, say
 from bench.launch.edge_pipe import EdgePipe
 from bench.launch.nodes import carried
 from bench.launch.of_nodes import OfNodes, of_allocation
-from bench.launch.prepare import Job
+from bench.launch.prepare import Job, frozen
 from bench.launch.progress import Progress
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
@@ -28,7 +28,7 @@ from bench.machine import environment, run_processes, utc
 from bench.machine.cpu_meter import CpuMeter
 from bench.machine.run_clock import RunClock
 from bench.machine.signals import Interrupted, held, raise_interrupted
-from bench.paths import results_root
+from bench.paths import REPO, results_root
 from bench.record import failures
 
 HEARTBEAT_S = 10.0
@@ -57,12 +57,13 @@ def launch(
     ranks that other processes start too, which have gathered (None: those of a SLURM allocation are started here).
     ValueError where no record can be written at all.
     """
-    if of_nodes is None and job.config.hardware.nodes:
-        with of_allocation(job) as of_nodes:
-            run = _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
-            of_nodes.bye(run)
-            return run
-    return _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
+    with frozen(job) as job:
+        if of_nodes is None and job.config.hardware.nodes:
+            with of_allocation(job) as of_nodes:
+                run = _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
+                of_nodes.bye(run)
+                return run
+        return _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
 
 
 def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
@@ -78,7 +79,7 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     run |= {"beside": beside} if beside else {}
     of_slurm = allocation.found()
     run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
-    for warning in run["warnings"]:
+    for warning in dashboards.warnings(job.config.exporters):
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     folder = watched = edges = None
     with raise_interrupted() as signals:
@@ -86,15 +87,15 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
             with held():  # no signal leaves a folder whose run nobody ends
                 folder = initial_record.folder_of(job.config, run, results_root())
             foreign_cores = meter.foreign_cpu_cores()
-            with owner.owning(folder, run):
+            with owner.owning(folder, run, job.code):
                 watched = _watched(folder, job) if job.script else None
                 edges = None if job.script else EdgePipe(folder)
                 pipes = (watched.pipes, None) if watched else ((), edges.path)
                 initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], *pipes)
-                checks = ready.checks(job, env, foreign_cores)
+                checks = ready.checks(job, env, foreign_cores, run["code"])
                 if series is None:  # else they were shown before the first
                     ready.show_odd(checks)
-                run["preflight"] = [asdict(check) for check in checks]
+                run["preflight"] = [private.redact_all(asdict(check), REPO) for check in checks]
                 with edges or contextlib.nullcontext():
                     exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals)
             signals.check()
@@ -182,7 +183,7 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
         of_nodes.started(folder, child_env, log)
         if of_nodes
         else ranks.started(
-            folder, hardware.num_processes, child_env | more_env, log, watched.program if watched else program
+            folder, hardware.num_processes, child_env | more_env, log, watched.program if watched else program, job.code
         ) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,

@@ -60,7 +60,7 @@ class OfNodes:
             own |= fabric.variables(self._coordinator.interface(), os.environ)
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
         master = {} if adopted and adopted.has_store else _master(adopted.host if adopted else self._coordinator.host)
-        self._coordinator.begin(folder, texts, {}, ranks.WORKER, own, master, shared, log)
+        self._coordinator.begin(folder, texts, {}, ranks.WORKER, own, master, shared, log, job.code)
         try:
             yield self
         finally:

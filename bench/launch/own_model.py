@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import models
 from bench.config import schema
 from bench.machine import code_state, lazy_dynamo
-from bench.paths import REPO, working_folder
+from bench.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.user_code import classes
 
 METHODS = {  # what a run calls: what it must do
@@ -70,7 +70,7 @@ def _words_of(faults, arch):
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
     """Of each config's model all that it lacks, [] for nothing; one process makes them all."""
     own = filter(classes.is_import_path, [config.model.arch for config in configs])
-    files = code_state.raced_files(REPO, classes.sources(own))
+    files = code_state.raced_files(CODE, classes.sources(own))
     return _answers(json.dumps([_question(config) for config in configs], default=str), tuple(files.items()))
 
 
@@ -90,9 +90,9 @@ def _of_stages(config):
 
 @functools.lru_cache(maxsize=256)  # a sweep asks for every point
 def _answers(questions, files):
-    env = os.environ | {"SPEEDRUN_CWD": working_folder()}
+    env = os.environ | {"SPEEDRUN_CWD": working_folder(), CHECKOUT: str(REPO)}
     words = [sys.executable, "-m", "bench.launch.own_model"]
-    done = subprocess.run(words, cwd=REPO, env=env, input=questions, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=CODE, env=env, input=questions, capture_output=True, text=True)
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):

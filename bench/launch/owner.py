@@ -5,6 +5,7 @@ this to its guard (guard.py).
 """
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,20 +14,21 @@ from pathlib import Path
 from bench.launch import guard
 from bench.machine import run_processes
 from bench.machine.signals import held
-from bench.paths import REPO
+from bench.paths import CHECKOUT, REPO
 
 
 @contextlib.contextmanager
-def owning(folder: Path, run: dict) -> Iterator[None]:
+def owning(folder: Path, run: dict, code: Path) -> Iterator[None]:
     """Around everything that starts a process with run_processes.mark(folder).
 
     run: the record, which gets a warning where a process could not be ended: one that the kernel keeps in a driver or
-    at a dead disk.
+    at a dead disk.  code: the folder that the guard imports from.
     """
     with held():
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.launch.guard", str(folder)],
-            cwd=REPO,
+            cwd=code,
+            env=os.environ | {CHECKOUT: str(REPO)},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

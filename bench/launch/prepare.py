@@ -1,7 +1,8 @@
 """Overrides -> a run that may start: composed, its data found or made, resolved, everything checked."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from bench.instruments import registry
 from bench.launch import own_model
 from bench.launch.script import script
 from bench.launch.script.script import Script
-from bench.machine import code_state, environment, gpus
-from bench.paths import REPO, of_user
+from bench.machine import code_copy, code_state, environment, gpus
+from bench.paths import CODE, REPO, of_user
 from bench.user_code import classes, script_files
 
 GLOBS = ("train_glob", "val_glob")
@@ -31,6 +32,8 @@ class Job:
     overrides: list[str]
     deviations: list[str]  # from the track's rules; not empty: open division
     script: Script | None = None  # what runs in place of our own training
+    code: Path = CODE  # the folder that its processes import from; of frozen() a copy
+    copied: Mapping[str, Path] | None = None  # of frozen(): own_sources' copies
 
     @property
     def config_id(self) -> str:
@@ -70,19 +73,39 @@ class Job:
 
     @property
     def own_sources(self) -> dict[str, Path]:
-        """classes.sources() of those classes; {} without any."""
-        return classes.sources(self.own)
+        """classes.sources() of those classes, or their copies; {} without any."""
+        return self.copied if self.copied is not None else classes.sources(self.own)
+
+    @property
+    def own_folder(self) -> str | None:
+        """Where a frozen() job's own classes are imported from (classes.use_copies); None without any."""
+        path = next((path for name, path in (self.copied or {}).items() if name.startswith("own/")), None)
+        return path and str(next(folder for folder in path.parents if code_copy.is_copy(folder)) / "own")
 
     @property
     def source_sha256(self) -> str:
-        """The identity of the code that this run races, as it is now."""
-        return code_state.source_sha256(REPO, own=self.own_sources)
+        """The identity of the code that this run races: of its copies, else as it is now."""
+        return code_state.source_sha256(self.code, own=self.own_sources)
 
     def with_seed(self, seed: int) -> "Job":
         """The same run with another seed, 0 or more."""
         overrides = [override for override in self.overrides if not override.startswith("seed=")]
         config = dataclasses.replace(self.config, seed=seed)
         return dataclasses.replace(self, config=config, overrides=[*overrides, f"seed={seed}"])
+
+
+@contextlib.contextmanager
+def frozen(job: Job) -> Iterator[Job]:
+    """A context that yields the job with read-only copies of all the code that its run executes, there until its end.
+
+    ValueError: a source cannot be read, or no copy can be written.
+    """
+    if job.copied is not None:
+        yield job
+        return
+    with code_copy.held(REPO) as code, code_copy.held_sources(job.own_sources) as copied:
+        its_script = job.script and dataclasses.replace(job.script, copied=copied)
+        yield dataclasses.replace(job, code=code, copied=copied, script=its_script)
 
 
 def this_machine() -> schema.Machine:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from bench.config.schema import HardwareConfig
 from bench.machine import processes, run_processes
-from bench.paths import REPO, working_folder
+from bench.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.training import flight_recorder
 
 WORKER = (sys.executable, "-m", "bench.training.worker")
@@ -21,7 +21,7 @@ GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end 
 
 def environment(hardware: HardwareConfig) -> dict[str, str]:
     """hardware: resolved -> the ranks' environment variables; environment.json records these, not the launcher's."""
-    env = dict(os.environ) | {"SPEEDRUN_CWD": working_folder()}  # a user's own model is imported from there
+    env = dict(os.environ) | {"SPEEDRUN_CWD": working_folder(), CHECKOUT: str(REPO)}
     env["OMP_NUM_THREADS"] = str(hardware.num_threads)
     if hardware.device == "cpu":
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower
@@ -38,15 +38,22 @@ def environment(hardware: HardwareConfig) -> dict[str, str]:
 
 
 def agent(
-    folder: Path, num_processes: int, env: Mapping[str, str], log: BinaryIO, program: Sequence[str] = WORKER
+    folder: Path,
+    num_processes: int,
+    env: Mapping[str, str],
+    log: BinaryIO,
+    program: Sequence[str] = WORKER,
+    code: Path = CODE,
 ) -> contextlib.AbstractContextManager[subprocess.Popen]:
     """A context that yields the agent's Popen: num_processes ranks of  PROGRAM folder,  ended with the block.
 
-    log: a file for what the agent itself prints.  The owner of the run (owner.py) ends what the agent leaves.
+    log: a file for what the agent itself prints.  code: the folder that agent and ranks import from.
+
+    The owner of the run (owner.py) ends what the agent leaves.
     """
     words = [sys.executable, "-m", "bench.launch.agent", str(folder), str(num_processes), *program]
     marked = env | {IN_RUN: "1"} | run_processes.mark(folder)
-    return processes.child(words, REPO, marked, log, GRACE_S, lambda: run_processes.wake(folder))
+    return processes.child(words, code, marked, log, GRACE_S, lambda: run_processes.wake(folder))
 
 
 class OfAgent:
@@ -68,7 +75,7 @@ class OfAgent:
 
 
 @contextlib.contextmanager
-def started(folder, num_processes, env, log, program=WORKER):
+def started(folder, num_processes, env, log, program=WORKER, code=CODE):
     """A context that yields OfAgent."""
-    with agent(folder, num_processes, env, log, program) as process:
+    with agent(folder, num_processes, env, log, program, code) as process:
         yield OfAgent(process)

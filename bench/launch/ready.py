@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterable
 
 from bench.launch.console import confirmed
-from bench.machine import check_host, environment, preflight
-from bench.paths import results_root
+from bench.machine import check_host, code_state, environment, preflight
+from bench.paths import REPO, results_root
 from bench.terminal import text_table
 
 BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
@@ -14,13 +14,16 @@ SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer dep
 ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 
-def checks(job, env: dict | None = None, foreign_cores: float | None = None) -> list[preflight.Check]:
-    """The quick checks for this run, now.  job: of bench/launch/prepare.py; None: measured here."""
+def checks(
+    job, env: dict | None = None, foreign_cores: float | None = None, code: dict | None = None
+) -> list[preflight.Check]:
+    """The quick checks for this run, now.  job: of bench/launch/prepare.py; code: of its record; None: asked here."""
     if env is None:
         env, foreign_cores = environment.environment(), check_host.sample_foreign_cores(SAMPLE_S)
     hardware = dataclasses.replace(job.config.hardware, num_processes=job.config.hardware.ranks_of_node, nodes=None)
     of_machine = preflight.checks(hardware, job.data_bytes, env, results_root(), foreign_cores)
-    return [*of_machine, epochs(job)]
+    failure = code_state.git_failure() if code is None else code.get("git_failure")
+    return [*of_machine, check_host.git(failure, REPO), epochs(job)]
 
 
 def epochs(job) -> preflight.Check:

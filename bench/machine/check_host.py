@@ -15,6 +15,16 @@ LOW_FREE_GIB = 2.0  # traces and snapshots are large
 PROCESS_GIB = 0.6  # a worker that has imported torch, before its model: 0.5 measured with the CPU build
 MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/record/validity.py, above which a CPU run is suspect
 SAMPLE_S = 0.3
+MAX_CHARS = 300  # of what git says
+GIT_REMEDIES = {  # a word of git's message: what to do
+    "dubious ownership": "git config --global --add safe.directory {repo}",
+    "lfs": "git lfs install, or install git-lfs: the repository's files pass through it",
+    "filter": "install the program of that filter, or remove it: git config --get-regexp '^filter'",
+    "timed out": "git status in {repo}: what takes so long there? a slow disk, or a hook of yours",
+    "cannot be run": "install git",
+    "Permission denied": "make the file readable for this user",
+}
+GIT_REMEDY = "git fsck in {repo}, or run from a fresh clone"
 
 
 def disk_space(results):
@@ -95,6 +105,15 @@ def quota(num_cpus, quota_cores):
         return Check("cpu quota", "ok", "no limit" if quota_cores is None else f"{quota_cores:g} cores of {num_cpus}")
     remedy = "give the container whole cores instead of a share of time (--cpuset-cpus, not --cpus)"
     return Check("cpu quota", "warn", f"{quota_cores:g} cores' worth of time on {num_cpus} cores", remedy)
+
+
+def git(failure: str | None, repo: Path) -> Check:
+    """Whether git can say which commit the code is.  failure: its words where it cannot (code_state.git_failure())."""
+    if failure is None:
+        return Check("git", "ok", "answers, or is not there: the code is known by its hash")
+    remedy = next((one for word, one in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
+    found = f"the commit is unknown, and a run cannot be claimed: {failure[:MAX_CHARS]}"
+    return Check("git", "warn", found, remedy)
 
 
 def sample_foreign_cores(sample_s: float = SAMPLE_S) -> float | None:

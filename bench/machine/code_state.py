@@ -7,15 +7,18 @@ History of the identity, source_sha256:
 Hashes of two versions are never equal, and that says nothing: whether the code is the same is then unknown.
 """
 
+import contextlib
 import functools
 import glob
 import hashlib
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import atomic
-from bench.machine import git, syntax
-from bench.paths import REPO
+from bench import atomic, private
+from bench.machine import code_copy, git, syntax
+from bench.paths import CODE, INSTALLED, REPO
 from bench.units import MIB
 from bench.user_code import classes
 
@@ -51,20 +54,26 @@ RACED = (
 )
 OTHER_SOURCES = classes.KERNELS
 NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here
+_last_patch = {}  # {diff_sha256: code/diff.patch} of the last state(): git is asked once a run
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 # ---- the identity of what is raced
 
 
-def raced_files(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
+def raced_files(repo: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
     """{path from repo: sha256 of what counts of the file} of RACED and of own (classes.sources() of a run), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
     result = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
-    return {name: _sha256_of(path.read_bytes(), path.suffix == ".py") for name, path in sorted(result.items())}
+    return {name: file_sha256(path) for name, path in sorted(result.items())}
 
 
-def source_sha256(repo: Path | str = REPO, files: dict[str, str] | None = None, own: Mapping = NONE_OWN) -> str:
+def file_sha256(path: Path) -> str:
+    """sha256 of what counts of one file."""
+    return _sha256_of(path.read_bytes(), path.suffix == ".py")
+
+
+def source_sha256(repo: Path | str = CODE, files: dict[str, str] | None = None, own: Mapping = NONE_OWN) -> str:
     """One hash over raced_files(repo, own), or those given.  One of another identity version is never equal to it."""
     lines = [f"{path} {sha256}" for path, sha256 in (raced_files(repo, own) if files is None else files).items()]
     return hashlib.sha256("\n".join([f"identity version {IDENTITY_VERSION}", *lines]).encode()).hexdigest()
@@ -99,43 +108,65 @@ def _sha256_of(content, is_python):
 # ---- what a record keeps
 
 
-def state(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict:
-    """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked.
+def state(code: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN, repo: Path | str | None = None) -> dict:
+    """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked, git_failure.
 
-    files: raced_files(repo, own), each hash cut to 12 digits.  The last four are None outside git.
-    dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
+    code: the folder whose sources are hashed and held against the commit, such as a run's copy; repo: whose git is
+    asked, None: of code itself.  files: raced_files(code, own), each hash cut to 12 digits.  dirty: a file of
+    code_copy.FOLDERS differs from the commit.  The four of git are None where there is no repository, and where git
+    failed: then git_failure, else absent, holds its words.
     """
-    files = raced_files(repo, own)
-    result = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(repo, files)}
+    files = raced_files(code, own)
+    result = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
     result |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
     result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked"))
-    if git.ask(repo, "rev-parse", "--is-inside-work-tree") is None:
+    if not _has_repository(repo or code):
         return result
-    changes, untracked = diff(repo), _untracked(repo)
-    commit = git.ask(repo, "rev-parse", "--verify", "HEAD")
-    result |= {
-        "commit": commit.strip() if commit else None,
-        "dirty": bool(changes or untracked),
-        "untracked": untracked,
-    }
-    digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest() if changes else None
-    return result | {"diff_sha256": digest}
+    try:
+        with _asked(code, repo or code) as ask:
+            commit, changes, untracked = ask.commit, ask.changes(), ask.untracked()
+    except git.Failed as error:
+        return result | {"git_failure": _one_line(error, repo or code)}
+    result |= {"commit": commit, "dirty": bool(changes or untracked), "untracked": untracked}
+    if changes:
+        digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
+        _last_patch.clear()
+        _last_patch[digest] = changes
+        return result | {"diff_sha256": digest}
+    return result
 
 
-def diff(repo: Path | str = REPO) -> str:
-    """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit, or no git."""
-    options = ("--no-color", "--no-ext-diff", "--binary")
-    return git.ask(repo, "diff", "HEAD", *options, "--", ".", ":(exclude)results") or ""
+def git_failure(repo: Path | str = REPO) -> str | None:
+    """Why git cannot say which commit the code is; None: it can, or there is no repository."""
+    if not _has_repository(repo):
+        return None
+    try:
+        with _asked(repo, repo) as ask:
+            ask.changes()
+    except git.Failed as error:
+        return _one_line(error, repo)
 
 
-def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN, known: dict | None = None) -> None:
-    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: state(repo, own), where known."""
+def _one_line(error, repo):
+    """What git said, without private paths and without its own remedy, in which the path would be missing."""
+    return " ".join(private.redact(str(error), repo).partition("To add an exception")[0].split())
+
+
+def write(
+    code: Path | str,
+    folder: Path | str,
+    own: Mapping[str, Path] = NONE_OWN,
+    known: dict | None = None,
+    repo: Path | str | None = None,
+) -> None:
+    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: what state() last said of it."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    known = known or state(repo, own)
+    known = known or state(code, own, repo)
     atomic.write_json(folder / "commit.json", known)
-    (folder / "diff.patch").write_text(diff(repo), errors="surrogateescape")
-    copies = {f"untracked/{name}": Path(repo, name) for name in known["untracked"] or ()} | dict(own)
+    patch = _last_patch.get(known["diff_sha256"], "") if known["diff_sha256"] else ""
+    (folder / "diff.patch").write_text(patch, errors="surrogateescape")
+    copies = {f"untracked/{name}": Path(code, name) for name in known["untracked"] or ()} | dict(own)
     for name, path in copies.items():
         content = path.read_bytes()
         if len(content) <= MAX_UNTRACKED_BYTES:
@@ -144,7 +175,58 @@ def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_O
             copy.write_bytes(content)
 
 
-def _untracked(repo):
-    sources = [f"*{suffix}" for suffix in (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)]
-    listed = git.ask(repo, "ls-files", "--others", "--exclude-standard", "-z", "--", *sources, ":(exclude)results")
-    return sorted(name for name in (listed or "").split("\0") if name)
+def _has_repository(repo):
+    """Whether git is to know this code: not that of a wheel or an unpacked archive."""
+    repo = Path(repo).absolute()
+    return not INSTALLED and any(Path(folder, ".git").exists() for folder in (repo, *repo.parents))
+
+
+@contextlib.contextmanager
+def _asked(code, repo):
+    """A context that yields Asked, with an index of its own.
+
+    In the repository's own index a file may be marked as not to be looked at (assume-unchanged, fsmonitor), and the
+    times in it are those of another folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="speedrun-git-") as temporary:
+        yield Asked(Path(code), Path(repo), os.path.join(temporary, "index"))
+
+
+class Asked:
+    """git of repo, asked about the files of code as if they lay in repo.  Raises git.Failed."""
+
+    def __init__(self, code: Path, repo: Path, index: str):
+        self._repo, self._env = repo.absolute(), {"GIT_INDEX_FILE": index}
+        below = git.run(repo, "rev-parse", "--show-prefix").strip()
+        if not below:  # else in another project's repository, whose folders a copy does not have
+            self._env["GIT_WORK_TREE"] = str(code.absolute())
+        self.commit = self._commit()
+        if self.commit:
+            self._ask("read-tree", self.commit)
+
+    def _commit(self):
+        """None before the first commit."""
+        try:
+            return self._ask("rev-parse", "--verify", "HEAD").strip()
+        except git.Failed:
+            if self._ask("rev-list", "--all", "--max-count=1"):
+                raise
+            return None
+
+    def changes(self) -> str:
+        """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit."""
+        if not self.commit:
+            return ""
+        options = ("--no-color", "--no-ext-diff", "--binary")
+        return self._ask("diff", self.commit, *options, "--", *code_copy.FOLDERS)
+
+    def untracked(self) -> list[str]:
+        """Sources that the commit does not have, sorted."""
+        sources = [f"*{suffix}" for suffix in (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)]
+        patterns = [f":(glob){folder}/**/{source}" for folder in code_copy.FOLDERS for source in sources]
+        ignored = [f"--exclude-from={path}" for path in [self._repo / ".gitignore"] if path.is_file()]
+        listed = self._ask("ls-files", "--others", "--exclude-standard", *ignored, "-z", "--", *patterns)
+        return sorted(name for name in listed.split("\0") if name)
+
+    def _ask(self, *words):
+        return git.run(self._repo, "-c", "core.fileMode=false", "-c", "core.fsmonitor=false", *words, **self._env)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import private
 from bench.machine import env_values, gpus, processes
-from bench.paths import REPO
+from bench.paths import CHECKOUT, REPO
 from bench.units import GIB, KIB, gib_from_bytes
 
 # fmt: off
@@ -26,6 +26,12 @@ ENV_PREFIXES = (
 )
 # fmt: on
 ENV_NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC")
+# What other people's code gets of the shell's variables, beside those that a record keeps (env_variables).
+PASSED = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "TZ", "TMPDIR", "CC", "CXX", "CONDA_PREFIX",
+    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR", "SSL_CERT_FILE",
+)  # fmt: skip
+PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
 
 
@@ -196,7 +202,14 @@ def _name_and_version(dist):
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change how torch, NCCL, OpenMP or this harness run; what is no setting in them as a hash."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
+    names = [name for name in names if name != CHECKOUT]  # it says where, and changes nothing
     return {name: env_values.shown(private.redact(environ[name], REPO)) for name in names if not SECRET.search(name)}
+
+
+def passed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of these variables those that a training script, or the code of somebody's record, is run with: no tokens."""
+    names = {*PASSED, *env_variables(environ)}
+    return {name: value for name, value in environ.items() if name in names or name.startswith(PASSED_PREFIXES)}
 
 
 def _read(path):

@@ -27,7 +27,8 @@ def run(repo: Path | str, *words: str, given: bytes | None = None, errors: str =
     except (OSError, subprocess.SubprocessError) as error:
         raise Failed(f"git cannot be run: {error}") from None
     if done.returncode:
-        raise Failed(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
+        verb = next(word for word in words if not word.startswith("-") and "=" not in word)
+        raise Failed(f"git {verb}: {done.stderr.decode(errors='replace').strip() or f'exit code {done.returncode}'}")
     return done.stdout.decode(errors=errors)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from bench import atomic
-from bench.paths import REPO
+from bench.paths import CODE, REPO
 from bench.profiling import shrink
 from bench.units import MIB
 
@@ -105,4 +105,4 @@ def _clean(block, replaced):
 
 def _private_paths():
     home = os.path.expanduser("~")
-    return [(f"{REPO}/", ""), *([(f"{home}/", "~/")] if len(home) > 1 else [])]
+    return [(f"{REPO}/", ""), (f"{CODE}/", ""), *([(f"{home}/", "~/")] if len(home) > 1 else [])]

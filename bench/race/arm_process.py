@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.machine import code_state
+from bench.machine import code_copy, code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
-from bench.paths import REPO, working_folder
+from bench.paths import CHECKOUT, REPO, working_folder
 from bench.record import run_folder
 from bench.record.rows import row_of
 from bench.user_code import classes
@@ -35,6 +35,7 @@ def environment(results: Path | str) -> dict[str, str]:
         "SPEEDRUN_RESULTS": str(Path(results).absolute()),
         "SPEEDRUN_DATA": str(data_root().absolute()),
         "SPEEDRUN_CWD": working_folder(),
+        CHECKOUT: str(REPO),  # for an arm that runs from a copy of it
     }
 
 
@@ -49,8 +50,11 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
 
     ValueError: what is refused, with the arm's name before it.
     """
-    own = [name for name, (folder, _) in arms.items() if folder == REPO]
-    answers = dict(zip(own, facts_of_own([arms[name][1] for name in own], results), strict=True)) if own[1:] else {}
+    own = [name for name, (folder, _) in arms.items() if folder == REPO or code_copy.is_copy(folder)]
+    answers = {}
+    if own[1:]:
+        found = facts_of_own(arms[own[0]][0], [arms[name][1] for name in own], results)
+        answers = dict(zip(own, found, strict=True))
     result = {}
     for name, (folder, overrides) in arms.items():
         try:
@@ -62,11 +66,11 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
     return result
 
 
-def facts_of_own(arms: Sequence[Sequence[str]], results: Path | str) -> list[dict]:
-    """Of each arm's overrides, in one process of this checkout: facts(), or {"refused": why}."""
+def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict]:
+    """Of each arm's overrides, in one process of this checkout or its copy: facts(), or {"refused": why}."""
     words = [sys.executable, "-m", FACTS_MODULES[0], MANY]
     asked = json.dumps([list(overrides) for overrides in arms])
-    done = subprocess.run(words, cwd=REPO, env=environment(results), input=asked, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=folder, env=environment(results), input=asked, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip() or f"exit code {done.returncode}")
     return last_line(done.stdout)

@@ -7,7 +7,7 @@ from bench import atomic
 from bench.compare import comparison, selection, target
 from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
-from bench.machine import utc
+from bench.machine import code_copy, utc
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees
@@ -37,8 +37,11 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
         _introduce(race)
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
-            with worktrees.of(REPO, {f"{race.race_id}-{name}": commit for name, commit in commits.items()}) as paths:
-                folders = {name: paths.get(f"{race.race_id}-{name}", REPO) for name in race.plan["arms"]}
+            with (
+                worktrees.of(REPO, {f"{race.race_id}-{name}": commit for name, commit in commits.items()}) as paths,
+                code_copy.held(REPO) as code,  # so that the checkout may be edited while it races
+            ):
+                folders = {name: paths.get(f"{race.race_id}-{name}", code) for name in race.plan["arms"]}
                 if not is_new:
                     foreseen.agree_on_machine(_refuse_changes(race, folders, results), anyway)
                 if show:
@@ -100,7 +103,7 @@ def _run_all(race, folders, results, show):
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
-                what = "what is raced (models, training, data, config, instruments) changed while the race was running"
+                what = f"what it brings itself ({', '.join(own)}) changed while the race was running"
                 remedy = (
                     f"put it back and ./run.sh race --resume {race.race_id}, or race revisions ({slot.arm}.rev=HEAD)"
                 )

@@ -8,6 +8,8 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
+    if why := _of_other_code(run):
+        return "invalid", [why, *doubts]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
     sees = "the targets leak into the validation"
     if None not in (floor_nats, val_loss) and val_loss < floor_nats - _slack_nats(run):
@@ -30,6 +32,21 @@ def validity(run: dict) -> tuple[str, list[str]]:
     elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def _of_other_code(run):
+    """Why the code that the record holds is not what its ranks imported; None: it is, or the record does not say."""
+    found = (run.get("referee") or {}).get("code")
+    if found is None:
+        return None
+    if found["elsewhere"]:
+        names = ", ".join(found["elsewhere"])
+        remedy = "a module of your own is in it if an import statement names it"
+        return f"{names}: not imported from the copy of the code that this record holds ({remedy})"
+    if found["copies"] != [run["code"].get("copy")]:
+        names = ", ".join(found["copies"])
+        return f"its ranks imported the code of {names}, and this record holds that of {run['code'].get('copy')}"
+    return None
 
 
 def _slack_nats(run):

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 from bench.data.shards import CheckFailed
 from bench.data.sources import datasets
-from bench.machine import git
+from bench.machine import code_state, git
 from bench.machine.check import Check
-from bench.paths import REPO
+from bench.paths import REPO, results_root, shown
 from bench.race import worktrees
 from bench.reading import plain_file, yaml_file
 from bench.reading.damage import Damaged
-from bench.record import run_folder, verification
+from bench.record import ledger, run_folder, verification
 from bench.record.run_files import RunFiles
 
 OF_THE_RECORD = (  # rules of `verify` without which a record does not say what ran
@@ -153,6 +153,8 @@ def _data(recorded):
     return Check("data", "ok", f"{sum(map(len, result.values()))} shards with the record's sha256")
 
 
+OWN = ("own", "script")  # folders of code/ with the user's own
+CHANGED = "the record was changed, or lacks a part"
 MADE = ("pysource", "markov")  # sources that this machine can make again
 
 
@@ -182,6 +184,30 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
             if source.is_dir():
                 shutil.copytree(source, target, dirs_exist_ok=True)
         yield Checkout(paths[name], Path(own), Path(temp))
+
+
+def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
+    """ValueError where the checkout is not the code that run.json names, by our own hash: none of it has run yet."""
+    code = recorded.run["code"]
+    if code_state.identity_version(code) != code_state.IDENTITY_VERSION:
+        return
+    for name, wanted in (code.get("files") or {}).items():
+        top, _, rest = name.partition("/")
+        path = made.own / rest if top in OWN else made.code / name
+        if not path.is_file() or code_state.file_sha256(path)[:12] != wanted:
+            raise ValueError(f"{name}, as the record holds it, is not the file that run.json names: {CHANGED}")
+
+
+def refuse_strangers_code(recorded: Recorded) -> None:
+    """ValueError where the record brings code of its own and is none of this machine's: that code would run."""
+    code, kept = recorded.run["code"], recorded.folder / "code"
+    brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
+    brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
+    end = (ledger.read(results_root()).runs.get(recorded.name) or {}).get("end")
+    is_ours = end is not None and end["run_json_sha256"] == ledger.sha256_of(recorded.folder / "run.json")
+    if brought and not is_ours:
+        what = f"{recorded.name}: brings code that would run here as you ({', '.join(brought)})"
+        raise ValueError(f"{what}, and is not in the ledger of {shown(results_root())}: read it, then add --trust")
 
 
 def words(recorded: Recorded, own: Path) -> list[str]:

@@ -21,6 +21,7 @@ class Asked:
     times: int | None = None  # runs of fresh seeds; None: one of the record's own seed
     keep_env: bool = False  # this shell's variables, not the record's
     show: bool = False  # pass on what the runs print
+    trust: bool = False  # run the code that somebody else's record brings
 
 
 def foreseen(recorded: Recorded) -> tuple[list[Check], list[Field]]:
@@ -33,7 +34,12 @@ def foreseen(recorded: Recorded) -> tuple[list[Check], list[Field]]:
 
 
 def replay(recorded: Recorded, checks: list[Check], asked: Asked, say: Callable[[str, str], None]) -> Certificate:
-    """Run it again and write the certificate beside it and its replays.  checks: of foreseen()."""
+    """Run it again and write the certificate beside it and its replays.  checks: of foreseen().
+
+    ValueError: it brings code, is not in this machine's ledger, and asked does not trust it.
+    """
+    if not asked.trust:
+        rebuilding.refuse_strangers_code(recorded)
     missing = [check for check in checks if check.status == "fail"]
     if missing:
         words = "; ".join(f"{check.name}: {check.found}" for check in missing)
@@ -59,6 +65,7 @@ def _runs(recorded, asked, say) -> Iterator[Recorded]:
     seed = recorded.run["seed"]
     seeds = [seed] if asked.times is None else [seed + FRESH_SEED + number for number in range(asked.times)]
     with rebuilding.checkout(recorded) as made:
+        rebuilding.refuse_other_code(recorded, made)
         env = running.environment(made, variables)
         words = rebuilding.words(recorded, made.own)
         _agree(recorded, running.identity(made.code, [*words, f"seed={seed}"], env))
@@ -88,7 +95,7 @@ def _agree(recorded, result):
             what = "settings" if key == "config_id" else "code"
             raise ValueError(
                 f"the {what} that the record holds give {key} {result[key][:12]}, and run.json says {value[:12]}: "
-                "the record was changed, or lacks a part"
+                f"{rebuilding.CHANGED}"
             )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.machine import env_values
+from bench.machine import environment as machine
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
 from bench.paths import results_root
@@ -27,11 +28,13 @@ def results() -> Path:
 
 
 def environment(made: Checkout, variables: Mapping[str, str] | None) -> dict[str, str]:
-    """Of the replay's process: this one's, with the record's variables in place of those like them here.
+    """Of the replay's process: what environment.passed() lets through of this one's, with the record's variables in
+    place of those like them here.
 
     variables: environments.variables() of the record; None: this shell's stay.
     """
-    env = arm_process.environment(results()) | {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
+    env = machine.passed(arm_process.environment(results()))  # no tokens: it may be a stranger's code
+    env |= {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
     if variables is None:
         return env
     env = {name: value for name, value in env.items() if not name.startswith(VARIABLES)}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.machine import run_processes
-from bench.paths import REPO
+from bench.paths import CHECKOUT, CODE, REPO
 
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
 ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not delay the run
@@ -20,18 +20,27 @@ NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsuppor
 
 class Sampling:
     """path: of telemetry.csv; intervals: {"interval_ms", "host_interval_ms"}; uuids: of the run's GPUs as NVML writes
-    them, [] where they are unknown; num_devices: 0 without GPUs; root_pid: the run is this process and its descendants.
+    them, [] where they are unknown; num_devices: 0 without GPUs; root_pid: the run is this process and its descendants;
+    code: the folder that the sampler imports from.
     """
 
-    def __init__(self, path: Path, intervals: Mapping[str, float], uuids: list[str], num_devices: int, root_pid: int):
+    def __init__(
+        self,
+        path: Path,
+        intervals: Mapping[str, float],
+        uuids: list[str],
+        num_devices: int,
+        root_pid: int,
+        code: Path = CODE,
+    ):
         job = {"path": str(path.absolute()), **intervals, "uuids": uuids, "num_devices": num_devices}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job | {"root_pid": root_pid})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # or a word that a dead sampler did not take fails once more when the pipe is closed
-            cwd=REPO,
-            env=os.environ | run_processes.mark(path.parent),
+            cwd=code,
+            env=os.environ | run_processes.mark(path.parent) | {CHECKOUT: str(REPO)},
         )
         self._rest = b""
 

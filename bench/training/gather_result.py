@@ -29,6 +29,7 @@ class RankResult:
     events: list = field(default_factory=list)  # not yet written
     node: int = 0
     t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
+    code: dict = field(default_factory=dict)  # imported.facts()
 
 
 def write(folder, own_rows, facts, times, everyone, summaries, stopped_at=None, referee=None):

@@ -18,7 +18,7 @@ from bench.instruments.registry import last_step, load
 from bench.machine.cpu_meter import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
-from bench.training import distributed, gather_result, inputs, kernels, loop, staging, weights
+from bench.training import distributed, gather_result, imported, inputs, kernels, loop, staging, weights
 from bench.training.clock import Clock, reporter
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
@@ -70,11 +70,13 @@ class Run:
             self.instruments.close()
         if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
             self._save_weights(result)
+        result.code = imported.facts(hashes=self.ranks.is_first)
         result.warnings, result.events = self.instruments.warnings, self.events.kept  # closing may have added some
         everyone = distributed.gather(result)
         if self.ranks.is_first:
             summaries = self.instruments.merge([rank.summaries for rank in everyone])
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
+            self.referee["code"] = imported.merged([rank.code for rank in everyone])
             measured = self._writer.rows, self._facts, self.times, everyone, summaries
             gather_result.write(self.folder, *measured, self._stopped_at, self.referee)
         distributed.barrier()  # no rank leaves while another may still need it

@@ -17,8 +17,10 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from bench.machine import processes, run_processes  # noqa: E402
+from bench.paths import REPO  # noqa: E402
 from bench.record import failures  # noqa: E402
 from bench.training import flight_recorder, inputs  # noqa: E402
+from bench.user_code import classes  # noqa: E402
 
 
 def main(folder):
@@ -27,6 +29,9 @@ def main(folder):
     launch = inputs.read_launch(folder)
     if launch:
         _redirect_output(folder / "logs" / f"rank{rank}.log")
+        os.chdir(REPO)  # and not the read-only copy of it that this was started in
+        if "own" in launch:
+            classes.use_copies(launch["own"])
         if "t_offset_ns" in launch:
             print(f"node {os.environ['GROUP_RANK']}, rank {rank}", flush=True)
     else:

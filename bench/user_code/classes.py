@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.paths import REPO, of_user, working_folder
+from bench.paths import CODE, REPO, of_user, working_folder
 from bench.user_code import script_files
 
 OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
@@ -47,6 +47,19 @@ def of_config(config: dict[str, Any]) -> list[str]:
 
 # ---- import
 
+_copied = None  # the folder of copies of the user's sources, in a rank
+
+
+def use_copies(folder: Path | str) -> None:
+    """From now on this process imports the user's own code from these copies: sources()' "own/" of a run."""
+    global _copied
+    _copied = Path(folder)
+
+
+def copies() -> Path | None:
+    """The folder that use_copies() was given."""
+    return _copied
+
 
 def load(where: str, import_path: str) -> Any:
     """The class that an import path names.  where: the setting, for the message.  ValueError: what is wrong with it."""
@@ -71,7 +84,10 @@ def load(where: str, import_path: str) -> Any:
 
 def _module(name) -> ModuleType:
     path = _file(name)
-    for folder in (working_folder(), *([] if path is None else [str(path.parent)])):
+    folders = [Path(working_folder()), *([] if path is None else [path.parent])]
+    if _copied is not None:
+        path, folders = path and _copy_of(path, _copied / path.name), [_copy_of(one, _copied) for one in folders]
+    for folder in map(str, folders):
         if folder not in sys.path:
             sys.path.insert(1, folder)  # after this program's own folder, before installed packages
     if path is None:
@@ -86,6 +102,11 @@ def _module(name) -> ModuleType:
             del sys.modules[known_as]
             raise
     return sys.modules[known_as]
+
+
+def _copy_of(path, otherwise):
+    """The copy of a path in the user's folder; otherwise: of a path elsewhere."""
+    return _copied / path.relative_to(working_folder()) if path.is_relative_to(working_folder()) else otherwise
 
 
 def _file(module_name):
@@ -111,8 +132,10 @@ def line_of(error: BaseException) -> str:
     result, frame = "", error.__traceback__
     while frame is not None:
         path = Path(frame.tb_frame.f_code.co_filename)
-        if path.is_relative_to(working_folder()) and not path.is_relative_to(REPO):
-            result = f" ({path.relative_to(working_folder())}, line {frame.tb_lineno})"
+        for folder in filter(None, (_copied, working_folder())):
+            if path.is_relative_to(folder) and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
+                result = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
+                break
         frame = frame.tb_next
     return result
 

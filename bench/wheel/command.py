@@ -17,6 +17,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 def main() -> None:
     """What ./run.sh is in a checkout."""
     os.environ["SPEEDRUN_CWD"] = os.getcwd()
+    os.environ.pop("PYTHONSAFEPATH", None)  # our own processes are started in the folder that they import from
     sys.path.insert(0, FOLDER)
     from bench.__main__ import run
 
@@ -42,7 +43,8 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if FOLDER not in sys.path:
             sys.path.append(FOLDER)  # last: a module of the user's of that name stays theirs
         result = importlib.import_module(top)
-        if not (result.__file__ or "").startswith(FOLDER):
+        ours = (FOLDER, getattr(sys.modules.get("bench.paths"), "CODE", FOLDER))  # in a run the latter is a copy
+        if not (result.__file__ or "").startswith(tuple(map(str, ours))):
             words = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
             raise ImportError(f"{words} ({result.__file__})")
         module = importlib.import_module(spec.origin)

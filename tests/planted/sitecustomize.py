@@ -6,11 +6,12 @@ In a run of several ranks it does nothing but sleep 150 ms on rank 1 in each ste
 """
 
 import gc
+import os
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, os.getcwd())  # the code that this process is to import: of a rank the run's copy
 
 from bench.instruments import registry
 from bench.instruments.base import Instrument

@@ -20,6 +20,15 @@ def every_record_is_true_to_itself(claim):
     return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
 
 
+def git_knew_the_code_of_every_run(claim):
+    """A run whose git failed is nobody's commit: whether its code was changed is unknown, and not that it was clean."""
+
+    def fault_of(run):
+        return run.record["code"].get("git_failure")
+
+    return of_each(claim.all_runs, fault_of, f"git answered for {counted(len(claim.all_runs), 'run')}")
+
+
 def every_run_came_out_again(claim):
     """./run.sh replay has certified each claimed run: identical, equal within rounding, or statistically reproduced."""
 

@@ -22,10 +22,10 @@ from bench import atomic
 from bench.data.shards import CheckFailed
 from bench.data.sources import gpt2_tokens, part_file
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
-from bench.paths import CONF, INSTALLED
+from bench.paths import INSTALLED, REPO
 from bench.units import format_bytes, format_s
 
-LOCKS = CONF / "data"
+LOCKS = REPO / "conf" / "data"  # written too: never a copy
 SHARD_NAME = re.compile(r"[^/]*_(train|val)_(\d+)\.bin")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -130,10 +130,11 @@ class Coordinator:
         master: dict[str, str],
         shared: dict,
         log,
+        code: Path,
     ) -> None:
         """Start all ranks.  texts: {name: what the workers read}; env: of this process' ranks; master: variables of
         every rank that say where torch meets; shared: what a member must know to start its ranks; log: for what a rank
-        prints before it has one.
+        prints before it has one; code: the folder that this process' ranks import from.
         """
         self._folder = folder
         leaders = [peer for peer in self.peers if peer.facts is not None]
@@ -151,7 +152,7 @@ class Coordinator:
             where = {name: getattr(peer, name) for name in ("node", "first_rank", "num_ranks", "local_rank")}
             peer.channel.send("start", folder=folders[peer.node], master=master, **shared, **where)
         own = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self._own_ranks)}
-        self._own = RankProcesses((*words, str(folder)), {**env, **master}, own, log)
+        self._own = RankProcesses((*words, str(folder)), {**env, **master}, own, log, code)
 
     def has_ended(self, within_s: float) -> bool:
         """Whether all ranks have.  When one fails, or a node is lost, all the others are ended too."""

@@ -47,13 +47,17 @@ class Member:
         self._channel.send("hello", token=channel.token(key, "member"), **said)
 
     def run(
-        self, words: tuple[str, ...], env: Callable[[dict], Mapping[str, str]], launch: Callable[[dict], dict]
+        self,
+        words: tuple[str, ...],
+        env: Callable[[dict], Mapping[str, str]],
+        launch: Callable[[dict], dict],
+        code: Path,
     ) -> int:
         """To the end of the run.  Exit code: 0 where it is complete.
 
         words: a rank's program but for the folder; env(start) -> the variables of all its ranks, launch(inputs) -> its
-        launch file, of what the coordinator sent.  Refused: the run does not start; Interrupted: a signal ended this
-        process.
+        launch file, of what the coordinator sent; code: the folder that the ranks import from.  Refused: the run does
+        not start; Interrupted: a signal ended this process.
         """
         ranks = folder = None
         with raise_interrupted() as signals:
@@ -68,7 +72,7 @@ class Member:
                 start = self._wait_for("start")
                 with open(Path(start["folder"]) / "logs" / f"start{start['first_rank']}.log", "wb") as log:
                     program = (*words, start["folder"])
-                    ranks = RankProcesses(program, env(start), self._of_rank(start), log)
+                    ranks = RankProcesses(program, env(start), self._of_rank(start), log, code)
                 self._watch(ranks, signals)
                 self._remove_empty_log(start)
                 if folder is not None:

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.machine import processes
 from bench.machine.signals import held
-from bench.paths import REPO
+from bench.paths import CODE
 
 WAKE_AFTER_S = 1.0  # after a rank has failed
 KILL_AFTER_S = 8.0  # so late that bench/record/failures.py takes the kill for the launcher's own
@@ -17,12 +18,20 @@ KILL_AFTER_S = 8.0  # so late that bench/record/failures.py takes the kill for t
 
 class RankProcesses:
     """words: the program; env: of all; of_rank: {rank: the variables of that rank alone}; log: for what is printed
-    before a rank has a log.
+    before a rank has a log; code: the folder that they import from.
 
     Begun by the main thread: a child is to end with its parent, and the kernel takes a thread for one.
     """
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str], of_rank: Mapping[int, Mapping[str, str]], log):
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        of_rank: Mapping[int, Mapping[str, str]],
+        log,
+        code: Path = CODE,
+    ):
+        self._code = code
         with held():  # no signal leaves a rank that nobody knows
             self._left = {rank: self._begun(words, {**env, **own}, log) for rank, own in of_rank.items()}
         self._asked_s = None  # when they were asked to end
@@ -31,7 +40,7 @@ class RankProcesses:
     def _begun(self, words, env, log):
         return subprocess.Popen(
             words,
-            cwd=REPO,
+            cwd=self._code,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -20,12 +20,6 @@ from bench.user_code import script_files
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
-# What a script gets of the shell's variables, beside those that a record keeps (environment.env_variables).
-PASSED = (
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "TZ", "TMPDIR", "CC", "CXX", "CONDA_PREFIX",
-    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR", "SSL_CERT_FILE",
-)  # fmt: skip
-PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
 TIMING_PROTOCOL = {
     "id": "script-1",
     "clock": "as the script prints it; the wall time at which each line came is taken by another process",
@@ -54,10 +48,11 @@ class Script:
     dialect: str | None  # a name, or the path of a yaml; None: found in what is printed
     data: PurePosixPath  # below its working folder
     raw_data: bool
+    copied: Mapping[str, Path] | None = None  # prepare.frozen()'s copies of its sources
 
     @functools.cached_property
-    def sources(self) -> dict[str, Path]:
-        return script_files.sources(self.path)
+    def sources(self) -> Mapping[str, Path]:
+        return self.copied if self.copied is not None else script_files.sources(self.path)
 
     @functools.cached_property
     def sha256_by_name(self) -> dict[str, str]:
@@ -143,9 +138,7 @@ def _value(name, value):
 
 def environment_of(script: Script, env: Mapping[str, str]) -> dict[str, str]:
     """Of env (the ranks', ranks.environment) what the script gets: the machine's, what the record keeps, its own."""
-    names = {*PASSED, *environment.env_variables(env)}
-    passed = {name: value for name, value in env.items() if name in names or name.startswith(PASSED_PREFIXES)}
-    return passed | dict(script.env)
+    return environment.passed(env) | dict(script.env)
 
 
 def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict | None) -> dict:

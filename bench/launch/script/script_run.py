@@ -14,12 +14,11 @@ from bench.importers import dialects
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
 from bench.machine.cpu_meter import CpuMeter
-from bench.paths import REPO
 from bench.record import failures, metrics, printed_times, run_folder, step_files
 from bench.telemetry import join, samples, throttling
 from bench.telemetry.sampling import Sampling
 
-WORKER = REPO / "bench" / "training" / "script_worker.py"
+WORKER = "bench/training/script_worker.py"
 NO_TELEMETRY = {"summary": {}, "doubts": [], "warnings": []}
 
 
@@ -30,7 +29,7 @@ class Watched:
         self._folder, self._job = folder, job
         self._output = Output(folder, job.config.hardware.num_processes, job.script.dialect)
         self.pipes = self._output.pipes
-        self.program = (job.script.python, str(WORKER))  # that the agent starts as each rank
+        self.program = (job.script.python, str(job.code / WORKER))  # that the agent starts as each rank
         self._reader = None  # of the dialect, once it is known
         self._num_read, self._last, self._foreign = 0, {}, None
         self._sampling = self._started = self._stopped = None
@@ -56,7 +55,8 @@ class Watched:
         hardware = self._job.config.hardware
         num_devices = hardware.num_processes if hardware.device == "cuda" else 0
         try:
-            self._sampling = Sampling(self._folder / "telemetry.csv", settings, [], num_devices, agent_pid)
+            path = self._folder / "telemetry.csv"
+            self._sampling = Sampling(path, settings, [], num_devices, agent_pid, self._job.code)
             self._sampling.wait()
             self._started = self._sampling.start()
         except (OSError, RuntimeError, TimeoutError) as error:

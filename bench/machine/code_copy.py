@@ -1,0 +1,276 @@
+"""Read-only copies of code, each named by the hash of its content: what ranks import, so that a record is what ran.
+
+A run reads the checkout's bench/, models/ and conf/ once, and the user's own sources with them.  The bytes that were
+read are hashed and copied, with their bytecode, and the run's processes start from the copy; nothing reads the
+checkout's sources again.  Editing them while a run starts, trains or is raced changes no run that has begun.
+
+Copies lie in a cache folder of the user's (paths.copy_roots()): one for each state of the code, shared by all runs of
+it.  A copy is hashed whenever a run takes it, made again where it is not what its name says, and hashed once more as
+the run ends, with the bytecode that was imported (bench/training/imported.py).  A program that runs as the same user
+and puts everything back in between is not seen: docs/SECURITY.md.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import py_compile
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.paths import CODE, COPY_NAME, copy_roots
+from bench.units import MIB
+from bench.user_code.classes import KERNELS
+
+FOLDERS = ("bench", "models", "conf")
+KEPT_COPIES = 8  # those used last; one that a run uses is kept whatever its age
+MAX_BYTES = MIB  # of a file; a larger one is data, and is linked
+MAX_LINKS = 4096  # to what lies beside the user's own sources
+PACKAGES = ("site-packages", "dist-packages")  # folders of which nothing is linked: they are on the path anyway
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a copy holds: the bytes of its files, and links to what is no source, both by relative path."""
+
+    files: Mapping[str, bytes]
+    links: Mapping[str, str]
+
+    @property
+    def sha256(self) -> str:
+        lines = [f"{hashlib.sha256(content).hexdigest()} {name}" for name, content in self.files.items()]
+        lines += [f"-> {target} {name}" for name, target in self.links.items()]
+        return hashlib.sha256("\n".join(sorted(lines)).encode(errors="surrogateescape")).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """Of the copy's folder.  It holds bytecode, so that each Python has copies of its own."""
+        return f"{self.sha256[:32]}-{sys.implementation.cache_tag}"
+
+
+@contextlib.contextmanager
+def held(repo: Path) -> Iterator[Path]:
+    """The copy of this checkout's code, there until the block ends.  A process that runs from a copy keeps to that.
+
+    ValueError: a source cannot be read, or no copy can be written.
+    """
+    if is_copy(CODE):
+        with _locked(CODE.parent / f"{CODE.name}.lock"):
+            if not is_whole(CODE):
+                raise ValueError(f"{CODE}: this program runs from it, a read-only copy, and it was changed: remove it")
+            yield CODE
+        return
+    with _held(content_of(repo), _root()) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def held_sources(sources: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
+    """{"own/net.py": a user's file} -> the same keys with the paths of read-only copies, there until the block ends.
+
+    Whatever else lies beside the files (data, extension modules, modules imported by a computed name) is linked.
+    """
+    if not sources:
+        yield {}
+        return
+    files = {name: _read(path) for name, path in sources.items()}
+    with _held(Content(files, _links_beside(sources)), _root()) as folder:
+        yield {name: folder / name for name in sources}
+
+
+def is_copy(folder: Path) -> bool:
+    """Whether this folder is a copy, by its name."""
+    return COPY_NAME.fullmatch(folder.name) is not None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a copy still holds what its name says."""
+    stored = _stored(folder)
+    return stored is not None and stored.name == folder.name
+
+
+def content_of(repo: Path) -> Content:
+    """The files of FOLDERS as they are now.  ValueError: one cannot be read."""
+    files, links, seen = {}, {}, set()
+    for top in FOLDERS:
+        for parent, folders, names in os.walk(repo / top, followlinks=True):
+            real = os.path.realpath(parent)
+            folders[:] = [] if real in seen else [name for name in folders if name != "__pycache__"]
+            seen.add(real)
+            for name in names:
+                path = os.path.join(parent, name)
+                key = os.path.relpath(path, repo)
+                if name.startswith(".") or name.endswith((".pyc", "~")) or not os.path.isfile(path):
+                    continue
+                if os.path.getsize(path) > MAX_BYTES and not name.endswith((".py", *KERNELS)):
+                    links[key] = os.path.realpath(path)
+                else:
+                    files[key] = _read(path)
+    return Content(files, links)
+
+
+def _read(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}), and a run needs a copy of it") from None
+
+
+def _links_beside(sources):
+    """{"own/weights.bin": its path} of all in the folders of the user's own sources that is none of them."""
+    own = {name: path for name, path in sources.items() if name.startswith("own/")}
+    folders = sorted({(os.path.dirname(name), str(path.parent)) for name, path in own.items()})
+    parents = {parent.as_posix() for name in sources for parent in Path(name).parents}
+    links = {}
+    for key, folder in folders:
+        if os.path.basename(folder) in PACKAGES:
+            continue
+        for entry in sorted(os.listdir(folder)):
+            name = f"{key}/{entry}"
+            if name in sources or name in parents or entry == "__pycache__" or len(links) >= MAX_LINKS:
+                continue
+            links.setdefault(name, os.path.join(folder, entry))
+    return links
+
+
+# ---- the cache
+
+
+@contextlib.contextmanager
+def _held(content, root):
+    folder = root / content.name
+    with _locked(root / f"{content.name}.lock"):
+        if not folder.is_dir() or _stored(folder) != content:
+            _make(root, content)
+        _prune(root)
+        yield folder
+
+
+@contextlib.contextmanager
+def _locked(path):
+    """So that _prune() leaves the copy; the time of the last use is that of the lock's file."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            lock = stack.enter_context(open(path, "wb"))
+            _flock(lock, fcntl.LOCK_SH)
+            os.utime(lock.fileno())
+            if os.fstat(lock.fileno()).st_nlink:  # else removed between the two
+                break
+        yield
+
+
+def _root():
+    """The first folder of copy_roots() that this user can write and nobody else can."""
+    reasons = []
+    for root in copy_roots():
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            facts = root.stat()
+            if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022 and os.access(root, os.W_OK):
+                return root
+            reasons.append(f"{root} is another user's, or others may write there")
+        except OSError as error:
+            reasons.append(f"{root}: {error.strerror}")
+    raise ValueError(f"no copy of the code can be written ({'; '.join(reasons)}): set XDG_CACHE_HOME to your folder")
+
+
+def _stored(folder):
+    """The Content that a copy has now; None where it cannot be read."""
+    files, links = {}, {}
+    try:
+        for parent, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            linked = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            folders[:] = [name for name in folders if name not in linked]
+            for name in (*names, *linked):
+                path = os.path.join(parent, name)
+                key = os.path.relpath(path, folder)
+                if os.path.islink(path):
+                    links[key] = os.readlink(path)
+                else:
+                    files[key] = Path(path).read_bytes()
+    except OSError:
+        return None
+    return Content(files, links)
+
+
+def _make(root, content):
+    """Whole or not at all, also where two processes make it at once."""
+    made = root / f".{content.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    folder = root / content.name
+    try:
+        _write(made, folder, content)
+        if folder.is_dir() and _stored(folder) != content:
+            _remove(folder)
+        os.rename(made, folder)
+        os.chmod(folder, 0o555)
+    except OSError as error:
+        if not folder.is_dir():  # else another process was first
+            raise ValueError(f"{root}: no copy of the code fits there ({error.strerror}): free space") from None
+    finally:
+        _remove(made)
+
+
+def _write(made, folder, content):
+    for name, source in content.files.items():
+        path = made / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source)
+        path.chmod(0o444)
+        if name.endswith(".py"):
+            _compile(path, folder / name)
+    for name, target in content.links.items():
+        path = made / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    for parent, _, _ in os.walk(made, topdown=False):
+        if parent != str(made):  # that one is renamed yet
+            os.chmod(parent, 0o555)
+
+
+def _compile(path, final):
+    """Bytecode that is valid without a look at the source, under the name that the source will have."""
+    with contextlib.suppress(py_compile.PyCompileError):  # importing it says so
+        compiled = py_compile.compile(
+            str(path), dfile=str(final), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
+        os.chmod(compiled, 0o444)
+
+
+def _prune(root):
+    """Remove all but the KEPT_COPIES that were used last; never one that a process holds."""
+    locks = sorted(root.glob("*.lock"), key=_touched_s, reverse=True)
+    for path in locks[KEPT_COPIES:]:
+        with contextlib.suppress(OSError), open(path, "rb") as lock:
+            if not _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                continue
+            _remove(root / path.stem)
+            path.unlink()
+
+
+def _touched_s(path):
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process has removed it
+        return 0.0
+
+
+def _flock(file, how):
+    """False: not given, also where the file system knows no locks."""
+    try:
+        fcntl.flock(file, how)
+    except OSError:
+        return False
+    return True
+
+
+def _remove(folder):
+    if folder.is_dir():
+        for parent, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                os.chmod(parent, 0o700)
+        shutil.rmtree(folder, ignore_errors=True)
