@@ -87,6 +87,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/graph_cut.py",
     "training/kernels.py",
     "training/reducer.py",
+    "training/referee_loss.py",
     "training/step_log.py",
     "training/run.py",
     "training/trainer.py",
