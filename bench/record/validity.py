@@ -9,6 +9,8 @@ def validity(run: dict) -> tuple[str, list[str]]:
     """A finished record -> ("valid" | "suspect" | "invalid", reasons)."""
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
+    if audit := run.get("audit"):
+        return "invalid", [f"it is an audit of {audit['run']}, on data of which something is known: it counts nowhere"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
     sees = "the targets leak into the validation"
