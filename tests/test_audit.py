@@ -12,10 +12,11 @@ import real_runs
 import scripted
 
 from bench.audit import auditing, counterfactual, power
-from bench.audit.counterfactual import DOUBTED, FAILED, PASSED, NotPossible
+from bench.audit.counterfactual import NotPossible
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
 from bench.record import audits, run_folder, validity, verification
+from bench.record.audits import DOUBTED, FAILED, PASSED
 from bench.stats import evalues
 
 CHEATS = scripted.SCRIPTS / "cheats" / "train.py"
@@ -242,13 +243,13 @@ def test_an_audit_run_is_invalid_whatever_it_reached(finished_run):
 def test_honest_models_never_fail_on_random_tokens():
     rng = np.random.default_rng(0)
     for excess_nats in (0.0, 1e-3, 0.01, 0.1, 2.0):
-        assert power.seen_frac(4096, 257, excess_nats, 0.0, rng, 400) == 0.0
+        assert power.seen_frac(4096, 257, excess_nats, 0.0, rng, 10_000) == 0.0
 
 
 def test_the_smallest_leak_that_is_found_is_that_of_the_formula():
     """A leak of a share f lowers the loss by f * (ln V + excess): found once that is excess + 13.8 / N."""
     rng = np.random.default_rng(0)
-    for num_tokens, excess_nats in ((4096, 0.5), (1 << 18, 0.1), (1 << 20, 0.0)):
+    for num_tokens, excess_nats in ((4096, 0.5), (1 << 18, 0.1)):
         wanted = (excess_nats + evalues.LOG_E / num_tokens) / (math.log(257) + excess_nats)
-        found = power.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=10)
-        assert found == pytest.approx(wanted, rel=0.35)
+        found = power.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
+        assert found == pytest.approx(wanted, rel=0.1)

@@ -210,7 +210,7 @@ def test_it_leaves_weights_randomness_and_training_alone():
 def test_long_runs_check_every_batch_and_short_ones_a_quarter(monkeypatch):
     trainer, _, _ = staged.trainer_of(*staged.SMALL)
     loss = RefereeLoss(trainer, is_required=True)
-    assert (loss._num_batches(40, 1.0), loss._num_batches(40, referee.START_FRAC)) == (10, 2)
+    assert (loss._num_batches(40, 1.0), loss._num_batches(40, referee.START_FRAC)) == (10, 1)
     trainer.config.goal.num_steps = trainer.config.goal.val_every_steps = 10_000
     assert loss._num_batches(40, 1.0) == 40
     trainer.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.audit import counterfactual
-from bench.audit.counterfactual import DOUBTED, FAILED, PASSED, NotPossible
+from bench.audit.counterfactual import NotPossible
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch import launcher
@@ -22,6 +22,7 @@ from bench.machine import utc
 from bench.paths import REPO, results_root
 from bench.reading import plain_file, yaml_file
 from bench.record import audits, failures, run_folder, step_files
+from bench.record.audits import DOUBTED, FAILED, NOT_POSSIBLE, PASSED
 
 FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
 LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "+script")
@@ -54,9 +55,9 @@ def outcome_of(outcomes: Sequence[str]) -> str:
     """Of several: failed if one is, passed if all are, else doubted; not possible where none was."""
     if FAILED in outcomes:
         return FAILED
-    if all(one == audits.NOT_POSSIBLE for one in outcomes):
-        return audits.NOT_POSSIBLE
-    return PASSED if all(one in (PASSED, audits.NOT_POSSIBLE) for one in outcomes) else DOUBTED
+    if all(one == NOT_POSSIBLE for one in outcomes):
+        return NOT_POSSIBLE
+    return PASSED if all(one in (PASSED, NOT_POSSIBLE) for one in outcomes) else DOUBTED
 
 
 def _refuse(folder, run):
@@ -112,7 +113,7 @@ def _of_kind(kind, job, run, say):
             of_goal = job.config.goal.val_tokens, claimed_nats, eos_token
             data = counterfactual.make(kind, job.dataset, *of_goal, Path(made), seed)
         except NotPossible as error:
-            return {"outcome": audits.NOT_POSSIBLE, "why": str(error), "run": None}
+            return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
         about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **data.facts}
         say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
         with _elsewhere(Path(made)):

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
+from bench.record.audits import DOUBTED, FAILED, PASSED
 from bench.stats import evalues
 
 if TYPE_CHECKING:
     import numpy as np
 
 KINDS = ("random_tokens", "random_training", "held_out")
-PASSED, DOUBTED, FAILED = "passed", "doubted", "failed"
 LEAST_TOKENS = 1024  # that a validation is of, where a contestant chooses: it may draw a few batches
 ABOVE_CLAIM_NATS = 0.5  # that ln K is above the claimed loss: who prints what it claims whatever it trains on shows
 LEAST_ALPHABET = 16

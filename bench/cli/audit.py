@@ -19,7 +19,7 @@ from bench.launch.console import say
 from bench.record import audits, named, run_folder
 from bench.terminal.text_table import counted
 
-CODES = {"passed": 0, "doubted": 0, "failed": 1, audits.NOT_POSSIBLE: 2}
+CODES = {audits.PASSED: 0, audits.DOUBTED: 0, audits.FAILED: 1, audits.NOT_POSSIBLE: 2}
 
 
 def main(argv):

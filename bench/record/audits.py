@@ -8,14 +8,14 @@ from bench.reading import json_file
 from bench.reading.damage import Damaged
 
 FILE = "audit.json"
-NOT_POSSIBLE = "not possible"
+PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
 
 
 class OfKind(TypedDict):
     """One counterfactual."""
 
     kind: str
-    outcome: str  # passed, doubted, failed, or NOT_POSSIBLE
+    outcome: str  # one of those above
     why: str
     run: NotRequired[str | None]  # in results/.audits/
     nats: NotRequired[float | None]

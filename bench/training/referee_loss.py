@@ -24,9 +24,9 @@ from bench.training import distributed
 from bench.training.trainer import Trainer
 
 ROWS_AT_ONCE = 2048  # of logits that are float32 at one time: 0.4 GB where V is 50,257
-COST_FRAC = 0.02  # of the run's own passes: so many batches of the last validation are asked for, if they are not all
+COST_FRAC = 0.015  # of the run's own passes: so many batches of the last validation are asked for, if they are not all
 LEAST_FRAC = 0.25  # of the last validation's batches, whatever they cost
-START_FRAC = 0.25  # before the first step, of as many as at the end
+START_FRAC = 0.125  # before the first step, of as many as at the end
 COUNTERFACTUAL_FRAC = 0.25  # of random tokens, and of the held-out slice: of as many as at the end
 
 
@@ -149,7 +149,7 @@ class RefereeLoss:
         for _ in range(self._num_counterfactual()):
             flat_N = torch.randint(self._vocab_size, (shape[0] * shape[1] + 1,), generator=generator)
             batches.append(tuple(part.view(shape).to(self._trainer.ranks.device) for part in (flat_N[:-1], flat_N[1:])))
-        return self._examined(batches)
+        return self._examined(batches, asks_again=True)
 
     def _of_held_out(self):
         """Tokens of the validation shards that lie beyond goal.val_tokens, at places drawn at random."""
@@ -167,16 +167,16 @@ class RefereeLoss:
     def _num_counterfactual(self):
         return self._num_batches(len(self._rows.places), COUNTERFACTUAL_FRAC)
 
-    def _examined(self, batches):
-        """Logits, then forward(), and of the first batch the logits again, of tokens that neither has seen before."""
+    def _examined(self, batches, asks_again=False):
+        """Logits, then forward(), of tokens that neither has seen before; asks_again: of the first the logits again."""
 
         def examine():
-            rows = []
+            rows, moved = [], torch.zeros((), dtype=torch.float64)
             with self._trainer.validating() as forward:
                 for tokens_BT, targets_BT in batches:
                     nats_N = self._from_logits(tokens_BT, targets_BT)
                     claimed = forward(tokens_BT, targets_BT).double()
-                    if not rows:
+                    if not rows and asks_again:
                         again_N = self._from_logits(tokens_BT, targets_BT)
                         moved = (again_N.double().mean() - nats_N.double().mean()).abs()
                     rows.append((claimed, nats_N.double()))
