@@ -33,7 +33,8 @@ def judged(trainer, log, is_required=True):
     facts = loss.at_end(STEPS)
     trainer.close()
     json.dumps(facts, allow_nan=False)
-    return facts, loss_rules.faults(facts)
+    record = {"track": "cpu_nano" if is_required else "free", "metrics": {"val_loss": facts["val_loss"]}}
+    return facts, loss_rules.faults_of_run(record | {"referee": {"loss": facts}})
 
 
 def of_model(monkeypatch=None, *overrides, is_required=True, **methods):
@@ -184,6 +185,28 @@ def test_without_logits_a_run_ends_before_its_first_step_but_on_track_free(monke
     assert facts["not_checked"] == "it has none" and faults == ([], [])
 
 
+def test_logits_that_fail_at_the_end_make_the_run_suspect(monkeypatch):
+    def logits(self, tokens_BT):
+        if seen and not self.training and not inside:
+            raise MemoryError("planted")
+        return HONEST(self, tokens_BT)
+
+    def forward(self, tokens_BT, targets_BT):
+        inside.append(seen.append(1))
+        try:
+            return LanguageModel.forward(self, tokens_BT, targets_BT)
+        finally:
+            inside.clear()
+
+    seen, inside = [], []
+    trainer, log, _ = staged.trainer_of(*staged.SMALL)
+    monkeypatch.setattr(models.load("gpt2"), "forward", forward)
+    monkeypatch.setattr(models.load("gpt2"), "logits", logits)
+    facts, (invalid, doubts) = judged(trainer, log)
+    assert invalid == [] and doubts == ["its loss was not checked: MemoryError: planted"]
+    assert facts["random_tokens"] is None and facts["checked"] == []
+
+
 def test_logits_of_another_shape_are_none(monkeypatch):
     monkeypatch.setattr(models.load("gpt2"), "forward", forward_of)
     monkeypatch.setattr(models.load("gpt2"), "logits", lambda self, tokens_BT: HONEST(self, tokens_BT)[..., :9])
@@ -235,6 +258,13 @@ def test_verify_finds_a_record_whose_facts_were_not_believed(finished_run):
     run["referee"]["loss"]["checked"][1]["claimed_nats"] *= 0.8
     ruled, reasons = validity.validity(run)
     assert ruled == "invalid" and "val_loss is not this model's loss" in reasons[0]
+
+
+def test_a_val_loss_that_is_not_the_one_that_was_checked_is_invalid(finished_run):
+    run = run_folder.read(finished_run)
+    run["metrics"]["val_loss"] -= 0.1
+    ruled, reasons = validity.validity(run)
+    assert ruled == "invalid" and "and the validation that was checked gave" in reasons[0]
 
 
 def test_two_ranks_share_the_work(two_rank_run):

@@ -30,10 +30,22 @@ def words_of_start(first_nats: float, vocab_size: int) -> str:
     return f"{words}: it was trained before its clock, or knows the data"
 
 
-def faults(facts: dict | None) -> tuple[list[str], list[str]]:
-    """run.json["referee"]["loss"] -> (sentences that make the run invalid, sentences that make it suspect)."""
-    if not facts or facts.get("not_checked"):
-        return [], []
+def faults_of_run(run: dict) -> tuple[list[str], list[str]]:
+    """A complete record -> (sentences that make it invalid, sentences that make it suspect)."""
+    facts = (run.get("referee") or {}).get("loss")
+    if not facts:
+        return [], []  # of a script, or older than this check
+    if facts.get("not_checked"):
+        return [], [f"its loss was not checked: {facts['not_checked']}"] if run["track"] != "free" else []
+    invalid, doubts = faults(facts)
+    kept, recorded = facts["val_loss"], run["metrics"]["val_loss"]
+    if None not in (kept, recorded) and not math.isclose(kept, recorded, rel_tol=1e-6):
+        invalid.append(f"its val_loss is {recorded:.6f}, and the validation that was checked gave {kept:.6f}")
+    return invalid, doubts
+
+
+def faults(facts: dict) -> tuple[list[str], list[str]]:
+    """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
     vocab_size, bound = facts["vocab_size"], BOUND_NATS[facts["dtype"]]
     wrong = [_mismatch(one, f"of the validation at step {one['step']}", bound) for one in facts["checked"]]
     random_tokens, held_out = facts["random_tokens"], facts["held_out"]

@@ -23,7 +23,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
         words = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
-    lies, own_doubts = loss_rules.faults((run.get("referee") or {}).get("loss"))
+    lies, own_doubts = loss_rules.faults_of_run(run)
     if lies:
         return "invalid", [*lies, *doubts]
     doubts += own_doubts
