@@ -112,6 +112,35 @@ def test_eight_steps_before_the_clock_are_doubted(tmp_path):
     assert any("its loss at step 0 is already" in one and "0.95 * ln(257) = 5.272" in one for one in doubts)
 
 
+LEAK = """
+import torch
+from models.gpt2 import MODEL
+
+class Leak(MODEL):
+    calls = 0
+
+    def logits(self, tokens_BT):
+        self.calls += 1
+        logits_BTV = super().logits(tokens_BT)
+        if self.training or self.calls < 20:
+            return logits_BTV
+        ahead = torch.nn.functional.one_hot(tokens_BT.roll(-1, 1), logits_BTV.shape[-1])
+        return logits_BTV + 0.5 * ahead * (torch.arange(tokens_BT.shape[1]) < 60)[:, None]
+"""
+
+
+def test_a_model_that_looks_ahead_from_its_twentieth_call_on_fails(tmp_path):
+    """Too small a leak for the random tokens at the end of a run: a trained model's loss on them is 2 nats too high."""
+    (tmp_path / "leak.py").write_text(LEAK)
+    words = ["model.arch=leak.py:Leak", "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01"]
+    folder = real_runs.run(tmp_path / "results", *words, SPEEDRUN_CWD=str(tmp_path))
+    done = real_runs.bench(
+        tmp_path / "results", "audit", str(folder), "--only", "random_tokens", SPEEDRUN_CWD=str(tmp_path)
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "it sees future tokens, or prints another number" in done.stdout
+
+
 # ---- what cannot be audited
 
 
