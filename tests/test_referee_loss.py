@@ -267,6 +267,13 @@ def test_a_val_loss_that_is_not_the_one_that_was_checked_is_invalid(finished_run
     assert ruled == "invalid" and "and the validation that was checked gave" in reasons[0]
 
 
+def test_a_compiled_model_is_given_more_room(finished_run):
+    assert [loss_rules.bound_nats(dtype, True) for dtype in ("float32", "bfloat16")] == [1e-4, 3e-3]
+    facts = run_folder.read(finished_run)["referee"]["loss"]
+    facts["checked"][1]["claimed_nats"] -= 9e-5
+    assert loss_rules.faults(facts)[0] and not loss_rules.faults(facts | {"is_compiled": True})[0]
+
+
 def test_two_ranks_share_the_work(two_rank_run):
     facts = run_folder.read(two_rank_run)["referee"]["loss"]
     assert facts["validation"]["num_batches"] == 4 and facts["checked"][1]["num_tokens"] == 512

@@ -7,15 +7,22 @@ import math
 
 from bench.stats import evalues
 
-# What two orders of additions make of a mean over some thousand tokens.  Measured on every rung and model at tiny
-# sizes, not compiled: 1.4e-6 in both.  A compiled model rounds other intermediate numbers to bfloat16: assumed.
-BOUND_NATS = {"float32": 2e-5, "bfloat16": 1e-3}
+# What two ways to the same mean over some thousand tokens differ by, as they are written and compiled.  Measured on
+# every rung and model at tiny sizes as written: 1.4e-6 in both; of gpt2 compiled for a CPU: 4e-7 and 9e-6.  A kernel
+# that fuses the cap of the logits and the loss skips a rounding to bfloat16, of up to 0.06 where a logit is above 16:
+# by simulation of logits like a record's that moves the mean by 1.5e-3.  What GPUs do is assumed, not measured.
+BOUND_NATS = {"float32": (2e-5, 1e-4), "bfloat16": (1e-3, 3e-3)}
 START_FRAC = 0.95  # of ln V: a loss at step 0 below this was trained before the clock, or knows the data
 # A held-out slice is other text, whose loss is another.  Of cpu_nano's 130 batches of validation data, 20,000 draws of
 # 1, 2, 4 and 8 held-out ones were at most 2.1, 3.0, 3.2 and 2.9 standard errors above the validation.
 HELD_OUT_SE = 6.0
 HELD_OUT_FRAC = 0.05  # of the claimed loss besides
 HELD_OUT_BATCHES, HELD_OUT_TOKENS = 2, 2048  # with fewer nothing is said
+
+
+def bound_nats(dtype: str, is_compiled: bool) -> float:
+    """How far forward()'s loss may be from the one that the referee computes of the model's logits."""
+    return BOUND_NATS[dtype][is_compiled]
 
 
 def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
@@ -46,7 +53,7 @@ def faults_of_run(run: dict) -> tuple[list[str], list[str]]:
 
 def faults(facts: dict) -> tuple[list[str], list[str]]:
     """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
-    vocab_size, bound = facts["vocab_size"], BOUND_NATS[facts["dtype"]]
+    vocab_size, bound = facts["vocab_size"], bound_nats(facts["dtype"], facts["is_compiled"])
     wrong = [_mismatch(one, f"of the validation at step {one['step']}", bound) for one in facts["checked"]]
     random_tokens, held_out = facts["random_tokens"], facts["held_out"]
     wrong += [_mismatch(random_tokens, "of random tokens", bound), _impossible(random_tokens, vocab_size)]

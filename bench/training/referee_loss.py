@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bench.config import stages
-from bench.record.loss_rules import BOUND_NATS
+from bench.record.loss_rules import bound_nats
 from bench.training import distributed
 from bench.training.trainer import Trainer
 
@@ -85,7 +85,7 @@ class RefereeLoss:
 
     def at_end(self, num_steps: int) -> dict:
         """run.json["referee"]["loss"]; the model is in the state of the last validation."""
-        started_s = time.perf_counter()
+        started_s, hardware = time.perf_counter(), self._trainer.config.hardware
         checked, random_tokens, held_out = [], None, {"not_checked": self._why}
         if self._why is None:
             checked = [self._compared(0, self._first, *self._at_start), self._compared_at_end(num_steps)]
@@ -95,7 +95,8 @@ class RefereeLoss:
         return {
             **({"not_checked": self._why} if self._why else {}),
             "vocab_size": self._vocab_size,
-            "dtype": self._trainer.config.hardware.dtype,
+            "dtype": hardware.dtype,
+            "is_compiled": bool(hardware.compile),
             "checked": checked if self._why is None else [],
             "val_loss": _finite(self._val_loss),
             "validation": self._spread(self._last),
@@ -114,6 +115,7 @@ class RefereeLoss:
 
     def _compared(self, step, claimed, chosen, nats):
         """What forward() said of the chosen batches, and what follows from the logits."""
+        hardware = self._trainer.config.hardware
         claimed = [claimed[one] for one in chosen[: len(nats)]]
         sums = [torch.stack(batches).sum() for batches in (claimed, nats)] if nats else [0, 0]
         num_batches, claimed_nats, own_nats = self._summed(len(nats), *sums)
@@ -122,7 +124,7 @@ class RefereeLoss:
             "num_tokens": round(num_batches) * math.prod(self._rows.shape_BT),
             "claimed_nats": _finite(claimed_nats / max(1, num_batches)),
             "from_logits_nats": _finite(own_nats / max(1, num_batches)),
-            "bound_nats": BOUND_NATS[self._trainer.config.hardware.dtype],
+            "bound_nats": bound_nats(hardware.dtype, bool(hardware.compile)),
         }
 
     def _num_batches(self, num_batches, frac):
