@@ -24,7 +24,7 @@ from bench.training import distributed
 from bench.training.trainer import Trainer
 
 ROWS_AT_ONCE = 2048  # of logits that are float32 at one time: 0.4 GB where V is 50,257
-COST_FRAC = 0.015  # of the run's own passes: so many batches of the last validation are asked for, if they are not all
+COST_FRAC = 0.01  # of the run's own passes: so many batches of the last validation are asked for, if they are not all
 LEAST_FRAC = 0.25  # of the last validation's batches, whatever they cost
 START_FRAC = 0.125  # before the first step, of as many as at the end
 COUNTERFACTUAL_FRAC = 0.25  # of random tokens, and of the held-out slice: of as many as at the end
