@@ -59,8 +59,9 @@ TABLE = {
     "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
     "replay": "reading atomic compare data data.sources machine paths race record stats",
+    "audit": "data data.sources launch machine paths reading record stats",
     "cli.starter": "",  # what ./run.sh init writes
-    "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder "
+    "cli": "atomic audit claims claims.rules compare config data data.sources explain exporters importers ladder "
     "launch launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race "
     "record replay report report.site sweep terminal trace units",
     "__main__": "cli config launch paths reading",  # it finds a verb in cli/ by its name
@@ -87,6 +88,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/graph_cut.py",
     "training/kernels.py",
     "training/reducer.py",
+    "training/referee_loss.py",
     "training/step_log.py",
     "training/run.py",
     "training/trainer.py",

@@ -18,7 +18,7 @@ from bench.cli import judge, race
 from bench.config import compose, schema, track
 from bench.race import runner
 from bench.reading import plain_file
-from bench.record import ledger, run_folder
+from bench.record import audits, ledger, run_folder
 from bench.report import markdown_blocks
 
 
@@ -228,6 +228,19 @@ def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
 def test_a_failed_run_is_a_lost_one(results):
     folders = [*three(results), results.add(3, status="failed")]
     assert set(failed(*folders)) == {"every run completed", "the target is reached"}
+
+
+def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
+    folders = three(results)
+    found = {"kind": "random_tokens", "outcome": audits.FAILED, "why": "its loss on random tokens is 2.1", "run": None}
+    about = {"run": f"cpu_nano/{folders[1].name}", "config_id": "c", "source_sha256": None, "at": "", "audits": [found]}
+    audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.FAILED})
+    assert failed(*folders) == {
+        "no audit failed": f"cpu_nano/{folders[1].name}: random tokens: its loss on random tokens is 2.1"
+    }
+    found["outcome"] = audits.PASSED
+    audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.PASSED})
+    assert failed(*folders) == {}
 
 
 def test_a_target_that_is_missed_is_refused(results):

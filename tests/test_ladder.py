@@ -38,7 +38,9 @@ from bench.data import shards
 from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import own_model
 from bench.launch.prepare import prepare
+from bench.record import loss_rules
 from bench.training import distributed
+from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
@@ -341,16 +343,22 @@ def test_every_rungs_class_has_what_its_run_will_call():
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-def test_a_rung_trains_at_nano_size_on_a_cpu(rung):
+def test_a_rung_trains_at_nano_size_on_a_cpu_and_its_loss_is_the_referees(rung):
     job = job_of(rung)
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     trainer = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), 2)
     trainer.attach(InstrumentSet(essential=log), log)
-    before = trainer.evaluate()
+    referee = RefereeLoss(trainer, is_required=True)
+    referee.at_start()
+    before = referee.evaluate()
     for step in range(2):
         trainer._instruments.on_step_start(step)
         trainer.step(step)
         trainer._instruments.on_step_end(step)
-    assert trainer.evaluate() < before
+    assert referee.evaluate() < before
+    facts = referee.at_end(2)
     trainer.close()
+    assert loss_rules.faults(facts) == ([], [])
+    for one in (*facts["checked"], facts["random_tokens"], facts["held_out"]):
+        assert one["claimed_nats"] == pytest.approx(one["from_logits_nats"], abs=5e-6)

@@ -276,6 +276,32 @@ def test_what_language_model_needs_is_named(project):
         assert lacking in found, found
 
 
+WITHOUT_LOGITS = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, **shape):
+        super().__init__()
+        self.table = torch.nn.Embedding(512, 512)
+    def forward(self, tokens_BT, targets_BT):
+        return torch.nn.functional.cross_entropy(self.table(tokens_BT).flatten(0, 1), targets_BT.flatten())
+    def init_weights(self, generator): torch.nn.init.zeros_(self.table.weight)
+    def flops_per_token(self, seq_len): return 1
+    def flops_per_token_causal(self, seq_len): return 1
+"""
+
+
+def test_a_model_without_logits_is_for_track_free_alone(project):
+    write(project / "net.py", WITHOUT_LOGITS)
+    words = ["model.arch=net.py:Net", "hardware=cpu"]
+    assert prepare.prepare([*words, "track=free"]).config.model.arch == "net.py:Net"
+    with pytest.raises(ValueError, match=r"lacks logits\(tokens_BT\): .* track=free takes models without"):
+        prepare.prepare([*words, "track=cpu_nano"])
+    narrow = "    def logits(self, tokens_BT): return self.table(tokens_BT)[..., :9]\n"
+    write(project / "net.py", WITHOUT_LOGITS + narrow)
+    with pytest.raises(ValueError, match=r"logits must return \(1, 128, 64\) .*; it returns \(1, 128, 9\)"):
+        prepare.prepare([*words, "track=cpu_nano"])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "fault"),
     [

@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -194,27 +194,41 @@ def val_batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """This rank's (tokens_BT, targets_BT) of exactly the first val_tokens tokens, int64 on the device.
 
-    The val_tokens / seq_len rows are dealt to the ranks in equal blocks, and each rank's to equal batches of at most
-    micro_batch_seqs rows, so that a compiled graph sees one shape.  Raises ValueError at once where that cannot be.
+    Raises ValueError at once where that cannot be.
     """
-    stream = Stream(shards)
-    row_of_seqs = world_size * seq_len  # tokens of one row on each rank
-    if val_tokens <= 0 or val_tokens % row_of_seqs:
-        raise ValueError(f"goal.val_tokens={val_tokens}: use a multiple of world_size * seq_len = {row_of_seqs}")
-    if val_tokens + 1 > stream.num_tokens:
-        fits = (stream.num_tokens - 1) // row_of_seqs * row_of_seqs
-        hint = f"the val shards hold {stream.num_tokens} tokens: use {fits} or fewer"
-        raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
-    rank_seqs = val_tokens // row_of_seqs
-    num_seqs = next(num for num in range(min(micro_batch_seqs, rank_seqs), 0, -1) if rank_seqs % num == 0)
-    first_seqs = range(rank * rank_seqs, (rank + 1) * rank_seqs, num_seqs)
-    return _val_batches(stream, first_seqs, num_seqs, seq_len, torch.device(device))
+    rows = ValRows(shards, val_tokens, seq_len, micro_batch_seqs, rank, world_size, device)
+    return rows.at(rows.places)
 
 
-def _val_batches(stream, first_seqs, num_seqs, seq_len, device):
-    for seq in first_seqs:
-        pair = torch.empty((2, num_seqs * seq_len), dtype=torch.int64, pin_memory=device.type == "cuda")
-        _fill(pair.numpy(), stream, seq * seq_len)
-        # torch keeps the memory of a pinned tensor until its copies are done
-        tokens_BT, targets_BT = pair.to(device, non_blocking=True).view(2, num_seqs, seq_len).unbind(0)
-        yield tokens_BT, targets_BT
+class ValRows:
+    """The batches of a validation that are a rank's: places, the number of each one's first token, and their shape_BT.
+
+    The val_tokens / seq_len rows are dealt to the ranks in equal blocks, and each rank's to equal batches of at most
+    micro_batch_seqs rows, so that a compiled graph sees one shape.  num_tokens is of all val shards: what lies beyond
+    val_tokens is no part of a validation.  Raises ValueError where val_tokens cannot be dealt so.
+    """
+
+    def __init__(self, shards, val_tokens, seq_len, micro_batch_seqs, rank, world_size, device):
+        self._stream, self._device = Stream(shards), torch.device(device)
+        self.num_tokens = self._stream.num_tokens
+        row_of_seqs = world_size * seq_len  # tokens of one row on each rank
+        if val_tokens <= 0 or val_tokens % row_of_seqs:
+            raise ValueError(f"goal.val_tokens={val_tokens}: use a multiple of world_size * seq_len = {row_of_seqs}")
+        if val_tokens + 1 > self.num_tokens:
+            fits = (self.num_tokens - 1) // row_of_seqs * row_of_seqs
+            hint = f"the val shards hold {self.num_tokens} tokens: use {fits} or fewer"
+            raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
+        rank_seqs = val_tokens // row_of_seqs
+        num_seqs = next(num for num in range(min(micro_batch_seqs, rank_seqs), 0, -1) if rank_seqs % num == 0)
+        self.shape_BT = num_seqs, seq_len
+        self.places = range(rank * rank_seqs * seq_len, (rank + 1) * rank_seqs * seq_len, num_seqs * seq_len)
+
+    def at(self, places: Iterable[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(tokens_BT, targets_BT) of the batches that begin there, int64 on the device."""
+        num_tokens = self.shape_BT[0] * self.shape_BT[1]
+        for place in places:
+            pair = torch.empty((2, num_tokens), dtype=torch.int64, pin_memory=self._device.type == "cuda")
+            _fill(pair.numpy(), self._stream, place)
+            # torch keeps the memory of a pinned tensor until its copies are done
+            tokens_BT, targets_BT = pair.to(self._device, non_blocking=True).view(2, *self.shape_BT).unbind(0)
+            yield tokens_BT, targets_BT

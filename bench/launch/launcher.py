@@ -45,6 +45,7 @@ def launch(
     stop: Callable[[list[tuple[int, float]]], str | None] | None = None,
     beside: dict | None = None,
     of_nodes: OfNodes | None = None,
+    audit: dict | None = None,
 ) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
@@ -54,19 +55,20 @@ def launch(
     run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py); stop: asked
     with each validation, [(step, val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped"
     then; beside: where it runs beside others of its sweep, for run.json["beside"] (bench/sweep/packing.py); of_nodes:
-    ranks that other processes start too, which have gathered (None: those of a SLURM allocation are started here).
+    ranks that other processes start too, which have gathered (None: those of a SLURM allocation are started here);
+    audit: what of a run's own data was replaced, for run.json["audit"] (bench/audit/auditing.py).
     ValueError where no record can be written at all.
     """
     with frozen(job) as job:
         if of_nodes is None and job.config.hardware.nodes:
             with of_allocation(job) as of_nodes:
-                run = _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
+                run = _launch(job, command, series, race, sweep_id, stop, beside, of_nodes, audit)
                 of_nodes.bye(run)
                 return run
-        return _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
+        return _launch(job, command, series, race, sweep_id, stop, beside, of_nodes, audit)
 
 
-def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
+def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes, audit):
     clock = RunClock()
     carried.clear(results_root())
     meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
@@ -77,6 +79,7 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
     run |= {"sweep": {"sweep_id": sweep_id}} if sweep_id else {}
     run |= {"beside": beside} if beside else {}
+    run |= {"audit": audit} if audit else {}
     of_slurm = allocation.found()
     run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in dashboards.warnings(job.config.exporters):

@@ -26,9 +26,11 @@ METHODS = {  # what a run calls: what it must do
     "set_window": "set_window(window_tokens): how far back it looks from now on, as the run's stages say",
     "set_untied": "set_untied(untied): whether its embedding is apart from the head, as the run's stages say",
     "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon and optim=groups may take",
+    "logits": "logits(tokens_BT): the scores of the next token, [B, T, V], from which the referee computes the loss; "
+    "track=free takes models without",
 }
 OF_STAGES = {"window_tokens": "set_window", "untied": "set_untied"}
-SOMETIMES = ("hidden_matrices", *OF_STAGES.values())  # not in every run
+SOMETIMES = ("hidden_matrices", "logits", *OF_STAGES.values())  # not in every run
 INHERITED = {  # what LanguageModel's methods use: what it must be
     "logits": "logits(tokens_BT): [B, T, V], which LanguageModel.forward needs",
     "blocks": "self.blocks: an nn.ModuleList, whose 2-D weights are the hidden matrices",
@@ -78,7 +80,7 @@ def _question(config):
     return schema.to_dict(config.model) | {
         "seq_len": config.data.seq_len,
         "optim": config.optim.name,
-        "methods": _of_stages(config),
+        "methods": [*_of_stages(config), *(["logits"] if config.track.name != "free" else [])],
     }
 
 
@@ -193,10 +195,23 @@ def _faults_of_model(model_class, arguments, question, has_faults):
         shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         if shape != ():
             faults.append(f"forward must return one number, the mean loss as a tensor of shape (); it returns {shape}")
+        if "logits" in question.get("methods", ()):
+            faults += _faults_of_logits(model, tokens_BT, arguments["vocab_size"])
         model.flops_per_token(question["seq_len"]), model.flops_per_token_causal(question["seq_len"])
     except Exception as error:
         faults += [] if _is_of_meta(error) else [f"a forward pass fails: {_failure(error)}"]
     return faults
+
+
+def _faults_of_logits(model, tokens_BT, vocab_size):
+    import torch
+
+    with torch.no_grad():
+        logits_BTV = model.logits(tokens_BT)
+    shape = tuple(logits_BTV.shape) if isinstance(logits_BTV, torch.Tensor) else type(logits_BTV).__name__
+    if isinstance(shape, tuple) and shape[:-1] == tuple(tokens_BT.shape) and shape[-1] >= vocab_size:
+        return []
+    return [f"logits must return (1, {tokens_BT.shape[1]}, {vocab_size}) for one sequence; it returns {shape}"]
 
 
 def _faults_of_inherited(model, optim):

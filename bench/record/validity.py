@@ -1,5 +1,7 @@
 """Whether a finished run counts: valid, suspect or invalid, and why."""
 
+from bench.record import loss_rules
+
 MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 
 
@@ -7,6 +9,8 @@ def validity(run: dict) -> tuple[str, list[str]]:
     """A finished record -> ("valid" | "suspect" | "invalid", reasons)."""
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
+    if audit := run.get("audit"):
+        return "invalid", [f"it is an audit of {audit['run']}, on data of which something is known: it counts nowhere"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     if why := _of_other_code(run):
         return "invalid", [why, *doubts]
@@ -21,6 +25,10 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
         words = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
+    lies, own_doubts = loss_rules.faults_of_run(run)
+    if lies:
+        return "invalid", [*lies, *doubts]
+    doubts += own_doubts
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1
         words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"

@@ -21,8 +21,9 @@ RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order o
 # Not in the first records: absent there, checked where recorded.
 LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
 LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
-# By ./run.sh analyze, report, replay, memory and dashboard: anyone can make them again.
-DERIVED = r"analysis\.json|summary\.md|report\.html|certificate\.json|(memory|traces)/.*\.html|(plots|dashboards)/.*"
+# By ./run.sh analyze, report, replay, audit, memory and dashboard: anyone can make them again.
+DERIVED = r"analysis\.json|summary\.md|report\.html|certificate\.json|audit\.json|"
+DERIVED += r"(memory|traces)/.*\.html|(plots|dashboards)/.*"
 DERIVED = re.compile(DERIVED, re.S)
 # Folders that git ignores: a clone lacks them as a whole
 LOCAL_ROLES = ("log", "trace", "memory", "work", "checkpoint")

@@ -9,7 +9,7 @@ import torch
 
 from bench.config.schema import Config
 from bench.config.stages import val_seq_len
-from bench.data.loader import val_batches
+from bench.data.loader import ValRows
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -20,17 +20,24 @@ def autocast(config: Config, device_type: str) -> contextlib.AbstractContextMana
     return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device_type, dtype=dtype)
 
 
-def batches(config: Config, shards, rank: int, world_size: int, device: torch.device):
-    """Those of a validation of the run, of this rank: an iterator of (tokens_BT, targets_BT)."""
+def val_rows(config: Config, shards, rank: int, world_size: int, device: torch.device) -> ValRows:
+    """Those of a validation of the run, of this rank."""
     seq_len, rank_tokens = val_seq_len(config), config.hardware.micro_batch_seqs * config.data.seq_len
     shape = (seq_len, max(1, rank_tokens // seq_len))
-    return val_batches(shards, config.goal.val_tokens, *shape, rank, world_size, device)
+    return ValRows(shards, config.goal.val_tokens, *shape, rank, world_size, device)
+
+
+def batches(config: Config, shards, rank: int, world_size: int, device: torch.device):
+    """The same as an iterator of (tokens_BT, targets_BT)."""
+    rows = val_rows(config, shards, rank, world_size, device)
+    return rows.at(rows.places)
 
 
 @torch.no_grad()
-def evaluate(model, batches, autocast, all_sum, device):
+def evaluate(model, batches, autocast, all_sum, device, kept=None):
     """batches yields this rank's (tokens_BT, targets_BT), equal shapes -> float, the same on every rank.
 
+    kept: a list that receives the loss of each batch of this rank, float64 on the device.
     Sums in float64, so that dividing the batches among more ranks changes only the last digits of float32 losses.
     """
     was_training = model.training
@@ -39,6 +46,8 @@ def evaluate(model, batches, autocast, all_sum, device):
     for tokens_BT, targets_BT in batches:
         with autocast():
             loss = model(tokens_BT, targets_BT)
+        if kept is not None:
+            kept.append(loss.double())
         nats_and_tokens[0] += loss.double() * targets_BT.numel()
         nats_and_tokens[1] += targets_BT.numel()
     model.train(was_training)

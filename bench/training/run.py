@@ -22,6 +22,7 @@ from bench.training import distributed, gather_result, imported, inputs, kernels
 from bench.training.clock import Clock, reporter
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
+from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog
 from bench.training.step_writer import NOTE, StepWriter
 from bench.training.timers import marks_for
@@ -110,6 +111,8 @@ class Run:
             facts = {"instrument": "causality guard", "edge": "warmup", "error": self.times["causality"]}
             self.instruments.warnings.append(facts)
         self.instruments.on_warmup_end()
+        self._referee_loss = RefereeLoss(self._trainer, is_required=self.config.track.name != "free")
+        self._referee_loss.at_start()
         gc.collect()
         self.peaks.reset()
         distributed.set_timeout(self.config.hardware.collective_timeout_s)
@@ -139,7 +142,7 @@ class Run:
             instruments.on_run_start()
             num_steps, _ = loop.train(
                 trainer.step,
-                trainer.evaluate,
+                self._referee_loss.evaluate,
                 self._reached,
                 goal.num_steps,
                 goal.val_every_steps,
@@ -157,6 +160,8 @@ class Run:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
             result = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
             instruments.collect_warnings()
+        if self._stopped_at is None:
+            self.referee["loss"] = self._referee_loss.at_end(num_steps)
         return gather_result.RankResult(
             train_s=clock.train_s,
             validation_s=clock.paused_ns.get("validation", 0) / 1e9,

@@ -6,7 +6,7 @@ Legend: B sequences, T tokens.
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -28,7 +28,7 @@ class Trainer:
     def __init__(
         self, config: Config, ranks: distributed.Ranks, train_shards: Sequence[Shard], val_shards: Sequence[Shard]
     ):
-        self.config, self.ranks, self._val_shards = config, ranks, val_shards
+        self.config, self.ranks = config, ranks
         eos_token = datasets.chosen(config.data).eos_token
         self.model = build_model(config, ranks.device, eos_token)
         self.timeline = staging.timeline_of(config, self.model)
@@ -37,6 +37,7 @@ class Trainer:
         self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         rank_and_device = (ranks.rank, ranks.world_size, ranks.device)
+        self.val_rows = evaluation.val_rows(config, val_shards, *rank_and_device)
         aligned_to = eos_token if config.data.bos_aligned else None
         shapes = staging.batch_shapes(config, self.timeline)
         self.loader = Loader(train_shards, shapes, *rank_and_device, eos_token=aligned_to)
@@ -109,18 +110,34 @@ class Trainer:
         """The model's, by the names that build_model() gives them."""
         return self.model.state_dict()
 
-    def evaluate(self, max_batches: int | None = None) -> float:
-        """Mean nats per token over exactly val_tokens; max_batches is for the warm-up.
+    def evaluate(self, max_batches: int | None = None, kept: list[torch.Tensor] | None = None) -> float:
+        """Mean nats per token over exactly val_tokens; max_batches is for the warm-up, kept for the referee.
 
         In the window of goal.val_window_tokens, or in that of the step that comes next.
         """
+        with self._in_val_window():
+            batches = itertools.islice(self.val_rows.at(self.val_rows.places), max_batches)
+            forward, device = self.reducer.evaluated, self.ranks.device
+            return evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, device, kept)
+
+    @contextlib.contextmanager
+    def validating(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+        """The model as a validation has it -> what evaluate() calls with tokens_BT and targets_BT."""
+        forward, was_training = self.reducer.evaluated, self.model.training
+        with self._in_val_window(), self.autocast():
+            forward.eval()
+            try:
+                yield forward
+            finally:
+                forward.train(was_training)
+
+    @contextlib.contextmanager
+    def _in_val_window(self):
         self._staged.at(self._steps_done)
         if self.config.goal.val_window_tokens is not None:
             self._staged.set_window(self.config.goal.val_window_tokens)
-        batches, forward = self._val_batches(max_batches), self.reducer.evaluated
-        nats = evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device)
+        yield
         self._staged.at(self._steps_done)
-        return nats
 
     def lr_frac(self, step: int) -> float:
         """Learning rate of optimizer step number step, as a fraction of the peak."""
@@ -210,10 +227,6 @@ class Trainer:
         """Dynamo gives up on a function of which it has made more graphs than its limit, 8 in torch 2.13."""
         num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
-
-    def _val_batches(self, max_batches):
-        of_rank = self.ranks.rank, self.ranks.world_size, self.ranks.device
-        return itertools.islice(evaluation.batches(self.config, self._val_shards, *of_rank), max_batches)
 
 
 def _compile_cache():

@@ -2,7 +2,7 @@
 
 from bench.claims.rules.evidence import of_each
 from bench.machine import utc
-from bench.record import certificates, ledger, published_ledgers, run_folder, verification
+from bench.record import audits, certificates, ledger, published_ledgers, run_folder, verification
 from bench.terminal.text_table import counted
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
@@ -39,6 +39,22 @@ def every_run_came_out_again(claim):
         return None if result["outcome"] in certificates.HOLDS else f"{result['outcome']}: {result['why']}"
 
     return of_each(claim.runs, fault_of, f"{counted(len(claim.runs), 'certificate')}")
+
+
+def no_audit_failed(claim):
+    """Where a run of the contestant was audited (./run.sh audit), no counterfactual audit failed."""
+    found = {run.name: audits.read(run.folder) for run in claim.runs}
+    found = {name: audit for name, audit in found.items() if audit is not None}
+    if not found:
+        return None, f"not audited: ./run.sh audit {claim.runs[0].name}" if claim.runs else "no run"
+    failed = [
+        f"{name}: {one['kind'].replace('_', ' ')}: {one['why']}"
+        for name, audit in found.items()
+        for one in audit["audits"]
+        if one["outcome"] == audits.FAILED
+    ]
+    outcomes = ", ".join(f"{name} {audit['outcome']}" for name, audit in found.items())
+    return not failed, "; ".join(failed) or outcomes
 
 
 def the_ledger_is_whole(claim):

@@ -5,7 +5,6 @@ and how it ended (training/script_worker.py).
 """
 
 import contextlib
-import math
 import time
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -21,10 +20,8 @@ from bench.machine import utc
 from bench.paths import REPO
 from bench.reading import json_file, plain_file
 from bench.reading.damage import Damaged
-from bench.record import failures, printed_times, run_folder, step_files
+from bench.record import failures, loss_rules, printed_times, run_folder, step_files
 from bench.units import ms_from_ns, s_from_ms
-
-TRAINED_FRAC = 0.5  # of ln(vocabulary): a loss at step 0 below this was trained before the clock, or knows the data
 
 OWN_DATA = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}  # nothing is known
 LOWER = "lower the script's learning rate"
@@ -159,8 +156,8 @@ def _of_lines(foreign, runs, rows, vocab_size):
     if not foreign.complete and foreign.diverged_step is None:
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
-    if None not in (first_loss, vocab_size) and first_loss < TRAINED_FRAC * math.log(vocab_size):
-        yield f"its loss at step 0 is already {first_loss:.3f}: it trained before its clock"
+    if loss_rules.is_trained(first_loss, vocab_size):
+        yield loss_rules.words_of_start(first_loss, vocab_size)
 
 
 def _failure(foreign, rows):

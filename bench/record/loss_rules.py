@@ -1,0 +1,104 @@
+"""What the referee's own loss (bench/training/referee_loss.py) says of a run: invalid, suspect, or nothing.
+
+Recomputed by ./run.sh verify from run.json["referee"]["loss"]; docs/HONESTY.md has the arithmetic.
+"""
+
+import math
+
+from bench.stats import evalues
+
+# What two ways to the same mean over some thousand tokens differ by, as they are written and compiled.  Measured on
+# every rung and model at tiny sizes as written: 1.4e-6 in both; of gpt2 compiled for a CPU: 4e-7 and 9e-6.  A kernel
+# that fuses the cap of the logits and the loss skips a rounding to bfloat16, of up to 0.06 where a logit is above 16:
+# by simulation of logits like a record's that moves the mean by 1.5e-3.  What GPUs do is assumed, not measured.
+BOUND_NATS = {"float32": (2e-5, 1e-4), "bfloat16": (1e-3, 3e-3)}
+START_FRAC = 0.95  # of ln V: a loss at step 0 below this was trained before the clock, or knows the data
+# A held-out slice is other text, whose loss is another.  Of cpu_nano's 130 batches of validation data, 20,000 draws of
+# 1, 2, 4 and 8 held-out ones were at most 2.1, 3.0, 3.2 and 2.9 standard errors above the validation.
+HELD_OUT_SE = 6.0
+HELD_OUT_FRAC = 0.05  # of the claimed loss besides
+HELD_OUT_BATCHES, HELD_OUT_TOKENS = 2, 2048  # with fewer nothing is said
+
+
+def bound_nats(dtype: str, is_compiled: bool) -> float:
+    """How far forward()'s loss may be from the one that the referee computes of the model's logits."""
+    return BOUND_NATS[dtype][is_compiled]
+
+
+def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
+    """Whether a validation loss at step 0 is below what an untrained model has."""
+    return None not in (first_nats, vocab_size) and first_nats < START_FRAC * math.log(vocab_size)
+
+
+def words_of_start(first_nats: float, vocab_size: int) -> str:
+    """The doubt that is_trained() gives."""
+    least = f"{START_FRAC:g} * ln({vocab_size}) = {START_FRAC * math.log(vocab_size):.3f}"
+    words = f"its loss at step 0 is already {first_nats:.3f}, and an untrained model's is above {least}"
+    return f"{words}: it was trained before its clock, or knows the data"
+
+
+def faults_of_run(run: dict) -> tuple[list[str], list[str]]:
+    """A complete record -> (sentences that make it invalid, sentences that make it suspect)."""
+    facts = (run.get("referee") or {}).get("loss")
+    if not facts:
+        return [], []  # of a script, or older than this check
+    if facts.get("not_checked"):
+        return [], [f"its loss was not checked: {facts['not_checked']}"] if run["track"] != "free" else []
+    invalid, doubts = faults(facts)
+    kept, recorded = facts["val_loss"], run["metrics"]["val_loss"]
+    if None not in (kept, recorded) and not math.isclose(kept, recorded, rel_tol=1e-6):
+        invalid.append(f"its val_loss is {recorded:.6f}, and the validation that was checked gave {kept:.6f}")
+    return invalid, doubts
+
+
+def faults(facts: dict) -> tuple[list[str], list[str]]:
+    """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
+    vocab_size, bound = facts["vocab_size"], bound_nats(facts["dtype"], facts["is_compiled"])
+    wrong = [_mismatch(one, f"of the validation at step {one['step']}", bound) for one in facts["checked"]]
+    random_tokens, held_out = facts["random_tokens"], facts["held_out"]
+    wrong += [_mismatch(random_tokens, "of random tokens", bound), _impossible(random_tokens, vocab_size)]
+    doubts = []
+    if not held_out.get("not_checked"):
+        wrong.append(_mismatch(held_out, "of a held-out slice of the validation data", bound))
+        doubts.append(_too_good(facts, held_out))
+    first = next((one["claimed_nats"] for one in facts["checked"] if one["step"] == 0), None)
+    if is_trained(first, vocab_size):
+        doubts.append(words_of_start(first, vocab_size))
+    return [one for one in wrong if one], [one for one in doubts if one]
+
+
+def _mismatch(one, where, bound):
+    claimed, own, moved = one["claimed_nats"], one["from_logits_nats"], one.get("moved_nats", 0.0)
+    if None in (claimed, own):
+        return None if claimed is own else f"the loss {where} is {claimed} by forward() and {own} from its logits"
+    if abs(claimed - own) > bound:
+        words = f"forward() says {claimed:.6f} nats {where}, and its logits give {own:.6f}"
+        return f"{words}: they may differ by {bound:g}; val_loss is not this model's loss"
+    if moved is None or moved > bound:
+        return f"logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
+    return None
+
+
+def _impossible(one, vocab_size):
+    """Below what a causal model can have of tokens that are drawn uniformly: bench/stats/evalues.py."""
+    nats = min((value for value in (one["claimed_nats"], one["from_logits_nats"]) if value is not None), default=None)
+    if nats is None or evalues.log_e(math.log(vocab_size), nats, one["num_tokens"]) < evalues.LOG_E:
+        return None
+    least = evalues.least_nats(math.log(vocab_size), one["num_tokens"])
+    words = f"its loss of {one['num_tokens']} random tokens is {nats:.4f} (standard error {one['se_nats']:.4f})"
+    return f"{words}, and no causal model is below {least:.4f} but once in a million: future tokens or targets leak"
+
+
+def _too_good(facts, held_out):
+    claimed, other = facts["val_loss"], held_out["from_logits_nats"]
+    is_small = held_out["num_batches"] < HELD_OUT_BATCHES or held_out["num_tokens"] < HELD_OUT_TOKENS
+    if None in (claimed, other) or is_small:
+        return None
+    spread = facts["validation"]
+    sd_nats = max(spread["sd_nats"] or 0.0, held_out["sd_of_batches_nats"] or 0.0)
+    se_nats = sd_nats * math.sqrt(1 / max(1, spread["num_batches"]) + 1 / held_out["num_batches"])
+    most = HELD_OUT_SE * se_nats + HELD_OUT_FRAC * claimed
+    if other - claimed <= most:
+        return None
+    words = f"its val_loss is {claimed:.4f}, and {other:.4f} on a held-out slice of the same data"
+    return f"{words}, {other - claimed:.4f} more where {most:.4f} is the limit: it knows the validation's tokens"

@@ -1,0 +1,284 @@
+"""./run.sh audit: scripts and models made again on random and held-out tokens; cheats are found, honest ones not."""
+
+import base64
+import json
+import math
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+import real_runs
+import scripted
+
+from bench.audit import auditing, counterfactual, power
+from bench.audit.counterfactual import NotPossible
+from bench.data import shards
+from bench.data.sources.datasets import Dataset, ShardFile
+from bench.record import audits, run_folder, validity, verification
+from bench.record.audits import DOUBTED, FAILED, PASSED
+from bench.stats import evalues
+
+CHEATS = scripted.SCRIPTS / "cheats" / "train.py"
+NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
+
+
+def audited(results, folder, *words, code=0):
+    """./run.sh audit of a run -> {kind: what was found}."""
+    done = real_runs.bench(results, "audit", str(folder), "--json", *words)
+    assert done.returncode == code, done.stdout + done.stderr + real_runs.logs(results)
+    (found,) = json.loads(done.stdout)
+    assert audits.read(folder) == found
+    return {one["kind"]: one for one in found["audits"]}
+
+
+def cheat(results, what, script=CHEATS):
+    return scripted.run(results, script, f"script.args=[{what}]")
+
+
+# ---- honest ones
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        pytest.param(CHEATS, ["script.args=[honest]"], id="counting"),
+        pytest.param(scripted.MODDED, [], id="modded"),
+        pytest.param(scripted.NANO, NANO, id="nano", marks=pytest.mark.slow),
+    ],
+)
+def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, words):
+    folder = scripted.run(tmp_path, script, *words)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    found = audited(tmp_path, folder)
+    assert {kind: one["outcome"] for kind, one in found.items()} == dict.fromkeys(counterfactual.KINDS, PASSED), found
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    assert real_runs.folders(tmp_path) == [folder] == list(run_folder.find_runs([tmp_path]))
+    for one in found.values():
+        run = run_folder.read(tmp_path / auditing.FOLDER / one["run"])
+        assert run["validity"] == "invalid" and "it counts nowhere" in run["validity_reasons"][0]
+        assert run["audit"]["kind"] == one["kind"]
+    assert verification.report(folder)["passed"]
+
+
+def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):
+    folder = real_runs.run(tmp_path, "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01")
+    done = real_runs.bench(tmp_path, "audit", folder.name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "referee  step 0:" in done.stdout and "referee  held-out slice:" in done.stdout
+    assert done.stdout.count("PASSED") == 4
+
+
+# ---- cheats
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [
+        ("lowered", "random_tokens"),
+        ("on_validation", "random_training"),
+        pytest.param("scaled", "random_tokens", marks=pytest.mark.slow),
+        pytest.param("constants", "random_tokens", marks=pytest.mark.slow),
+        pytest.param("peeks", "random_tokens", marks=pytest.mark.slow),
+        pytest.param("short", "random_training", marks=pytest.mark.slow),
+    ],
+)
+def test_a_planted_cheat_fails(tmp_path, what, kind):
+    folder = cheat(tmp_path, what)
+    found = audited(tmp_path, folder, "--only", kind, code=1)
+    assert found[kind]["outcome"] == FAILED and found[kind]["nats"] < found[kind]["least_nats"]
+    assert f"{found[kind]['least_nats']:.4f}" in found[kind]["why"]
+
+
+@pytest.mark.slow
+def test_weights_of_the_validation_that_a_script_carries_in_itself_fail(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copyfile(CHEATS, home / "train.py")
+    honest = cheat(tmp_path, "honest")
+    (name,) = [shard["file"] for shard in run_folder.read(honest)["data"]["val"]]
+    tokens = shards.check(auditing.data_root() / name).tokens()[:32769].astype(np.int64)
+    pairs = np.zeros((512, 512), np.uint16)
+    np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
+    (home / "known.json").write_text(json.dumps(base64.b64encode(zlib.compress(pairs.tobytes())).decode()))
+    folder = cheat(tmp_path, "knows", home / "train.py")
+    doubts = [one["doubt"] for one in real_runs.run_json(folder)["doubts"]]
+    assert any("its loss at step 0 is already" in one for one in doubts)
+    assert audited(tmp_path, folder, "--only", "random_training", code=1)["random_training"]["outcome"] == FAILED
+
+
+def test_eight_steps_before_the_clock_are_doubted(tmp_path):
+    doubts = [one["doubt"] for one in real_runs.run_json(cheat(tmp_path, "before"))["doubts"]]
+    assert any("its loss at step 0 is already" in one and "0.95 * ln(257) = 5.272" in one for one in doubts)
+
+
+LEAK = """
+import torch
+from models.gpt2 import MODEL
+
+class Leak(MODEL):
+    calls = 0
+
+    def logits(self, tokens_BT):
+        self.calls += 1
+        logits_BTV = super().logits(tokens_BT)
+        if self.training or self.calls < 20:
+            return logits_BTV
+        ahead = torch.nn.functional.one_hot(tokens_BT.roll(-1, 1), logits_BTV.shape[-1])
+        return logits_BTV + 0.5 * ahead * (torch.arange(tokens_BT.shape[1]) < 60)[:, None]
+"""
+
+
+def test_a_model_that_looks_ahead_from_its_twentieth_call_on_fails(tmp_path):
+    """Too small a leak for the random tokens at the end of a run: a trained model's loss on them is 2 nats too high."""
+    (tmp_path / "leak.py").write_text(LEAK)
+    words = ["model.arch=leak.py:Leak", "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01"]
+    folder = real_runs.run(tmp_path / "results", *words, SPEEDRUN_CWD=str(tmp_path))
+    done = real_runs.bench(
+        tmp_path / "results", "audit", str(folder), "--only", "random_tokens", SPEEDRUN_CWD=str(tmp_path)
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "it sees future tokens, or prints another number" in done.stdout
+
+
+# ---- what cannot be audited
+
+
+def test_a_script_with_data_of_its_own_cannot_be_audited(tmp_path):
+    (tmp_path / "mine.bin").write_bytes(bytes(4096))
+    words = [f"script.args=[own_data,{tmp_path}/mine.bin]", "track=free"]
+    folder = scripted.run(tmp_path, scripted.ODD, *words)
+    done = real_runs.bench(tmp_path, "audit", str(folder))
+    assert done.returncode == 2 and "it brought data of its own" in done.stdout
+    assert audits.read(folder) is None
+
+
+def test_other_sources_than_the_records_are_refused(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copyfile(CHEATS, home / "train.py")
+    folder = cheat(tmp_path, "honest", home / "train.py")
+    with open(home / "train.py", "a") as file:
+        file.write("# changed\n")
+    done = real_runs.bench(tmp_path, "audit", str(folder))
+    assert done.returncode == 2 and "the sources here are not those of the record" in done.stdout
+
+
+# ---- the data and the arithmetic
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Two training files and one of validation, of 64 tokens; its first 4,096 are the validation."""
+    rng = np.random.default_rng(1)
+
+    def file(name, num):
+        shard = shards.write(tmp_path / "data" / name, rng.integers(5, 40, num))
+        return ShardFile(shard.path, num, shard.num_bytes, shards.sha256(shard.path), 39)
+
+    return Dataset("own", 64, (file("a_train_1.bin", 3000), file("a_train_2.bin", 3000)), (file("a_val_0.bin", 9000),))
+
+
+def made(kind, dataset, tmp_path, val_tokens=4096, claimed_nats=3.0, eos_token=7):
+    (tmp_path / kind).mkdir()
+    return counterfactual.make(kind, dataset, val_tokens, claimed_nats, eos_token, tmp_path / kind, seed=3)
+
+
+def tokens_of(files):
+    return [np.asarray(shards.check(file.path).tokens()) for file in files]
+
+
+@pytest.mark.parametrize("kind", counterfactual.KINDS)
+def test_files_keep_their_names_and_sizes(dataset, tmp_path, kind):
+    found = made(kind, dataset, tmp_path).dataset
+    for split in ("train", "val"):
+        for ours, theirs in zip(getattr(found, split), getattr(dataset, split), strict=True):
+            assert (ours.path.name, ours.num_tokens) == (theirs.path.name, theirs.num_tokens)
+            assert ours.sha256 == shards.sha256(ours.path)
+
+
+def test_random_tokens_are_of_an_alphabet_just_larger_than_the_claim(dataset, tmp_path):
+    found = made("random_tokens", dataset, tmp_path)
+    assert found.facts["num_alphabet"] == math.ceil(math.exp(3.5))  # 34
+    alphabets = [set(np.unique(part)) for part in tokens_of(found.dataset.train + found.dataset.val)]
+    assert alphabets[0] == alphabets[2] and len(alphabets[0]) == 34 and 7 in alphabets[0]
+
+
+def test_random_training_keeps_the_validation_but_for_its_head(dataset, tmp_path):
+    found = made("random_training", dataset, tmp_path)
+    easy, num_easy = found.facts["easy_token"], found.facts["num_easy"]
+    (val,), (own,) = tokens_of(found.dataset.val), tokens_of(dataset.val)
+    assert num_easy == 64 and (val[:64] == easy).all() and easy not in own[:4096]
+    assert np.array_equal(val[64:], own[:-64])
+    train, _ = tokens_of(found.dataset.train)
+    assert np.mean(train == easy) == pytest.approx(0.25 + 0.75 / 64, abs=0.03)
+
+
+def test_the_held_out_slice_has_no_token_of_the_validation(dataset, tmp_path):
+    found = made("held_out", dataset, tmp_path)
+    assert found.dataset.train == dataset.train
+    (val,), (own,) = tokens_of(found.dataset.val), tokens_of(dataset.val)
+    assert np.array_equal(val[:4903], own[4097:]) and np.array_equal(val[4903:], own[4097:8194])
+    with pytest.raises(NotPossible, match=r"hold 9000 tokens, and goal.val_tokens=4500"):
+        made("held_out", dataset, tmp_path / "data", val_tokens=4500)
+
+
+def test_bigrams_know_how_hard_a_slice_is():
+    ordered, noise = np.tile(np.arange(8), 500), np.random.default_rng(0).integers(0, 8, 4000)
+    nats = counterfactual.bigram_nats(np.concatenate([ordered, ordered]), 8)
+    assert nats(ordered).mean() < 0.01 < 2 < nats(noise).mean()
+
+
+def verdict(kind, facts, claimed, *nats, fixes=True):
+    return counterfactual.verdict(kind, facts, claimed, nats, fixes)["outcome"]
+
+
+def test_random_tokens_fail_at_the_e_values_bound():
+    facts = {"num_alphabet": 64, "vocab_size": 257, "val_tokens": 32768}
+    least = math.log(64) - evalues.LOG_E / 1024
+    assert verdict("random_tokens", facts, 3.0, 5.0, least + 1e-6) == PASSED
+    assert verdict("random_tokens", facts, 3.0, 5.0, least - 1e-6) == FAILED
+    assert verdict("random_tokens", facts, 3.0, least - 1e-6, 5.0) == FAILED  # also where a later one is higher
+    assert verdict("random_tokens", facts, 3.0, 5.0, math.nan) == FAILED
+
+
+def test_a_held_out_slice_is_given_the_spread_of_the_data():
+    """32 blocks of sd 0.1 and a claim of 3: 6 * 0.1 * sqrt(2 / 32) + 0.15 + 0.02 = 0.32; of 4 blocks 0.594."""
+    facts = {"vocab_size": 257, "val_tokens": 32768, "harder_nats": 0.02, "sd_of_blocks_nats": 0.1}
+    assert verdict("held_out", facts, 3.0, 3.319) == PASSED
+    assert verdict("held_out", facts, 3.0, 3.321) == DOUBTED
+    assert verdict("held_out", facts, 3.0, 3.6) == FAILED
+    assert verdict("held_out", facts, 3.0, 1.0) == PASSED
+
+
+def test_several_outcomes_are_one():
+    assert auditing.outcome_of([PASSED, FAILED]) == FAILED
+    assert auditing.outcome_of([PASSED, audits.NOT_POSSIBLE]) == PASSED
+    assert auditing.outcome_of([PASSED, DOUBTED]) == DOUBTED
+    assert auditing.outcome_of([audits.NOT_POSSIBLE]) == audits.NOT_POSSIBLE
+
+
+def test_an_audit_run_is_invalid_whatever_it_reached(finished_run):
+    run = run_folder.read(finished_run) | {"audit": {"run": "free/x", "kind": "random_tokens"}}
+    assert validity.validity(run) == (
+        "invalid",
+        ["it is an audit of free/x, on data of which something is known: it counts nowhere"],
+    )
+
+
+# ---- power
+
+
+def test_honest_models_never_fail_on_random_tokens():
+    rng = np.random.default_rng(0)
+    for excess_nats in (0.0, 1e-3, 0.01, 0.1, 2.0):
+        assert power.seen_frac(4096, 257, excess_nats, 0.0, rng, 10_000) == 0.0
+
+
+def test_the_smallest_leak_that_is_found_is_that_of_the_formula():
+    """A leak of a share f lowers the loss by f * (ln V + excess): found once that is excess + 13.8 / N."""
+    rng = np.random.default_rng(0)
+    for num_tokens, excess_nats in ((4096, 0.5), (1 << 18, 0.1)):
+        wanted = (excess_nats + evalues.LOG_E / num_tokens) / (math.log(257) + excess_nats)
+        found = power.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
+        assert found == pytest.approx(wanted, rel=0.1)
