@@ -160,6 +160,7 @@ class Run:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
             result = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
             instruments.collect_warnings()
+        peak_mem_gib = self.peaks.whole_gib()  # the referee's passes are no part of it
         if self._stopped_at is None:
             self.referee["loss"] = self._referee_loss.at_end(num_steps)
         return gather_result.RankResult(
@@ -172,7 +173,7 @@ class Run:
             summaries=result["summary"],
             doubts=result["doubts"],
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
-            peak_mem_gib=self.peaks.whole_gib(),
+            peak_mem_gib=peak_mem_gib,
             foreign_cpu_cores=foreign,
             node=self.ranks.node,
             t_offset_ns=self._t_offset_ns,
