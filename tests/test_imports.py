@@ -21,11 +21,12 @@ TABLE = {
     "web": "",
     "atomic": "reading units",
     "user_code": "paths",
-    "private": "reading atomic units",
+    "credentials": "",
+    "private": "reading atomic credentials units",
     "data": "reading atomic",
     "config": "reading user_code paths",
     "data.sources": "reading atomic data user_code paths units",
-    "machine": "atomic user_code paths private terminal units",
+    "machine": "atomic credentials user_code paths private terminal units",
     "trace": "reading machine terminal units",
     "telemetry": "reading machine paths units",
     "memory": "reading atomic machine paths private units web",
@@ -38,8 +39,8 @@ TABLE = {
     "instruments": "atomic config machine memory paths private profiling telemetry units user_code",
     "training": "atomic config data data.sources instruments machine memory user_code paths record units",
     "compat": "memory training units",
-    "launch.script": "reading atomic config data importers instruments machine paths private profiling record "
-    "telemetry training units user_code",
+    "launch.script": "reading atomic config credentials data importers instruments machine paths private profiling "
+    "record telemetry training units user_code",
     "launch.nodes": "atomic machine paths record terminal",
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
     "private reading record terminal training units user_code",

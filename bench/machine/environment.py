@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import private
+from bench import credentials, private
 from bench.machine import env_values, gpus, processes
 from bench.paths import REPO
 from bench.units import GIB, KIB, gib_from_bytes
@@ -26,7 +26,6 @@ ENV_PREFIXES = (
 )
 # fmt: on
 ENV_NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC")
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
 
 
 def environment() -> dict:
@@ -196,7 +195,11 @@ def _name_and_version(dist):
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change how torch, NCCL, OpenMP or this harness run; what is no setting in them as a hash."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
-    return {name: env_values.shown(private.redact(environ[name], REPO)) for name in names if not SECRET.search(name)}
+    return {
+        name: env_values.shown(private.redact(environ[name], REPO))
+        for name in names
+        if not credentials.VARIABLE.search(name)
+    }
 
 
 def _read(path):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bench import private
+from bench import credentials, private
 from bench.config import schema
 from bench.machine import environment
 from bench.paths import REPO, of_user
@@ -134,7 +134,7 @@ def _python(word):
 def _value(name, value):
     if value is not None:
         return str(value)
-    if environment.SECRET.search(name):
+    if credentials.VARIABLE.search(name):
         raise ValueError(f"script.env.{name}=null: the record keeps it, and it looks like a secret")
     if name not in os.environ:
         raise ValueError(f"script.env.{name}=null: the shell has no such variable: give its value, {name}: VALUE")
