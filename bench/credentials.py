@@ -90,9 +90,12 @@ _known: set[str] = set()
 
 
 def remember(value: str) -> None:
-    """From here on this process finds the value in any text: the user gave it as a credential."""
-    if len(value) >= MIN_KNOWN_CHARS and not HARMLESS.fullmatch(value):
-        _known.add(value)
+    """From here on this process finds a text that holds a credential, and the credential in it, in any other text."""
+    spans = found(value, {})
+    login = [word for one in spans if one.shown == LOGIN for word in value[one.start : one.end].split(":", 1)[1:]]
+    for word in (value, *login, *(value[one.start : one.end] for one in spans)):
+        if len(word) >= MIN_KNOWN_CHARS and not HARMLESS.fullmatch(word):
+            _known.add(word)
 
 
 def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:

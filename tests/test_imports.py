@@ -42,8 +42,8 @@ TABLE = {
     "launch.script": "reading atomic config credentials data importers instruments machine paths private profiling "
     "record telemetry training units user_code",
     "launch.nodes": "atomic machine paths record terminal",
-    "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
-    "private reading record terminal training units user_code",
+    "launch": "atomic config credentials data.sources diagnosis exporters instruments launch.nodes launch.script "
+    "machine paths private reading record terminal training units user_code",
     "passport": "atomic machine paths private reading terminal units",
     "passport.measure": "config launch machine passport stats telemetry training units",
     "explain": "diagnosis machine passport record terminal trace units web",
@@ -57,9 +57,10 @@ TABLE = {
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",
-    "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
+    "claims": "reading claims.rules compare config credentials paths private race record report report.site stats "
+    "terminal user_code",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "reading atomic compare data data.sources machine paths race record stats",
+    "replay": "reading atomic compare credentials data data.sources machine paths race record stats",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder "
     "launch launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race "

@@ -13,7 +13,7 @@ import pytest
 
 from bench import paths
 from bench.__main__ import main as bench
-from bench.claims import publication
+from bench.claims import gate, publication
 from bench.cli import judge, publish, race, table
 from bench.compare import selection
 from bench.machine import utc
@@ -31,7 +31,7 @@ def house(tmp_path, repo, monkeypatch):
     shutil.copy(repo / ".gitignore", home)
     for name in markdown_blocks.FILES:
         (home / name).write_text(OWN_TABLE)
-    for module in (paths, publication, named):
+    for module in (paths, gate, named):
         monkeypatch.setattr(module, "REPO", home)
     monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
     monkeypatch.setenv("SPEEDRUN_CWD", str(home))
@@ -235,7 +235,7 @@ def test_a_file_that_names_this_machine_is_refused(house, results, capsys):
         folder.mkdir()
         (folder / "diff.patch").write_text(f"+path = '{house}/data'\n")
 
-    assert "code/diff.patch: names this machine's" in refused(house, capsys, results.add(0, change=with_a_diff))
+    assert "code/diff.patch, line 1: names this machine's" in refused(house, capsys, results.add(0, change=with_a_diff))
 
 
 def test_a_full_disk_leaves_no_half_folder(house, results, capsys, monkeypatch):

@@ -78,7 +78,8 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     of_slurm = allocation.found()
     run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in run["warnings"]:
-        say("export", f"{warning['instrument']}: {warning['error']}", always=True)
+        head = "secret" if warning["instrument"] == "launcher" else "export"
+        say(head, f"{warning['instrument']}: {warning['error']}", always=True)
     folder = watched = None
     with raise_interrupted() as signals:
         try:

@@ -7,13 +7,16 @@ History of the identity, source_sha256:
 Hashes of two versions are never equal, and that says nothing: whether the code is the same is then unknown.
 """
 
+import contextlib
 import functools
 import glob
 import hashlib
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, credentials
 from bench.machine import git, syntax
 from bench.paths import REPO
 from bench.units import MIB
@@ -99,24 +102,30 @@ def _sha256_of(content, is_python):
 # ---- what a record keeps
 
 
-def state(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict:
-    """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked.
+def state(
+    repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN, composed_of: Collection[Path] = frozenset()
+) -> dict:
+    """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked, and
+    untracked_excluded.
 
-    files: raced_files(repo, own), each hash cut to 12 digits.  The last four are None outside git.
+    files: raced_files(repo, own), each hash cut to 12 digits.  The last five are None outside git.
     dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
+    untracked: those that the run uses: they are raced, imported by this process or composed_of's yamls.  Of any other,
+    untracked_excluded, a record holds the name and the hash.
     """
     files = raced_files(repo, own)
     result = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(repo, files)}
     result |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
-    result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked"))
+    result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
     if git.ask(repo, "rev-parse", "--is-inside-work-tree") is None:
         return result
-    changes, untracked = diff(repo), _untracked(repo)
+    changes, (untracked, excluded) = diff(repo), _untracked(repo, files, composed_of)
     commit = git.ask(repo, "rev-parse", "--verify", "HEAD")
     result |= {
         "commit": commit.strip() if commit else None,
-        "dirty": bool(changes or untracked),
+        "dirty": bool(changes or untracked or excluded),
         "untracked": untracked,
+        "untracked_excluded": excluded,
     }
     digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest() if changes else None
     return result | {"diff_sha256": digest}
@@ -144,7 +153,20 @@ def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_O
             copy.write_bytes(content)
 
 
-def _untracked(repo):
+def _untracked(repo, files, composed_of):
+    """-> names of those that the run uses, {name: first 12 digits of the sha256} of the others; both sorted."""
     sources = [f"*{suffix}" for suffix in (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)]
     listed = git.ask(repo, "ls-files", "--others", "--exclude-standard", "-z", "--", *sources, ":(exclude)results")
-    return sorted(name for name in (listed or "").split("\0") if name)
+    names = sorted(name for name in (listed or "").split("\0") if name)
+    imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
+    used = {os.path.realpath(path) for path in (*composed_of, *filter(None, imported))}
+    kept = [name for name in names if name in files or os.path.realpath(Path(repo, name)) in used]
+    others = [name for name in names if name not in kept]
+    return kept, {credentials.redacted(name): _sha256_of_file(Path(repo, name)) for name in others}
+
+
+def _sha256_of_file(path):
+    """Cut to 12 digits; None of what cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    return None

@@ -132,6 +132,10 @@ def _job(overrides):
         if disturbing := registry.flagging(job.config.instruments):
             words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
             raise ValueError(f"instruments.{disturbing[0]}: {words}")
+        if job.secrets:
+            where = ".".join(map(str, next(iter(job.secrets))))
+            remedy = "log in (wandb login, hf auth login) so that the arm needs none"
+            raise ValueError(f"{where} looks like a credential, and a race's plan shows what is asked: {remedy}")
     except ValueError as error:
         return error
     return job

@@ -5,14 +5,16 @@ training script come from the record's code/.  Nothing is taken from the working
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from bench.credentials import LOGIN, SECRET
 from bench.data.shards import CheckFailed
 from bench.data.sources import datasets
 from bench.machine import git
@@ -60,11 +62,35 @@ def read(folder: Path) -> Recorded:
     return Recorded(folder, run, config, overrides)
 
 
+def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
+    """The record with its credentials in its overrides again.  ValueError: it has others than there are values."""
+    names = recorded.run.get("redacted") or []
+    if len(names) != len(values):
+        what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
+        raise ValueError(f"{recorded.name}: {what}, and --secret gives {len(values)} of {len(names)} values")
+    overrides = list(recorded.overrides)
+    for name, value in zip(names, values, strict=True):
+        number = next(
+            (i for i, word in enumerate(overrides) if name.startswith(word.partition("=")[0].lstrip("+"))), None
+        )
+        shown = next((text for text in (LOGIN, SECRET) if number is not None and text in overrides[number]), None)
+        if shown is None:
+            raise ValueError(f"{recorded.name}: {name} was not typed: it stood in a yaml that the record does not hold")
+        overrides[number] = overrides[number].replace(shown, value, 1)
+    return dataclasses.replace(recorded, overrides=overrides)
+
+
 def hardware_of(recorded: Recorded) -> SimpleNamespace:
     """The record's hardware group, as bench/machine/environment.py reads it."""
     hardware = recorded.config["hardware"]
     of_node = hardware["num_processes"] // (hardware.get("nodes") or 1)
     return SimpleNamespace(**hardware, ranks_of_node=of_node)
+
+
+def unused(recorded: Recorded) -> set[str]:
+    """Files that lay beside a script, are part of its identity and that it did not use: no record holds them."""
+    script = recorded.run.get("script") or {}
+    return set(script["sha256_by_file"]) - set(script["used"]) if "used" in script else set()
 
 
 # ---- is everything here?

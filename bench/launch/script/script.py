@@ -68,9 +68,9 @@ class Script:
         """What run.json["script"] says before the run."""
         return {
             "file": self.path.name,
-            "args": [private.redact(arg, REPO) for arg in self.args],
+            "args": private.redact_all(list(self.args), REPO),
             "python": None if self.python == sys.executable else private.redact(self.python, REPO),
-            "env": {name: private.redact(value, REPO) for name, value in self.env.items()},
+            "env": private.redact_all(dict(self.env), REPO),
             "data": str(self.data),
             "sha256_by_file": self.sha256_by_name,
             "no_part_of_the_identity": script_files.EXCLUDED,
