@@ -103,7 +103,8 @@ def search(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()) -> N
     refused = []
     for path in paths:
         if not any(path == one or path.endswith(f"/{one}") for one in allowed):
-            refused += _faults(path, plain_file.text(folder / path, plain_file.MAX_LINES_BYTES, errors="replace"))
+            text = plain_file.text(folder / path, plain_file.MAX_LINES_BYTES, errors="replace")
+            refused += dict.fromkeys(_faults(path, text))
     if refused:
         more = f"; and {len(refused) - MAX_SHOWN} more" if len(refused) > MAX_SHOWN else ""
         remedy = "run again without it, publish that; or --allow FILE once you have looked at it"

@@ -7,6 +7,7 @@ training script come from the record's code/.  Nothing is taken from the working
 import contextlib
 import dataclasses
 import hashlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ OF_THE_RECORD = (  # rules of `verify` without which a record does not say what 
     verification.config_id_is_that_of_the_config,
     verification.artifacts_are_unchanged,
 )
+PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # in overrides.yaml, of a credential
 # Settings that a run leaves to the machine: a replay asks for those that the record ran with.
 OF_THE_MACHINE = ("device", "num_processes", "num_threads", "dtype", "compile", "micro_batch_seqs")
 
@@ -68,15 +70,15 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     if len(names) != len(values):
         what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
         raise ValueError(f"{recorded.name}: {what}, and --secret gives {len(values)} of {len(names)} values")
-    overrides = list(recorded.overrides)
-    for name, value in zip(names, values, strict=True):
-        number = next(
-            (i for i, word in enumerate(overrides) if name.startswith(word.partition("=")[0].lstrip("+"))), None
-        )
-        shown = next((text for text in (LOGIN, SECRET) if number is not None and text in overrides[number]), None)
-        if shown is None:
-            raise ValueError(f"{recorded.name}: {name} was not typed: it stood in a yaml that the record does not hold")
-        overrides[number] = overrides[number].replace(shown, value, 1)
+    given, overrides = dict(zip(names, values, strict=True)), []
+    for word in recorded.overrides:
+        key = word.partition("=")[0].lstrip("+")
+        shown = [name for name in given if name.startswith(key)] if PLACEHOLDER.search(word) else []
+        texts = iter([given.pop(name) for name in shown])
+        overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), word))
+    if given:
+        where = "it stood in a yaml that the record does not hold"
+        raise ValueError(f"{recorded.name}: {', '.join(given)} was not typed: {where}")
     return dataclasses.replace(recorded, overrides=overrides)
 
 
