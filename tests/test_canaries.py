@@ -161,3 +161,10 @@ def test_a_file_that_no_part_of_the_record_accounts_for_does_not_go(checkout, ru
     done = bench(checkout, "publish", run, "--name", "third", "--dry-run")
     path.unlink()
     assert done.returncode == 2 and "code/untracked/launch.sh: nothing says that the run used it" in done.stderr
+
+
+def test_a_race_whose_plan_would_show_a_credential_is_refused(checkout):
+    words = [f"script={checkout.parent}/script/train.py", "track=cpu_nano", "hardware=cpu", "n=2"]
+    done = bench(checkout, "race", "A=script.args=[--lr,0.1]", f"B=script.args=[--token,{CANARY}]", *words)
+    assert done.returncode == 2 and "B: script.args.1 looks like a credential" in done.stderr, done.stderr
+    assert not (checkout / "results" / "races").exists()

@@ -57,6 +57,9 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
             result[name] = answers.get(name) or facts(folder, overrides, results)
             if "refused" in result[name]:
                 raise ValueError(result[name]["refused"])
+            if hidden := result[name].get("redacted"):
+                remedy = "log in (wandb login, hf auth login) so that the arm needs none"
+                raise ValueError(f"{hidden[0]} looks like a credential, and a plan shows what is asked: {remedy}")
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return result
@@ -132,10 +135,6 @@ def _job(overrides):
         if disturbing := registry.flagging(job.config.instruments):
             words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
             raise ValueError(f"instruments.{disturbing[0]}: {words}")
-        if job.secrets:
-            where = ".".join(map(str, next(iter(job.secrets))))
-            remedy = "log in (wandb login, hf auth login) so that the arm needs none"
-            raise ValueError(f"{where} looks like a credential, and a race's plan shows what is asked: {remedy}")
     except ValueError as error:
         return error
     return job
@@ -148,6 +147,7 @@ def _facts_of(job, env, checks):
     result = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
     result |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
     result |= {"own": job.own} if job.own else {}
+    result |= {"redacted": run["redacted"]} if "redacted" in run else {}
     return result | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
 
 
