@@ -470,7 +470,7 @@ def test_of_untracked_files_that_the_run_does_not_use_only_name_and_hash_are_rec
         (repo / name).write_text(text)
     loaded = types.SimpleNamespace(__file__=str(repo / "bench" / "loaded.py"))
     monkeypatch.setitem(code_state.sys.modules, "loaded_by_a_test", loaded)
-    state = code_state.state(repo, composed_of=[repo / "conf" / "mine.yaml"])
+    state = code_state.state(repo, composed_of=lambda: [repo / "conf" / "mine.yaml"])
     assert state["dirty"] and state["untracked"] == sorted(used)
     assert sorted(state["untracked_excluded"]) == ["SECRET.py", "bench/scratch.py", "launch.sh", "secrets.yaml"]
     assert state["untracked_excluded"]["launch.sh"] == hashlib.sha256(b"export KEY=1\n").hexdigest()[:12]

@@ -54,7 +54,6 @@ def _undo(results, folder, run):
 def record_of(job, env: dict, command: Sequence[str]) -> dict:
     """run.json of a run that has not begun: running, and invalid until it is complete."""
     config = job.config
-    composed_of = [groups.path_of(*choice) for choice in compose.origins(job.overrides, None)[1]]
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "run_id": None,
@@ -88,7 +87,7 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
         "timing_protocol": _timing_protocol(job) | {"instruments": registry.in_timed_region(config.instruments)},
-        "code": code_state.state(REPO, job.own_sources, composed_of),
+        "code": code_state.state(REPO, job.own_sources, lambda: _yamls(job)),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
         "warnings": [*dashboards.warnings(config.exporters), *_of_secrets(job)],
@@ -96,6 +95,11 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "metrics": {},
         "artifacts": [],
     } | _of_some(job)
+
+
+def _yamls(job):
+    """Those that the config is composed of."""
+    return [groups.path_of(*choice) for choice in compose.origins(job.overrides, None)[1]]
 
 
 def _of_some(job):

@@ -13,7 +13,7 @@ import glob
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bench import atomic, credentials
@@ -103,15 +103,15 @@ def _sha256_of(content, is_python):
 
 
 def state(
-    repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN, composed_of: Collection[Path] = frozenset()
+    repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN, composed_of: Callable[[], Iterable[Path]] = tuple
 ) -> dict:
     """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked, and
     untracked_excluded.
 
     files: raced_files(repo, own), each hash cut to 12 digits.  The last five are None outside git.
     dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
-    untracked: those that the run uses: they are raced, imported by this process or composed_of's yamls.  Of any other,
-    untracked_excluded, a record holds the name and the hash.
+    untracked: those that the run uses: they are raced, imported by this process, or among composed_of(), the yamls of
+    its config.  Of any other, untracked_excluded, a record holds the name and the hash.
     """
     files = raced_files(repo, own)
     result = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(repo, files)}
@@ -159,7 +159,8 @@ def _untracked(repo, files, composed_of):
     listed = git.ask(repo, "ls-files", "--others", "--exclude-standard", "-z", "--", *sources, ":(exclude)results")
     names = sorted(name for name in (listed or "").split("\0") if name)
     imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
-    used = {os.path.realpath(path) for path in (*composed_of, *filter(None, imported))}
+    yamls = composed_of() if any(name.endswith(".yaml") for name in names) else ()
+    used = {os.path.realpath(path) for path in (*yamls, *filter(None, imported))}
     kept = [name for name in names if name in files or os.path.realpath(Path(repo, name)) in used]
     others = [name for name in names if name not in kept]
     return kept, {credentials.redacted(name): _sha256_of_file(Path(repo, name)) for name in others}
