@@ -8,6 +8,7 @@ detect-secrets 1.5.0 was measured for this on 2026-11-23: without its entropy pl
 URL, no --api-key VALUE), and importing it takes 0.3 s.
 """
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -70,7 +71,7 @@ TO_BLANK = re.compile(r"[^\s\"'`;]*")  # what a shell takes for one word
 NETRC = re.compile(r"\blogin[ \t]{1,8}\S{1,256}\s{1,8}password[ \t]{1,8}(\S+)")
 BEARER = re.compile(r"\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:Bearer|Basic|Token)\s+([\w.~+/=-]+)", re.I)
 HARMLESS = re.compile(
-    r"SECRET|PASSWORD|USER:PASSWORD|none|null|true|false|str|string|int|bytes|optional|\W*|x+|your\W.*|change_?me"
+    r"SECRET|PASSWORD|USER:PASSWORD|USER|TOKEN|VALUE|KEY|none|null|true|false|str|string|int|bytes|optional|\W*|x+|your\W.*|change_?me"
     r"|example|redacted|hidden|[<${%].*|[-+]?[\d.,_]+(?:e[-+]?\d+)?",
     re.I | re.S,
 )
@@ -99,9 +100,17 @@ def remember(value: str) -> None:
 
 
 def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
-    """The credentials in a text, in order and without overlaps.  environ: whose secret variables are looked for too."""
+    """The credentials in a text, in order and without overlaps.
+
+    environ: whose secret variables are looked for too; None: those that this process had when it asked first.
+    """
     result, end = [], 0
-    spans = [*_of_shape(text), *_in_urls(text), *_named(text), *_literal(text, environ or os.environ)]
+    spans = [
+        *_of_shape(text),
+        *_in_urls(text),
+        *_named(text),
+        *_literal(text, _of_shell() if environ is None else _variables(environ)),
+    ]
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
         if one.start >= end:
             result.append(one)
@@ -198,7 +207,7 @@ def _in_urls(text: str) -> Iterator[Found]:
         group = 1 if match[1] is not None else 2
         login, scheme = match[group], text[: match.start()][-12:].lower()
         is_user = ":" not in login and (login == "git" or scheme.endswith(("ssh", "sftp", "git")))
-        if login not in (LOGIN, SECRET) and not is_user:
+        if not HARMLESS.fullmatch(login) and not is_user:
             yield Found(*match.span(group), "a login in a URL", LOGIN if ":" in login else SECRET)
     for match in IN_QUERY.finditer(text):
         if match[1] != SECRET:
@@ -234,10 +243,24 @@ def _looks_random(value):
     return len(value) >= MIN_KNOWN_CHARS and bool(re.search(r"\d", value) and re.search(r"[A-Za-z]", value))
 
 
-def _literal(text: str, environ: Mapping[str, str]) -> Iterator[Found]:
-    of_shell = {value: name for name, value in environ.items() if VARIABLE.search(name) and not value.startswith("/")}
+@functools.cache
+def _of_shell():
+    return _variables(os.environ)
+
+
+def _variables(environ):
+    """{value: name} of what is worth looking for."""
+    return {
+        value: name
+        for name, value in environ.items()
+        if VARIABLE.search(name) and len(value) >= MIN_KNOWN_CHARS
+        if not value.startswith("/") and not HARMLESS.fullmatch(value)
+    }
+
+
+def _literal(text: str, of_shell: Mapping[str, str]) -> Iterator[Found]:
     for value in {*_known, *of_shell}:
-        if len(value) < MIN_KNOWN_CHARS or HARMLESS.fullmatch(value) or value not in text:
+        if value not in text:
             continue
         for match in re.finditer(rf"(?<![\w]){re.escape(value)}(?![\w])", text):
             name = of_shell.get(value)

@@ -51,7 +51,7 @@ TABLE = {
     "report": "atomic compare diagnosis explain machine memory memory.snapshot paths reading record stats terminal "
     "trace units web",
     "report.site": "atomic machine reading record report web",
-    "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
+    "race": "atomic compare credentials data.sources instruments launch machine user_code paths reading record report stats "
     "terminal",
     "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers

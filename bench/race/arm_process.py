@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench import credentials
 from bench.machine import code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
@@ -57,7 +58,8 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
             result[name] = answers.get(name) or facts(folder, overrides, results)
             if "refused" in result[name]:
                 raise ValueError(result[name]["refused"])
-            if hidden := result[name].get("redacted"):
+            in_words = [word.partition("=")[0] for word in overrides if credentials.found(word)]  # of an older revision
+            if hidden := result[name].get("redacted") or in_words:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
                 raise ValueError(f"{hidden[0]} looks like a credential, and a plan shows what is asked: {remedy}")
         except ValueError as error:

@@ -69,7 +69,7 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     names = recorded.run.get("redacted") or []
     if len(names) != len(values):
         what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
-        raise ValueError(f"{recorded.name}: {what}, and --secret gives {len(values)} of {len(names)} values")
+        raise ValueError(f"{recorded.name}: {what}, and --fill gives {len(values)} of {len(names)} values")
     given, overrides = dict(zip(names, values, strict=True)), []
     for word in recorded.overrides:
         key = word.partition("=")[0].lstrip("+")
