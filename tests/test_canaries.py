@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,11 @@ def checkout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clone")
     git(folder, "clone", "-q", str(real_runs.REPO), "checkout")
     checkout, beside = folder / "checkout", folder / "script"
+    for name in ("bench", "models", "conf"):  # as they are here, committed or not
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(real_runs.REPO / name, checkout / name, dirs_exist_ok=True, ignore=ignored)
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "the code under test")
     git(checkout, "remote", "set-url", "origin", f"https://ada:{CANARY}@git.example/x.git")
     beside.mkdir()
     for home, texts in ((checkout, UNTRACKED), (beside, BESIDE)):

@@ -51,8 +51,8 @@ TABLE = {
     "report": "atomic compare diagnosis explain machine memory memory.snapshot paths reading record stats terminal "
     "trace units web",
     "report.site": "atomic machine reading record report web",
-    "race": "atomic compare credentials data.sources instruments launch machine user_code paths reading record report stats "
-    "terminal",
+    "race": "atomic compare credentials data.sources instruments launch machine user_code paths reading record report "
+    "stats terminal",
     "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
