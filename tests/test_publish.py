@@ -386,6 +386,19 @@ def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house,
     assert git(house, "status", "--porcelain") == ""
 
 
+def test_files_of_nodes_and_of_instruments_go_along_if_the_record_lists_them(results):
+    def with_more(run):
+        folder = results.folder / run["track"] / run["run_id"]
+        for name in ("telemetry.node1.csv", "environment.node1.json", "count.txt"):
+            (folder / name).write_text("1\n")
+
+    folder = results.add(0, change=with_more)
+    (folder / "notes.txt").write_text("mine")
+    leaving = {one.group: one.reason for one in gate.of_run(results.folder, f"cpu_nano/{folder.name}")}
+    assert leaving["telemetry.node1.csv"] == "measured" and leaving["count.txt"] == gate.OF_INSTRUMENT
+    assert "environment.node1.json" in leaving and "notes.txt" not in leaving
+
+
 def test_all_that_the_committed_publications_hold_passes_the_gate_and_nothing_is_missing(repo):
     for folder in (path for path in (Path(repo) / "results" / "published").iterdir() if path.is_dir()):
         runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]

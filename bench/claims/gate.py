@@ -23,6 +23,7 @@ BY_ROLE = {
     "events": "measured",
     "environment": "the machine and its packages",
 }
+OF_INSTRUMENT = "an instrument's, listed by the record"
 WHICH_CODE = ("code/commit.json", "code/diff.patch")
 MAX_SHOWN = 5
 
@@ -46,12 +47,12 @@ def of_run(results: Path, name: str) -> Iterator[Leaving]:
     run = run_folder.read_raw(folder)
     listed, reasons = {artifact["path"] for artifact in run["artifacts"]}, _reasons(folder, run)
     for path in (*artifacts.files(folder), "run.json"):
-        role = artifacts.ROLES.get(path.partition("/")[0])
+        role = artifacts.ROLES.get(artifacts.OF_NODE.sub("", path.partition("/")[0]))
         is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
         is_part = role or path in listed or path in (certificates.FILE, "run.json")
         if role in LOCAL_ROLES or not is_part or not is_inside:
             continue
-        reason = BY_ROLE.get(role) or reasons.get(path)
+        reason = BY_ROLE.get(role) or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
         if reason is None:
             remedy = "older records keep more than that: run again"
             raise ValueError(f"{name}/{path}: nothing says that the run used it, so it does not go along; {remedy}")
@@ -60,7 +61,7 @@ def of_run(results: Path, name: str) -> Iterator[Leaving]:
 
 def _reasons(folder, run):
     """{path in the run's folder: why it goes} of what has no role that says so."""
-    code = run["code"]
+    code = run.get("code") or {}
     result = dict.fromkeys(WHICH_CODE, "which code ran") | {"run.json": "the record, written by the referee"}
     result |= {certificates.FILE: "what came out when it was replayed", "summary.md": "made of the record"}
     result |= {f"code/{name}": "imported by the run" for name in code.get("files") or () if name.startswith("own/")}
@@ -77,9 +78,13 @@ def _of_script(folder, run):
     script = run.get("script") or {}
     if not script or "used" in script:
         return script.get("used") or {}
-    kept = {name: folder / "code" / name for name in script["sha256_by_file"] if (folder / "code" / name).is_file()}
+    kept = {
+        name: folder / "code" / name
+        for name in script.get("sha256_by_file") or ()
+        if (folder / "code" / name).is_file()
+    }
     programs = {name: "a program beside it" for name in kept if name.endswith(script_files.PROGRAMS)}
-    main = kept.get(f"script/{script['file']}")
+    main = kept.get(f"script/{script.get('file')}")
     return programs | (classes.used_by_script(main, kept) if main else {})
 
 

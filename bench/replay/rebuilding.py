@@ -92,7 +92,7 @@ def hardware_of(recorded: Recorded) -> SimpleNamespace:
 def unused(recorded: Recorded) -> set[str]:
     """Files that lay beside a script, are part of its identity and that it did not use: no record holds them."""
     script = recorded.run.get("script") or {}
-    return set(script["sha256_by_file"]) - set(script["used"]) if "used" in script else set()
+    return set(script.get("sha256_by_file") or ()) - set(script["used"]) if script.get("used") else set()
 
 
 # ---- is everything here?
