@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import real_runs
@@ -189,3 +190,40 @@ def test_ctrl_c_that_hydra_calls_an_error_of_its_own_is_an_interrupt(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=real_runs.REPO, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip().splitlines()[-1:]) == (1, ["interrupted"]), done.stderr
     assert not list(tmp_path.glob("*/*/run.json"))
+
+
+DAEMONS = """
+import subprocess
+from models.gpt2 import GPT2
+class Net(GPT2):
+    def __init__(self, mark=0, **shape):
+        super().__init__(**shape)
+        subprocess.Popen(f"setsid env -i sleep {mark} & setsid env -i sh -c 'sleep {mark} & exit'", shell=True)
+"""
+
+
+def sleeping(mark):
+    """Pids of what sleeps for so many seconds, a number that this test alone uses."""
+    return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _words(path)[1:2] == [str(mark)]]
+
+
+def _words(path):
+    with contextlib.suppress(OSError):
+        return path.read_bytes().decode().split("\0")
+    return []
+
+
+def test_a_daemon_of_a_script_ends_with_its_run(tmp_path):
+    mark = 4_000_000 + os.getpid()
+    assert scripted.odd(tmp_path, f"daemon,'{mark}'")["status"] == "complete"
+    assert sleeping(mark) == []
+
+
+@slow
+def test_a_daemon_of_an_own_model_ends_with_its_run(tmp_path):
+    mark = 5_000_000 + os.getpid()
+    (tmp_path / "net.py").write_text(DAEMONS)
+    words = ["track=free", "experiment=smoke", "model.arch=net.py:Net", f"model.args={{mark: {mark}}}"]
+    done = real_runs.bench(tmp_path / "results", "run", *words, SPEEDRUN_CWD=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sleeping(mark) == []

@@ -428,6 +428,7 @@ def test_committed_code_is_clean_and_its_hash_is_over_paths_and_syntax_of_what_i
         "dirty": False,
         "diff_sha256": None,
         "untracked": [],
+        "untracked_excluded": {},
     }
 
 
@@ -470,7 +471,7 @@ def test_outside_git_only_the_source_hash_is_known(tmp_path, monkeypatch):
     (tmp_path / "bench" / "training").mkdir(parents=True)
     (tmp_path / "bench" / "training" / "loop.py").write_text("a = 1\n")
     state = code_state.state(tmp_path)
-    assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked")} == {None}
+    assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded")} == {None}
     assert (list(state["files"]), len(state["source_sha256"])) == (["bench/training/loop.py"], 64)
     code_state.write(tmp_path, tmp_path / "code")
     assert (tmp_path / "code" / "diff.patch").read_text() == ""
@@ -481,7 +482,30 @@ def test_before_the_first_commit_everything_is_untracked(tmp_path):
     (tmp_path / "bench" / "a.py").write_text("a = 1\n")
     git(tmp_path, "init", "-q")
     state = code_state.state(tmp_path)
-    assert (state["commit"], state["dirty"], state["untracked"]) == (None, True, ["bench/a.py"])
+    assert (state["commit"], state["dirty"], state["untracked"]) == (None, True, [])
+    assert state["untracked_excluded"] == {"bench/a.py": hashlib.sha256(b"a = 1\n").hexdigest()[:12]}
+
+
+def test_of_untracked_files_that_the_run_does_not_use_only_name_and_hash_are_recorded(repo, monkeypatch):
+    used = {"models/new.py": "c = 3\n", "bench/loaded.py": "d = 4\n", "conf/mine.yaml": "e: 5\n"}
+    others = {
+        "launch.sh": "export KEY=1\n",
+        "secrets.yaml": "a: b\n",
+        "bench/scratch.py": "",
+        "hf_%s.py" % ("a" * 30): "",
+    }
+    for name, text in (used | others).items():
+        (repo / name).parent.mkdir(exist_ok=True)
+        (repo / name).write_text(text)
+    loaded = types.SimpleNamespace(__file__=str(repo / "bench" / "loaded.py"))
+    monkeypatch.setitem(code_state.sys.modules, "loaded_by_a_test", loaded)
+    state = code_state.state(repo, composed_of=lambda: [repo / "conf" / "mine.yaml"])
+    assert state["dirty"] and state["untracked"] == sorted(used)
+    assert sorted(state["untracked_excluded"]) == ["SECRET.py", "bench/scratch.py", "launch.sh", "secrets.yaml"]
+    assert state["untracked_excluded"]["launch.sh"] == hashlib.sha256(b"export KEY=1\n").hexdigest()[:12]
+    code_state.write(repo, repo / "results" / "code", known=state)
+    kept = repo / "results" / "code" / "untracked"
+    assert {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()} == set(used)
 
 
 def test_importing_the_room_imports_neither_torch_nor_nvml():

@@ -30,6 +30,7 @@ NOT_RACED = {
     "bench/record/artifacts.py": "lists and removes the files of records",
     "bench/record/failures.py": "records how a rank failed",
     "bench/private.py": "hides private words in records",
+    "bench/credentials.py": "hides credentials in records",
     "bench/machine/env_values.py": "hides in records what of a variable is no known setting",
     "bench/paths.py": "finds folders",
     "bench/machine/code_copy.py": "copies what is run, and hashes it at the end",

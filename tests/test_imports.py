@@ -21,11 +21,12 @@ TABLE = {
     "web": "",
     "atomic": "reading units",
     "user_code": "paths",
-    "private": "reading atomic paths units",
+    "credentials": "",
+    "private": "reading atomic credentials paths units",
     "data": "reading atomic",
     "config": "reading user_code paths",
     "data.sources": "reading atomic data user_code paths units",
-    "machine": "atomic user_code paths private terminal units",
+    "machine": "atomic credentials user_code paths private terminal units",
     "trace": "reading machine terminal units",
     "telemetry": "reading machine paths units",
     "memory": "reading atomic machine paths private units web",
@@ -38,11 +39,11 @@ TABLE = {
     "instruments": "atomic config machine memory paths private profiling telemetry units user_code",
     "training": "atomic config data data.sources instruments machine memory user_code paths record units",
     "compat": "memory training units",
-    "launch.script": "reading atomic config data importers instruments machine paths private profiling record "
-    "telemetry training units user_code",
+    "launch.script": "reading atomic config credentials data importers instruments machine paths private profiling "
+    "record telemetry training units user_code",
     "launch.nodes": "atomic machine paths record terminal",
-    "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
-    "private reading record terminal training units user_code",
+    "launch": "atomic config credentials data.sources diagnosis exporters instruments launch.nodes launch.script "
+    "machine paths private reading record terminal training units user_code",
     "passport": "atomic machine paths private reading terminal units",
     "passport.measure": "config launch machine passport stats telemetry training units",
     "explain": "diagnosis machine passport record terminal trace units web",
@@ -50,15 +51,16 @@ TABLE = {
     "report": "atomic compare diagnosis explain machine memory memory.snapshot paths reading record stats terminal "
     "trace units web",
     "report.site": "atomic machine reading record report web",
-    "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
-    "terminal",
+    "race": "atomic compare credentials data.sources instruments launch machine user_code paths reading record report "
+    "stats terminal",
     "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",
-    "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
+    "claims": "reading claims.rules compare config credentials paths private race record report report.site stats "
+    "terminal user_code",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "reading atomic compare data data.sources machine paths race record stats",
+    "replay": "reading atomic compare credentials data data.sources machine paths race record stats",
     "audit": "data data.sources launch machine paths reading record stats",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic audit claims claims.rules compare config data data.sources explain exporters importers ladder "

@@ -1,15 +1,18 @@
 """A user's own model, optimizer, instrument and groups: found, checked before a run, part of what is raced."""
 
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import real_runs
 
 from bench import paths
 from bench.__main__ import main
+from bench.claims.rules import runs
 from bench.cli import init
 from bench.config import compose, groups, resolve, schema
 from bench.data.sources import datasets
@@ -19,6 +22,7 @@ from bench.launch import own_model, prepare
 from bench.machine import code_state
 from bench.paths import REPO
 from bench.race import arm_process
+from bench.record import verification
 from bench.user_code import classes
 
 NET = """
@@ -366,3 +370,22 @@ def test_compare_shows_what_changed_in_the_users_files_without_git(project, tmp_
     found = code_diff.of_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
     assert found["files"] == [{"path": "own/net.py", "added": 1, "removed": 1}] and found["unknown"] is None
     assert "-    def __init__(self, ratio=4, **shape):\n+    def __init__(self, ratio=2" in found["patch"]
+
+
+@pytest.mark.slow
+def test_an_own_model_gets_a_credential_that_no_file_of_its_record_holds(project):
+    key = "-".join(("Canary7", "of", "a", "model"))  # in parts: this file may be in a diff that the record holds
+    is_key = f"hashlib.sha256(api_key.encode()).hexdigest() == '{hashlib.sha256(key.encode()).hexdigest()}'"
+    text = NET.replace("ratio=4", "api_key=''").replace("        super()", f"        assert {is_key}\n        super()")
+    write(project / "net.py", "import hashlib\n" + text)
+    words = ["track=free", "experiment=smoke", "model.arch=net.py:Net", f"model.args={{api_key: {key}}}"]
+    done = real_runs.bench(project / "results", "run", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = real_runs.folders(project / "results")
+    record = real_runs.run_json(folder)
+    assert record["redacted"] == ["model.args.api_key"]
+    assert [path for path in folder.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []
+    assert verification.report(folder)["passed"]
+    claim = SimpleNamespace(kinds={("a", "b")}, runs=[SimpleNamespace(record=record)])
+    passed, why = runs.the_runs_share_config_and_code(claim)
+    assert not passed and "model.args.api_key: recorded without its value" in why

@@ -13,7 +13,7 @@ import pytest
 
 from bench import paths
 from bench.__main__ import main as bench
-from bench.claims import publication
+from bench.claims import gate, publication
 from bench.cli import judge, publish, race, table
 from bench.compare import selection
 from bench.machine import utc
@@ -31,7 +31,7 @@ def house(tmp_path, repo, monkeypatch):
     shutil.copy(repo / ".gitignore", home)
     for name in markdown_blocks.FILES:
         (home / name).write_text(OWN_TABLE)
-    for module in (paths, publication, named):
+    for module in (paths, gate, named):
         monkeypatch.setattr(module, "REPO", home)
     monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
     monkeypatch.setenv("SPEEDRUN_CWD", str(home))
@@ -235,7 +235,7 @@ def test_a_file_that_names_this_machine_is_refused(house, results, capsys):
         folder.mkdir()
         (folder / "diff.patch").write_text(f"+path = '{house}/data'\n")
 
-    assert "code/diff.patch: names this machine's" in refused(house, capsys, results.add(0, change=with_a_diff))
+    assert "code/diff.patch, line 1: names this machine's" in refused(house, capsys, results.add(0, change=with_a_diff))
 
 
 def test_a_full_disk_leaves_no_half_folder(house, results, capsys, monkeypatch):
@@ -384,6 +384,32 @@ def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house,
     ):
         assert bench(["report", *words]) == 0
     assert git(house, "status", "--porcelain") == ""
+
+
+def test_files_of_nodes_and_of_instruments_go_along_if_the_record_lists_them(results):
+    def with_more(run):
+        folder = results.folder / run["track"] / run["run_id"]
+        for name in ("telemetry.node1.csv", "environment.node1.json", "count.txt"):
+            (folder / name).write_text("1\n")
+
+    folder = results.add(0, change=with_more)
+    (folder / "notes.txt").write_text("mine")
+    leaving = {one.group: one.reason for one in gate.of_run(results.folder, f"cpu_nano/{folder.name}")}
+    assert leaving["telemetry.node1.csv"] == "measured" and leaving["count.txt"] == gate.OF_INSTRUMENT
+    assert "environment.node1.json" in leaving and "notes.txt" not in leaving
+
+
+def test_all_that_the_committed_publications_hold_passes_the_gate_and_nothing_is_missing(repo):
+    for folder in (path for path in (Path(repo) / "results" / "published").iterdir() if path.is_dir()):
+        runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]
+        leaving = [one.path for name in runs for one in gate.of_run(folder, name)]
+        assert sorted(leaving) == sorted(
+            path.relative_to(folder).as_posix()
+            for name in runs
+            for path in (folder / name).rglob("*")
+            if path.is_file()
+        )
+        gate.search(folder, [*leaving, "README.md", "ledger.jsonl"])
 
 
 def test_the_committed_publications_are_whole(repo, monkeypatch):

@@ -451,7 +451,8 @@ def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
         ('["file://a","b:c@d"]', '["file://a","b:c@d"]'),
         ("/scratch/ada/x:/scratch/adam/x", "/scratch/USER/x:/scratch/adam/x"),
         ("ada is a name, adapter a word", "ada is a name, adapter a word"),  # only in paths
-        ("rank 0 on gpu-box7.example.org", "rank 0 on HOST.example.org"),
+        ("rank 0 on gpu-box7.example.org", "rank 0 on HOST"),
+        ("/tmp/torchinductor_ada/x, ada@db", "/tmp/torchinductor_USER/x, USER@db"),
     ],
 )
 def test_private_paths_and_names_are_taken_out(text, clean):
@@ -462,6 +463,34 @@ def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_no_text():
     for host in ("node", "vm-1"):
         text = f"{host} /data/root/x"
         assert private.redact(text, "/srv/race", home="/root", user="root", host=host) == text
+    text = "train_loss of train.py on root@train, https://train:80/x"  # where the text says that it is a host
+    clean = "train_loss of train.py on root@HOST, https://HOST:80/x"
+    assert private.redact(text, "/srv/race", home="/root", user="root", host="train") == clean
+
+
+@pytest.mark.parametrize(
+    ("host", "text", "clean"),
+    [
+        ("thinkpad", "ValueError: at thinkpad, Thinkpad.local", "ValueError: at HOST, HOST"),
+        ("thinkpad", "thinkpads, my-thinkpad-2", "thinkpads, my-thinkpad-2"),
+        ("gpu-node-17", "on gpu-node-17.corp.example.", "on HOST."),
+        ("gpu-node-17.corp.example", "gpu-node-17 asks db.corp.example", "HOST asks HOST"),
+        ("thinkpad", "events.out.tfevents.1.thinkpad.5.0", "events.out.tfevents.1.HOST.5.0"),
+    ],
+)
+def test_a_host_is_taken_out_with_its_domain_whatever_it_is_called(host, text, clean):
+    assert private.redact(text, "/srv/race", home="/root", user="root", host=host) == clean
+
+
+def test_this_machines_names_are_those_of_the_kernel_and_of_etc(monkeypatch):
+    texts = {"/etc/hostname": ["gpu7"], "/etc/hosts": ["127.0.0.1 localhost", "10.0.0.7 gpu7.corp.example gpu7 # x"]}
+    monkeypatch.setattr(private.socket, "gethostname", lambda: "gpu7")
+    monkeypatch.setattr(private, "_lines_of", texts.__getitem__)
+    private._hosts.cache_clear()
+    try:
+        assert private._hosts() == ("gpu7", "gpu7.corp.example")
+    finally:
+        private._hosts.cache_clear()
 
 
 def test_what_redact_takes_out_by_default_is_this_machine():

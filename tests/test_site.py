@@ -129,6 +129,18 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     assert new.name not in (out / "index.html").read_text()
 
 
+@pytest.mark.parametrize("linked", ["", "runs", "assets"])
+def test_no_page_is_written_through_a_link_that_came_with_the_folder(results, tmp_path, linked):
+    """A claim that somebody sends may hold site -> /home/reader/public_html."""
+    elsewhere, out = tmp_path / "elsewhere", results / "site"
+    elsewhere.mkdir()
+    (out / linked).parent.mkdir(parents=True, exist_ok=True)
+    (out / linked if linked else out).symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="is a link"):
+        write(results, out)
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results):
     """The others say how to get theirs."""
     ids = [add(results, seed).name for seed in range(1, 9)]

@@ -67,8 +67,8 @@ def _is_of(path, track, arm):
     return run["track"] == track and not race.get("discarded") and (not race or race["arm"] == arm)
 
 
-def write(folder: str | Path, claim: claims.Claim) -> None:
-    """Make the claim's folder.  Raises ValueError where the folder is not empty."""
+def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | None = None) -> None:
+    """Make the claim's folder.  Raises ValueError where the folder is not empty, or a file does not pass the gate."""
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
         words = "where the copies would be counted as runs: name a folder outside"
@@ -85,7 +85,7 @@ def write(folder: str | Path, claim: claims.Claim) -> None:
     links = "\n".join(publication.certificate_links(results, runs))
     readme = "\n\n".join(filter(None, [head, links, markdown_blocks.block(COMMAND, summary(claim))])) + "\n"
     texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
-    publication.copy(publication.Content(claim.ledger, runs, races, folder.name, texts), folder)
+    publication.copy(publication.Content(claim.ledger, runs, races, folder.name, texts), folder, gated=gated)
 
 
 def content(folder: Path) -> publication.Content:

@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import private
-from bench.paths import PUBLISHED, REPO, published_root, shown
+from bench.claims import gate
+from bench.paths import PUBLISHED, published_root, shown
 from bench.race import state
-from bench.reading import plain_file
-from bench.record import artifacts, certificates, ledger, named, race_folder, run_folder
-from bench.record.verification import LOCAL_ROLES
+from bench.record import certificates, ledger, named, race_folder, run_folder
 from bench.report import markdown_blocks
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -56,6 +54,15 @@ class Content:
         return [name for name in dict.fromkeys(names) if (self.results / name / "run.json").is_file()]
 
 
+@dataclass(frozen=True)
+class Gated:
+    """How the user wants to pass the gate."""
+
+    show: gate.Show = lambda leaving: None  # the list of what goes, before it is written
+    allowed: Sequence[str] = ()  # files that go whatever is found in them
+    dry_run: bool = False  # show and search, and write nothing
+
+
 def of_words(words: Sequence[str]) -> Content:
     """Run folders, folders of them, run ids, or one race -> Content.  ValueError: no run, or several ledgers."""
     race = named.find(words)[0].race if len(words) == 1 else None
@@ -69,11 +76,11 @@ def of_words(words: Sequence[str]) -> Content:
     return Content(book, names, sorted(set(races) - {None}), re.sub(r"-s\d+(-\d+)?$", "", first))
 
 
-def publish(content: Content, name: str | None, table: Callable[[list[str]], int]) -> Path:
+def publish(content: Content, name: str | None, table: Callable[[list[str]], int], gated: Gated | None = None) -> Path:
     """Content -> its new folder in results/published/, called name (None: content.name).  table: bench.cli.table.main.
 
-    Raises ValueError, and nothing is written: the name is invalid or taken, a run or a race has not ended, a file names
-    this machine, or the disk is full.
+    Raises ValueError, and nothing is written: the name is invalid or taken, a run or a race has not ended, the gate
+    keeps a file back, or the disk is full.
     """
     name = name or content.name
     if content.results.resolve().is_relative_to(published_root().resolve()):
@@ -94,7 +101,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         parts += certificate_links(content.results, content.runs)
         return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, printed)]) + "\n"}
 
-    copy(content, folder, texts)
+    copy(content, folder, texts, gated)
     return folder
 
 
@@ -114,22 +121,28 @@ def _refuse_unfinished(content):
             raise ValueError(f"{race_id}: has not ended, its numbers are hidden: race --resume or --abandon it")
 
 
-def copy(content, folder, texts=None):
+def copy(
+    content: Content, folder: Path, texts: Callable[[Path], dict[str, str]] | None = None, gated: Gated | None = None
+) -> None:
     """Content -> a results folder, whole or not at all.  texts(folder) -> {file name: text}, where content has none.
 
-    folder may be there if it is empty.  ValueError where it cannot be written or a file names this machine.
+    folder may be there if it is empty.  ValueError where it cannot be written or the gate (gate.py) keeps a file back.
     """
-    folder = Path(folder).absolute()
+    folder, gated = Path(folder).absolute(), gated or Gated()
+    leaving = [*_files(content)]
+    gated.show(leaving)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
-        for path in _files(content):
-            _refuse_private(content.results, path)
-            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(content.results / path, temporary / path)
-        for name, text in (texts(temporary) if content.texts is None else content.texts).items():
+        for one in leaving:
+            (temporary / one.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(content.results / one.path, temporary / one.path)
+        made = texts(temporary) if content.texts is None else content.texts
+        for name, text in made.items():
             (temporary / name).write_text(text)
-        os.rename(temporary, folder)  # refused where something lies in folder by now
+        gate.search(temporary, [*(one.path for one in leaving), *made], gated.allowed)  # what goes, not what it was of
+        if not gated.dry_run:
+            os.rename(temporary, folder)  # refused where something lies in folder by now
     except OSError as error:
         raise ValueError(f"{folder}: cannot be written ({error.strerror}): free space, or make it writable") from None
     finally:
@@ -137,27 +150,14 @@ def copy(content, folder, texts=None):
 
 
 def _files(content):
-    """Paths from the results folder on."""
     for name in content.runs:
-        yield from (f"{name}/{path}" for path in _files_of_run(content.results / name))
-    others = [f"{race_folder.FOLDER}/{race_id}/{file}" for race_id in content.race_ids for file in RACE_FILES]
-    yield from (path for path in [*others, ledger.NAME] if (content.results / path).is_file())
-
-
-def _files_of_run(folder):
-    """run.json, what it lists and what every run has; not what stays on its machine, nor pages made from the record."""
-    listed = {artifact["path"] for artifact in run_folder.read_raw(folder)["artifacts"]}
-    for path in artifacts.files(folder):
-        role = artifacts.ROLES.get(path.partition("/")[0])
-        is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
-        is_part = role or path in listed or path == certificates.FILE
-        if role not in LOCAL_ROLES and is_part and is_inside:
-            yield path
-    yield "run.json"
-
-
-def _refuse_private(results, path):
-    """Records are written without private names; a diff of the sources and a plan are as the user made them."""
-    text = plain_file.text(results / path, plain_file.MAX_LINES_BYTES, errors="replace")
-    if private.redact(text, REPO, user="") != text:  # user="": their name in a path may be an ordinary word
-        raise ValueError(f"{path}: names this machine's repository, home or host: run again without it, publish that")
+        yield from gate.of_run(content.results, name)
+    others = {
+        f"{race_folder.FOLDER}/{race_id}/{file}": f"{race_folder.FOLDER}/.../{file}"
+        for race_id in content.race_ids
+        for file in RACE_FILES
+    }
+    for path, group in (others | {ledger.NAME: ledger.NAME}).items():
+        if (content.results / path).is_file():
+            reason = "every run that was started" if path == ledger.NAME else "the race, written by the referee"
+            yield gate.Leaving(path, group, reason, (content.results / path).stat().st_size)

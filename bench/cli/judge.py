@@ -8,7 +8,7 @@ elsewhere.
 import json
 
 from bench.claims import claim as claims
-from bench.claims import claim_folder
+from bench.claims import claim_folder, gate, publication
 from bench.claims.rules import rulebook
 from bench.cli import arguments, rule_lines
 from bench.race import state
@@ -33,7 +33,8 @@ def main(argv):
     if args.claim:
         if len(result) > 1:
             raise ValueError(f"--claim {args.claim}: a race of {len(result)} candidates; name one, RACE:B")
-        claim_folder.write(args.claim, result[0][1])
+        gated = publication.Gated((lambda leaving: None) if args.json else _show, args.allow)
+        claim_folder.write(args.claim, result[0][1], gated)
         if not args.json:
             print(f"{'claim':>8}  {args.claim}: say in its README.md what was changed")
     return 0 if all(verdict["accepted"] for verdict in verdicts) else 1
@@ -71,11 +72,18 @@ def text(verdict):
     return "\n".join([text_table.printable(head), rule_lines.text(verdict["rules"]), last])
 
 
+def _show(leaving):
+    for line in gate.listed(leaving):
+        print(f"{'file':>8}  {text_table.printable(line)}")
+
+
 def _parser():
     lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rulebook.RULES)
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
+    words = "with --claim: a file that goes although something in it looks like a credential or names this machine"
+    parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
     parser.add_argument("--replayed", action="store_true", help="demand that ./run.sh replay has certified each run")
     parser.add_argument("--json", action="store_true", help="an object instead of text")
     return parser

@@ -2,12 +2,13 @@
 
 RUN...: run folders, folders of them, or run ids; a run of a race brings the whole race.  The copies go into a new
 folder of results/published/, which git sees, without logs, traces and memory snapshots; the rest of results/ is this
-machine's own.
+machine's own.  Every file is shown with the reason why it goes, and is searched for credentials and for this machine's
+names; one that holds some stops all.  --dry-run shows and searches alone.
 """
 
 import os
 
-from bench.claims import claim_folder, publication
+from bench.claims import claim_folder, gate, publication
 from bench.cli import arguments, table
 from bench.launch.console import say
 from bench.paths import project_folder
@@ -21,7 +22,11 @@ def main(argv):
     args = _parser().parse_args(argv)
     claim = named.find(args.runs)[0].claim if len(args.runs) == 1 else None
     content = claim_folder.content(claim) if claim else publication.of_words(args.runs)
-    folder = publication.publish(content, args.name, table.main)
+    gated = publication.Gated(_show, args.allow, args.dry_run)
+    folder = publication.publish(content, args.name, table.main, gated)
+    if args.dry_run:
+        say("publish", "nothing was found in these files, and nothing was written: --dry-run")
+        return 0
     shown = os.path.relpath(folder, project_folder())
     num_runs = len(list(run_folder.find_runs([folder])))
     say("publish", f"{shown}: {counted(num_runs, 'run')}, {counted(len(content.race_ids), 'race')}, ledger, README.md")
@@ -30,8 +35,16 @@ def main(argv):
     return 0
 
 
+def _show(leaving):
+    for line in gate.listed(leaving):
+        say("file", line)
+
+
 def _parser():
     parser = arguments.Parser("./run.sh publish", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
+    parser.add_argument("--dry-run", action="store_true", help="show and search what would go, and write nothing")
+    words = "a file, as it is shown, that goes although something in it looks like a credential or names this machine"
+    parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
     return parser

@@ -76,7 +76,7 @@ def _folders(args):
 
 def _of(folder, args):
     """The certificate of one record; with --check None, or the certificate of what is missing."""
-    recorded = rebuilding.read(folder)
+    recorded = rebuilding.with_secrets(rebuilding.read(folder), args.fill)
     checks, fields = replaying.foreseen(recorded)
     for check in checks:
         remedy = f"; try: {check.remedy}" if check.remedy else ""
@@ -107,6 +107,8 @@ def _parser():
     parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
     parser.add_argument("--keep-env", action="store_true", help="with this shell's OMP_..., ONEDNN_..., not its own")
     parser.add_argument("--trust", action="store_true", help="run the code that a record of somebody else brings")
+    words = "the value of a setting that the record shows as SECRET; once for each, in the order of run.json's redacted"
+    parser.add_argument("--fill", action="append", default=[], metavar="VALUE", help=words)
     parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
     parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")
     return parser

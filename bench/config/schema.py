@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -207,11 +208,20 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def read(folder: Path | str) -> Config:
-    """config.yaml of a run folder, of any version -> Config.  Raises ValueError."""
+def read(folder: Path | str, secrets: Iterable[tuple[list, str]] = ()) -> Config:
+    """config.yaml of a run folder, of any version -> Config.  Raises ValueError.
+
+    secrets: (path, text) of what is to stand in place of a credential that config.yaml does not show.
+    """
     path = Path(folder) / "config.yaml"
     with of_record(path):
-        return build(Config, versions.upgraded(yaml_file.read(path)))
+        values = versions.upgraded(yaml_file.read(path))
+        for keys, text in secrets:
+            part = values
+            for key in keys[:-1]:
+                part = part[key]
+            part[keys[-1]] = text
+        return build(Config, values)
 
 
 def config_id(config: Config) -> str:

@@ -1,7 +1,8 @@
 """torchrun for one run: starts N ranks, waits, writes how they ended.  python -m bench.launch.agent FOLDER N WORD...
 
 A rank is the program WORD... with FOLDER as its last word: by default python -m bench.training.worker.  It finds the
-variables that torchrun --standalone gives; rank 0 holds the store where they meet.  torch's own agent would import
+variables that torchrun --standalone gives; rank 0 holds the store where they meet.  What ranks leave behind, a daemon
+with another session and environment too, becomes this process' child and ends with it.  torch's own agent would import
 torch a second time, 2 s of every run's start, and waits 30 s for ranks that do not end.
 
 The answer is FOLDER/logs/agent.json: {"failures": [{"rank", "exit_code", "failed_at_s"}]}.
@@ -18,8 +19,10 @@ import uuid
 from pathlib import Path
 
 from bench.launch.nodes.rank_processes import KILL_AFTER_S, RankProcesses
+from bench.machine import processes
 
 LOOK_EVERY_S = 0.5
+ORPHANS_WITHIN_S = 5.0  # to end what ranks left behind; the run's owner waits longer for what has its mark
 LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
 
 
@@ -28,6 +31,7 @@ def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.w
     _check_loopback()
     logs = Path(folder) / "logs"
     signal.signal(signal.SIGTERM, _leave)
+    processes.adopt_orphans()
     with _reserved_port() as port:
         of_rank = {rank: dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(num_processes)}
         ranks = RankProcesses((*program, str(folder)), os.environ | _alike(num_processes, port), of_rank, log=None)
@@ -37,6 +41,7 @@ def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.w
                 (logs / "agent.json").write_text(json.dumps({"failures": failures}))
         finally:
             ranks.close()
+            processes.end_children(ORPHANS_WITHIN_S)
     return 1 if failures else 0
 
 
@@ -62,6 +67,7 @@ def _first_failures(ranks, logs):
     reported_s = None
     while ranks.are_left:
         ranks.wait(LOOK_EVERY_S)
+        processes.reap(processes.children() - ranks.pids)
         now_s = time.monotonic()
         failures = [{"rank": rank, "exit_code": code, "failed_at_s": now_s} for rank, code in ranks.ended() if code]
         if failures:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import yaml
 
-from bench import atomic, private
-from bench.config import groups, schema
+from bench import atomic, credentials, private
+from bench.config import compose, groups, schema
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.exporters import dashboards
@@ -53,7 +53,7 @@ def _undo(results, folder, run):
 
 def record_of(job, env: dict, command: Sequence[str]) -> dict:
     """run.json of a run that has not begun: running, and invalid until it is complete."""
-    config, code = job.config, code_state.state(job.code, job.own_sources, REPO)
+    config, code = job.config, code_state.state(job.code, job.own_sources, REPO, lambda: _yamls(job))
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "run_id": None,
@@ -68,7 +68,7 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "heartbeat_at": utc.now(),
         "ended_at": None,
         "launcher": environment.this_process(),
-        "command": [_public(word) for word in [*command, *groups.as_typed()]],
+        "command": [_public(word, job) for word in [*command, *groups.as_typed()]],
         "seed": config.seed,
         "config_id": job.config_id,
         "comparability_id": None,
@@ -90,11 +90,11 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "code": code | {"copy": job.code.name},
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
-        "warnings": dashboards.warnings(config.exporters) + _of_git(code),
+        "warnings": [*dashboards.warnings(config.exporters), *_of_git(code), *_of_secrets(job)],
         "measured": {},
         "metrics": {},
         "artifacts": [],
-    } | ({"script": job.script.facts()} if job.script else {})
+    } | _of_some(job)
 
 
 def _of_git(code):
@@ -104,10 +104,38 @@ def _of_git(code):
     return [{"rank": None, "instrument": "git", "edge": "start", "error": code["git_failure"]}]
 
 
-def _public(word):
-    """What was typed, without private paths and addresses."""
+def _yamls(job):
+    """Those that the config is composed of."""
+    return [groups.path_of(*choice) for choice in compose.origins(job.overrides, None)[1]]
+
+
+def _of_some(job):
+    """Of a script; of settings that the record does not show as they were given."""
+    result = {"script": job.script.facts()} if job.script else {}
+    return result | ({"redacted": [".".join(map(str, path)) for path in job.secrets]} if job.secrets else {})
+
+
+def _of_secrets(job):
+    if not job.secrets:
+        return []
+    words = f"{', '.join(_of_some(job)['redacted'])}: looks like a credential, is recorded as {credentials.SECRET}"
+    remedy = "no claim can rest on this run: log in (wandb login, hf auth login) so that it needs none"
+    return [{"rank": None, "instrument": "launcher", "edge": "run start", "error": f"{words}; {remedy}"}]
+
+
+def _public(word, job):
+    """What was typed, without private paths, addresses and credentials."""
     key = word.partition("=")[0]
+    for path, text in job.secrets.items():
+        if ".".join(map(str, path)).startswith(key.lstrip("+")):
+            word = word.replace(text, _at(schema.to_dict(job.config), path))
     return f"{key}=HOST:PORT" if key == "hardware.rendezvous" else private.redact(word, REPO)
+
+
+def _at(values, path):
+    for key in path:
+        values = values[key]
+    return values
 
 
 def _timing_protocol(job):
@@ -136,6 +164,13 @@ def _data(job):
     } | ({"origin": dataset.origin} if dataset.origin else {})
 
 
+def of_secrets(job) -> dict:
+    """Of the launch file: what workers must know that config.yaml does not show."""
+    return (
+        {} if job.script or not job.secrets else {"secrets": [[list(path), text] for path, text in job.secrets.items()]}
+    )
+
+
 def write_inputs(folder, job, env, started_s, code, pipes=(), edge_pipe=None):
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
@@ -149,13 +184,14 @@ def write_inputs(folder, job, env, started_s, code, pipes=(), edge_pipe=None):
     config["hardware"]["rendezvous"] = None
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     typed = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    overrides = [_public(override) for override in typed]
+    overrides = [_public(override, job) for override in typed]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
-    code_state.write(job.code, folder / "code", job.own_sources, code, REPO)
+    own = work_folder.used_sources(job.script) if job.script else job.own_sources
+    code_state.write(job.code, folder / "code", own, code, REPO)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
-    launched |= {"edge_pipe": edge_pipe} if edge_pipe else {}
+    launched |= of_secrets(job) | ({"edge_pipe": edge_pipe} if edge_pipe else {})
     if job.own_folder:
         launched["own"] = job.own_folder
     if job.config.hardware.nodes:

@@ -82,8 +82,10 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes, audit)
     run |= {"audit": audit} if audit else {}
     of_slurm = allocation.found()
     run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
-    for warning in dashboards.warnings(job.config.exporters):
-        say("export", f"{warning['instrument']}: {warning['error']}", always=True)
+    for warning in run["warnings"]:
+        if warning["instrument"] != "git":  # which the preflight shows, with its remedy
+            head = "secret" if warning["instrument"] == "launcher" else "export"
+            say(head, f"{warning['instrument']}: {warning['error']}", always=True)
     folder = watched = edges = None
     with raise_interrupted() as signals:
         try:

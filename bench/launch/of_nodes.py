@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import atomic
 from bench.config import schema
-from bench.launch import allocation, joining, ranks
+from bench.launch import allocation, initial_record, joining, ranks
 from bench.launch.nodes import fabric
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.coordinator import Coordinator
@@ -60,7 +60,8 @@ class OfNodes:
             own |= fabric.variables(self._coordinator.interface(), os.environ)
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
         master = {} if adopted and adopted.has_store else _master(adopted.host if adopted else self._coordinator.host)
-        self._coordinator.begin(folder, texts, {}, ranks.WORKER, own, master, shared, log, job.code)
+        launched = initial_record.of_secrets(job)
+        self._coordinator.begin(folder, texts, launched, ranks.WORKER, own, master, shared, log, job.code)
         try:
             yield self
         finally:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import models
 from bench.config import schema
-from bench.machine import code_state, lazy_dynamo
+from bench.machine import code_state, lazy_dynamo, processes
 from bench.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.user_code import classes
 
@@ -38,6 +38,7 @@ INHERITED = {  # what LanguageModel's methods use: what it must be
     "head_dim": "self.head_dim: the width of a head, for flops_per_token",
     "head_weight": "head_weight(): the [V, D] matrix of the output, for flops_per_token",
 }
+CHILDREN_WITHIN_S = 5.0
 MATRIX_OPTIMIZERS = ("muon", "groups")
 REMEDY = (
     "class {name}(LanguageModel) with `from models.base import LanguageModel` inherits forward, flops_per_token and "
@@ -242,4 +243,6 @@ def _words(arguments):
 
 if __name__ == "__main__":
     lazy_dynamo.install()  # random numbers on the meta device would import all of torch.compile
+    processes.adopt_orphans()
     print("\n" + json.dumps([faults_of(question) for question in json.load(sys.stdin)]))
+    processes.end_children(CHILDREN_WITHIN_S)  # what importing it has started would hold this process' output open

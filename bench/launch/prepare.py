@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import models
-from bench import private
+from bench import credentials, private
 from bench.config import compose, resolve, schema, stages, windows
 from bench.config.deviations import deviations_of
 from bench.data.sources import datasets
@@ -34,6 +34,7 @@ class Job:
     script: Script | None = None  # what runs in place of our own training
     code: Path = CODE  # the folder that its processes import from; of frozen() a copy
     copied: Mapping[str, Path] | None = None  # of frozen(): own_sources' copies
+    secrets: Mapping[tuple, str] = dataclasses.field(default_factory=dict)  # {where in config: as given} of SECRETs
 
     @property
     def config_id(self) -> str:
@@ -168,4 +169,21 @@ def prepare(
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     windows.check_ranks(config.instruments, config.hardware.num_processes)
     registry.program(config.instruments, Path(), config.hardware.device)
-    return Job(config, dataset, list(overrides), deviations_of(config), its_script)
+    config, secrets = _recorded(config)
+    return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets)
+
+
+def _recorded(config):
+    """-> the config as a record has it and as config_id names it, {path: text as given} of each credential in it.
+
+    What is exported, and how, is no part of the run, and is redacted where it is written.
+    """
+    values = schema.to_dict(config) | {"exporters": {}}
+    clean, secrets = credentials.hidden(values)
+    for text in secrets.values():
+        credentials.remember(text)
+    if config.script is not None:  # an argument may also be a path
+        clean["script"] = private.redact_all(clean["script"], REPO)
+    if clean == values:
+        return config, secrets
+    return dataclasses.replace(schema.build(schema.Config, clean), exporters=config.exporters), secrets

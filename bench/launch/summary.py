@@ -25,7 +25,7 @@ def first_words(job: Job, known_s: float | None) -> str:
     about = "" if known_s is None else f", {format_about_s(known_s)}"
     where = f"on {hardware.device}, {counted(hardware.num_processes, 'process')}{about}"
     if job.script:
-        words = [job.script.typed, *job.script.args]
+        words = [job.script.typed, *(config.script.args or ())]
         return f"script {' '.join(words)}, seed {config.seed}, track {config.track.name}, {where}"
     model = config.model
     what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {config.optim.name}, seed {config.seed}"

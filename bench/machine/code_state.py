@@ -12,11 +12,12 @@ import functools
 import glob
 import hashlib
 import os
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from bench import atomic, private
+from bench import atomic, credentials, private
 from bench.machine import code_copy, git, syntax
 from bench.paths import CODE, INSTALLED, REPO
 from bench.units import MIB
@@ -108,26 +109,36 @@ def _sha256_of(content, is_python):
 # ---- what a record keeps
 
 
-def state(code: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN, repo: Path | str | None = None) -> dict:
-    """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked, git_failure.
+def state(
+    code: Path | str = CODE,
+    own: Mapping[str, Path] = NONE_OWN,
+    repo: Path | str | None = None,
+    composed_of: Callable[[], Iterable[Path]] = tuple,
+) -> dict:
+    """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked,
+    untracked_excluded, git_failure.
 
     code: the folder whose sources are hashed and held against the commit, such as a run's copy; repo: whose git is
     asked, None: of code itself.  files: raced_files(code, own), each hash cut to 12 digits.  dirty: a file of
-    code_copy.FOLDERS differs from the commit.  The four of git are None where there is no repository, and where git
-    failed: then git_failure, else absent, holds its words.
+    code_copy.FOLDERS differs from the commit.  untracked: sources there that the commit lacks and the run uses: they
+    are raced, imported by this process, or among composed_of(), the yamls of its config.  Of any other,
+    untracked_excluded, a record holds the name and the hash.  The five of git are None where there is no repository,
+    and where git failed: then git_failure, else absent, holds its words.
     """
     files = raced_files(code, own)
     result = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
     result |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
-    result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked"))
+    result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
     if not _has_repository(repo or code):
         return result
     try:
         with _asked(code, repo or code) as ask:
-            commit, changes, untracked = ask.commit, ask.changes(), ask.untracked()
+            commit, changes, names = ask.commit, ask.changes(), ask.untracked()
     except git.Failed as error:
         return result | {"git_failure": _one_line(error, repo or code)}
-    result |= {"commit": commit, "dirty": bool(changes or untracked), "untracked": untracked}
+    used = _used(names, files, composed_of)
+    excluded = {credentials.redacted(name): _sha256_of_file(Path(code, name)) for name in names if name not in used}
+    result |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
     if changes:
         digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
         _last_patch.clear()
@@ -230,3 +241,22 @@ class Asked:
 
     def _ask(self, *words):
         return git.run(self._repo, "-c", "core.fileMode=false", "-c", "core.fsmonitor=false", *words, **self._env)
+
+
+def _used(names, files, composed_of):
+    """Of these untracked sources those that the run uses, sorted."""
+    if not names:
+        return []
+    imported = filter(None, (getattr(module, "__file__", None) for module in [*sys.modules.values()]))
+    yamls = composed_of() if any(name.endswith(".yaml") for name in names) else ()
+    roots = {os.path.realpath(root) for root in (CODE, REPO)}
+    paths = {os.path.realpath(path) for path in (*yamls, *imported)}
+    used = {os.path.relpath(path, root) for path in paths for root in roots if path.startswith(root + os.sep)}
+    return [name for name in names if name in files or name in used]
+
+
+def _sha256_of_file(path):
+    """Cut to 12 digits; None of what cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    return None

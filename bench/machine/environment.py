@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import private
+from bench import credentials, private
 from bench.machine import env_values, gpus, processes
 from bench.paths import CHECKOUT, REPO
 from bench.units import GIB, KIB, gib_from_bytes
@@ -32,7 +32,6 @@ PASSED = (
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
 PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
 
 
 def environment() -> dict:
@@ -203,7 +202,11 @@ def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change how torch, NCCL, OpenMP or this harness run; what is no setting in them as a hash."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
     names = [name for name in names if name != CHECKOUT]  # it says where, and changes nothing
-    return {name: env_values.shown(private.redact(environ[name], REPO)) for name in names if not SECRET.search(name)}
+    return {
+        name: env_values.shown(private.redact(environ[name], REPO))
+        for name in names
+        if not credentials.VARIABLE.search(name)
+    }
 
 
 def passed(environ: Mapping[str, str]) -> dict[str, str]:

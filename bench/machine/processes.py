@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench import private
 from bench.machine.signals import held
 
 LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
+END_LOOK_S = 0.05
 WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 
@@ -133,6 +134,44 @@ def die_with_parent() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+def adopt_orphans() -> None:
+    """From here on what this process' descendants leave behind becomes its child, whatever session or environment it
+    has.  Linux only; elsewhere does nothing."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+
+
+def children() -> set[int]:
+    """Of this process, zombies too; empty where there is no /proc."""
+    result = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.parent.name)
+            if int(stat_fields(pid)[1]) == os.getpid():
+                result.add(pid)
+    return result
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Forget those of these children that have ended."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def end_children(within_s: float) -> None:
+    """Kill every child, and the children that it leaves, until there is none or the time is over."""
+    until_s = time.monotonic() + within_s
+    while (left := children()) and time.monotonic() < until_s:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        one_has_ended([*left], END_LOOK_S)
+        reap(left)
 
 
 def boot_id_hash() -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench import credentials
 from bench.machine import code_copy, code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
@@ -61,6 +62,10 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
             result[name] = answers.get(name) or facts(folder, overrides, results)
             if "refused" in result[name]:
                 raise ValueError(result[name]["refused"])
+            in_words = [word.partition("=")[0] for word in overrides if credentials.found(word)]  # of an older revision
+            if hidden := result[name].get("redacted") or in_words:
+                remedy = "log in (wandb login, hf auth login) so that the arm needs none"
+                raise ValueError(f"{hidden[0]} looks like a credential, and a plan shows what is asked: {remedy}")
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return result
@@ -148,6 +153,7 @@ def _facts_of(job, env, checks):
     result = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
     result |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
     result |= {"own": job.own} if job.own else {}
+    result |= {"redacted": run["redacted"]} if "redacted" in run else {}
     return result | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
 
 

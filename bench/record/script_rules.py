@@ -51,14 +51,17 @@ def the_last_step_was_validated(files: RunFiles, run: dict) -> tuple[bool, str]:
 
 
 def the_source_is_kept(files: RunFiles, run: dict) -> tuple[bool, str]:
-    """code/ has every source of the script, byte for byte as it ran."""
-    sha256_by_file = run["script"]["sha256_by_file"]
+    """code/ has every source that the script used, byte for byte as it ran; in older records every source beside it."""
+    whole = run["script"]["sha256_by_file"]
+    used = run["script"].get("used", whole)
+    sha256_by_file = {name: whole[name] for name in used}
     wrong = [
         name
         for name, sha256 in sha256_by_file.items()
         if hashlib.sha256(plain_file.content(files.folder / "code" / name)).hexdigest() != sha256
     ]
-    return not wrong and bool(sha256_by_file), ", ".join(wrong) or f"{len(sha256_by_file)} files"
+    is_whole = f"script/{run['script']['file']}" in used
+    return not wrong and is_whole, ", ".join(wrong) or f"{len(sha256_by_file)} files"
 
 
 def the_claimed_time_fits_into_the_wall_time(files: RunFiles, run: dict) -> tuple[bool, str]:

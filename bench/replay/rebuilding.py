@@ -5,14 +5,17 @@ training script come from the record's code/.  Nothing is taken from the working
 """
 
 import contextlib
+import dataclasses
 import hashlib
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from bench.credentials import LOGIN, SECRET
 from bench.data.shards import CheckFailed
 from bench.data.sources import datasets
 from bench.machine import code_state, git
@@ -28,6 +31,7 @@ OF_THE_RECORD = (  # rules of `verify` without which a record does not say what 
     verification.config_id_is_that_of_the_config,
     verification.artifacts_are_unchanged,
 )
+PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # in overrides.yaml, of a credential
 # Settings that a run leaves to the machine: a replay asks for those that the record ran with.
 OF_THE_MACHINE = ("device", "num_processes", "num_threads", "dtype", "compile", "micro_batch_seqs")
 
@@ -60,11 +64,35 @@ def read(folder: Path) -> Recorded:
     return Recorded(folder, run, config, overrides)
 
 
+def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
+    """The record with its credentials in its overrides again.  ValueError: it has others than there are values."""
+    names = recorded.run.get("redacted") or []
+    if len(names) != len(values):
+        what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
+        raise ValueError(f"{recorded.name}: {what}, and --fill gives {len(values)} of {len(names)} values")
+    given, overrides = dict(zip(names, values, strict=True)), []
+    for word in recorded.overrides:
+        key = word.partition("=")[0].lstrip("+")
+        shown = [name for name in given if name.startswith(key)] if PLACEHOLDER.search(word) else []
+        texts = iter([given.pop(name) for name in shown])
+        overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), word))
+    if given:
+        where = "it stood in a yaml that the record does not hold"
+        raise ValueError(f"{recorded.name}: {', '.join(given)} was not typed: {where}")
+    return dataclasses.replace(recorded, overrides=overrides)
+
+
 def hardware_of(recorded: Recorded) -> SimpleNamespace:
     """The record's hardware group, as bench/machine/environment.py reads it."""
     hardware = recorded.config["hardware"]
     of_node = hardware["num_processes"] // (hardware.get("nodes") or 1)
     return SimpleNamespace(**hardware, ranks_of_node=of_node)
+
+
+def unused(recorded: Recorded) -> set[str]:
+    """Files that lay beside a script, are part of its identity and that it did not use: no record holds them."""
+    script = recorded.run.get("script") or {}
+    return set(script.get("sha256_by_file") or ()) - set(script["used"]) if script.get("used") else set()
 
 
 # ---- is everything here?

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bench.machine import environment
+from bench.machine import code_state, environment
 from bench.machine.check import Check
 from bench.record import run_folder, step_files
 from bench.replay import certificate, environments, outcomes, rebuilding, repeats, running
@@ -78,6 +78,7 @@ def _runs(recorded, asked, say) -> Iterator[Recorded]:
                 raise ValueError(f"its replay {run['run_id']} is {run['status']}: {why}")
             result = rebuilding.read(folder)
             _agree(recorded, {"config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]})
+            _same_used_code(recorded, run)
             _same_settings(recorded, result)
             _same_data(recorded, result)
             yield result
@@ -90,6 +91,8 @@ def _agree(recorded, result):
     wanted = {"config_id": recorded.run["config_id"], "source_sha256": recorded.run["code"]["source_sha256"]}
     if recorded.run.get("script"):  # which lies elsewhere now: its path is hashed
         del wanted["config_id"]
+    if rebuilding.unused(recorded):  # which are not here: their hashes are part of the whole
+        del wanted["source_sha256"]
     for key, value in wanted.items():
         if result[key] != value:
             what = "settings" if key == "config_id" else "code"
@@ -97,6 +100,14 @@ def _agree(recorded, result):
                 f"the {what} that the record holds give {key} {result[key][:12]}, and run.json says {value[:12]}: "
                 f"{rebuilding.CHANGED}"
             )
+
+
+def _same_used_code(recorded, run):
+    """Of a script that did not use all that lay beside it: every file but those is the same."""
+    differing = code_state.differing_files(recorded.run["code"], run["code"])
+    others = [name for name in differing or () if name not in rebuilding.unused(recorded)]
+    if rebuilding.unused(recorded) and (differing is None or others):
+        raise ValueError(f"the code that the record holds is not the one that run.json names: {', '.join(others[:3])}")
 
 
 def _same_settings(recorded, replayed):

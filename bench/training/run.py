@@ -42,7 +42,7 @@ class Run:
         self.times = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
         self.referee = {}  # what was found out about the contestant, by check: run.json["referee"]
-        self.config = schema.read(folder)
+        self.config = schema.read(folder, (launch or {}).get("secrets", ()))
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
         kernels.choose(hardware)

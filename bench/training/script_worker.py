@@ -25,6 +25,7 @@ STARTED_S = time.monotonic()
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
 AGAIN_NS = 100_000_000
+TEXTS = (".txt", ".cfg", ".sh", ".c", ".cc", ".ptx")  # kept where they are used, and doubted by nobody
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
 HINTS = {
     "out_of_memory": "make the batch smaller, in the script or by its arguments (script.args=[...])",
@@ -139,7 +140,7 @@ def watch_opened(path, beside):
             return
         text = os.fsdecode(name)
         is_data = text.endswith(DATA)
-        if not is_data and not text.endswith(SOURCES):
+        if not is_data and not text.endswith(SOURCES + TEXTS):
             return
         real = os.path.realpath(text)
         if is_data or real.startswith(beside):

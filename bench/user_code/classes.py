@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -170,6 +170,29 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
                 result[key] = file
                 waiting += _named_in(file, base, roots) if file.suffix == ".py" else []
     return dict(sorted(result.items()))
+
+
+def used_by_script(script: Path, names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
+    """{name: why} of those sources of a script (script_files.sources) that it uses, sorted.
+
+    It was opened, or a used one imports it or has its file name in its text, as what starts a program or a compiler
+    has.  opened: files that the script opened as it ran.
+    """
+    by_path = {path: name for name, path in names.items()}
+    why, waiting = {by_path[script]: "the script"}, [script]
+    for path in opened:
+        if path in by_path and path != script:
+            why[by_path[path]] = "opened"
+            waiting.append(path)
+    while waiting:
+        file = waiting.pop()
+        imported = _named_in(file, script.parent, [Root(script.parent)]) if file.suffix == ".py" else []
+        in_text = set(re.findall(r"[\w.-]+", file.read_text(errors="replace")))
+        for path, name in by_path.items():
+            if name not in why and (path in imported or path.name in in_text):
+                why[name] = f"named in {by_path[file].removeprefix('script/')}"
+                waiting.append(path)
+    return dict(sorted(why.items()))
 
 
 @dataclass(frozen=True)

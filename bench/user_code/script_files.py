@@ -9,6 +9,7 @@ from pathlib import Path
 
 MAIN = ":__main__"  # PATH:__main__ names a script where a class is PATH:NAME (bench/user_code/classes.py)
 SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", ".sh")
+PROGRAMS = tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # a shell's file may hold anything: export KEY=...
 TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: what it may read as settings
 # Folders that hold what programs wrote, and environments: neither part of the identity nor linked.
 OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")

@@ -19,6 +19,9 @@ def the_runs_share_config_and_code(claim):
         if len(versions) > 1:
             kinds.append(f"identity versions {_numbers(versions)}: whether the code is the same is unknown")
         return False, "; ".join(kinds)
+    hidden = sorted({name for run in claim.runs for name in run.record.get("redacted") or ()})
+    if hidden:
+        return False, f"{', '.join(hidden)}: recorded without its value, so whether the runs share it is unknown"
     code = claim.runs[0].record["code"]
     commit = f"commit {code['commit'][:8]}" if code["commit"] else "no commit"
     commit += " and the difference in code/" * bool(code["commit"] and code["dirty"])

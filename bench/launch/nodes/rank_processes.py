@@ -53,6 +53,11 @@ class RankProcesses:
     def are_left(self) -> bool:
         return bool(self._left)
 
+    @property
+    def pids(self) -> set[int]:
+        """Of those that ended() has not named yet."""
+        return {process.pid for process in self._left.values()}
+
     def wait(self, within_s: float) -> None:
         """Until one more has ended, at most so long; asleep, so that training has the cores."""
         processes.one_has_ended([process.pid for process in self._left.values()], within_s)

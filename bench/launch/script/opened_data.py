@@ -53,7 +53,8 @@ def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
     overwritten = sorted(written & (ours["train"] | ours["val"]))
     if overwritten:
         result.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
-    unknown = sorted({one["real"] for one in opened if not _is_data(one) and not one["writes"]} - _known(job, work))
+    read = {one["real"] for one in opened if one["path"].endswith(script_worker.SOURCES) and not one["writes"]}
+    unknown = sorted({path for path in read if not path.endswith(script_worker.DATA)} - _known(job, work))
     unknown = [path for path in unknown if path not in written and not _is_cache(path)]
     if unknown:
         result.append(f"it read a source that its identity lacks: {_short(unknown[0], work, job)}")

@@ -49,6 +49,8 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
     run["script"] |= {"dialect": _shown(name), "num_unkept_lines": output.num_unkept_lines}
     run["script"] |= {"opened": opened_data.shown(folder, job, facts["opened"])}
+    read = [one["real"] for one in facts["opened"] if not one["writes"]]
+    run["script"] |= {"used": work_folder.keep_used(folder, job.script, read)}
     runs, of_file = dialects.read(name, [text for _, text in output.lines]) if name else ([], {})
     if not runs:
         _write_result(folder, facts, {}, [], telemetry)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bench import private
+from bench import credentials, private
 from bench.config import schema
 from bench.machine import environment
 from bench.paths import REPO, of_user
@@ -63,9 +63,9 @@ class Script:
         """What run.json["script"] says before the run."""
         return {
             "file": self.path.name,
-            "args": [private.redact(arg, REPO) for arg in self.args],
+            "args": private.redact_all(list(self.args), REPO),
             "python": None if self.python == sys.executable else private.redact(self.python, REPO),
-            "env": {name: private.redact(value, REPO) for name, value in self.env.items()},
+            "env": private.redact_all(dict(self.env), REPO),
             "data": str(self.data),
             "sha256_by_file": self.sha256_by_name,
             "no_part_of_the_identity": script_files.EXCLUDED,
@@ -129,7 +129,7 @@ def _python(word):
 def _value(name, value):
     if value is not None:
         return str(value)
-    if environment.SECRET.search(name):
+    if credentials.VARIABLE.search(name):
         raise ValueError(f"script.env.{name}=null: the record keeps it, and it looks like a secret")
     if name not in os.environ:
         raise ValueError(f"script.env.{name}=null: the shell has no such variable: give its value, {name}: VALUE")

@@ -9,11 +9,11 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench import atomic
-from bench.user_code import script_files
+from bench.user_code import classes, script_files
 
 WORK = "work"
 COPY_BYTES = 2**24
@@ -74,6 +74,29 @@ def _raw(files, data_root):
                     shard.seek(shard_files.HEADER_BYTES)
                     shutil.copyfileobj(shard, out, COPY_BYTES)
     return raw.resolve()
+
+
+def used_sources(script) -> dict[str, Path]:
+    """Those of the script's sources that it uses as far as their texts say: what a record holds from the start."""
+    return {name: script.sources[name] for name in classes.used_by_script(script.path, script.sources)}
+
+
+def keep_used(folder: Path, script, opened: Iterable[str]) -> dict[str, str]:
+    """In FOLDER/code every source that the script used -> {name: why}.  opened: true paths of files that it read.
+
+    Of any other source beside it, which may be anybody's, a record holds the name and the hash.
+    """
+    homes = [os.path.realpath(folder / WORK), os.path.realpath(script.path.parent)]
+    names = (os.path.relpath(path, home) for path in opened for home in homes if path.startswith(home + os.sep))
+    paths = [script.sources[f"script/{name}"] for name in names if f"script/{name}" in script.sources]
+    used = classes.used_by_script(script.path, script.sources, paths)
+    for name in used:
+        copy = folder / "code" / name
+        for source in (folder / WORK / name.removeprefix("script/"), script.sources[name]):
+            if not copy.exists() and _sha256(source) == script.sha256_by_name[name]:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, copy)
+    return used
 
 
 def changed(script, work: Path) -> list[str]:

@@ -26,7 +26,11 @@ def write(
     """A results folder that was read, and a function that says what stands on its tracks -> path of the index.
 
     say(done, total) reports progress.  num_pages: of runs, the newest; those that the leaderboard links have one too.
+    ValueError: a folder of the pages is a link.
     """
+    for path in (out, *out.glob("*")):  # in a folder that somebody sent it may lead to the reader's own pages
+        if path.is_symlink():
+            raise ValueError(f"{path}: is a link, and pages are written into no folder but the one named: remove it")
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
     with curve_files.making(out, results.runs) as finish_curves:
