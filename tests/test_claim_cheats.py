@@ -120,6 +120,14 @@ def test_a_ledger_whose_end_was_cut_after_each_bad_run_is_not_whole(results):
     assert "line 3 is number 5 of this ledger and follows number 2: 2 between them removed" in evidence[WHOLE]
 
 
+def test_an_end_that_was_cut_without_another_run_after_it_is_missed_on_this_machine(results, tmp_path):
+    folders = [*three(results), results.add(3, val_loss=3.3)]
+    cut(results, 6, [folders.pop()])
+    assert failed(*folders) == {
+        WHOLE: "this machine has counted 8 lines of it, and the last one is number 6: its end was removed"
+    }
+
+
 @pytest.mark.parametrize("file", [ledger_count.NAME, "state"])
 def test_removing_one_of_the_two_counts_as_well_does_not_help(results, file):
     also = [results.folder / file if file == ledger_count.NAME else results.folder.parent / file]

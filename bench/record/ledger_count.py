@@ -26,14 +26,19 @@ def following(results: Path, first: str | None, last: dict | None) -> dict:
 
     first: the sha256 of the ledger's first line, None where there is none yet.
     """
-    known = [kept for path in _paths(results) if (kept := _kept(path)) and kept["ledger"] == first]
-    if not known:
+    known = newest(results, first)
+    if known is None:
         return {"counter": secrets.token_hex(COUNTER_BYTES), "number": 1}
-    counter = max(known, key=lambda kept: kept["number"])["counter"]
-    numbers = [kept["number"] for kept in known if kept["counter"] == counter]
+    counter, number = known
     if last and last.get("counter") == counter:
-        numbers.append(last.get("number", 0))  # a kill came before it was kept
-    return {"counter": counter, "number": max(numbers) + 1}
+        number = max(number, last.get("number", 0))  # a kill came before it was kept
+    return {"counter": counter, "number": number + 1}
+
+
+def newest(results: Path, first: str | None) -> tuple[str, int] | None:
+    """Counter and number of the last line that was counted in the ledger that begins with first; None: nobody knows."""
+    known = [kept for path in _paths(results) if (kept := _kept(path)) and kept["ledger"] == first]
+    return max(((kept["counter"], kept["number"]) for kept in known), key=lambda count: count[1], default=None)
 
 
 def keep(results: Path, first: str, count: dict) -> None:

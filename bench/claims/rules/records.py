@@ -2,7 +2,7 @@
 
 from bench.claims.rules.evidence import of_each
 from bench.machine import utc
-from bench.record import audits, certificates, ledger, published_ledgers, run_folder, verification
+from bench.record import audits, certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 from bench.terminal.text_table import counted
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
@@ -66,7 +66,7 @@ def the_ledger_is_whole(claim):
     if not book.lines:
         return False, "there is no ledger: copy ledger.jsonl of the results folder to these runs"
     mine = [number for number, line in zip(book.numbers, book.lines) if line.get("run") in claim.names]
-    faults = book.faults + published_ledgers.faults(book)
+    faults = book.faults + _lost_end(book) + published_ledgers.faults(book)
     for number in book.recounted:
         if mine and mine[0] < number <= mine[-1]:
             anew = f"the count of lines began anew at line {number}, among those of the claim"
@@ -77,6 +77,17 @@ def the_ledger_is_whole(claim):
         where = ", ".join(map(str, before))
         evidence += f"; the count of lines began anew at line {where}: whether lines were removed before it is unknown"
     return not faults, "; ".join(faults[:3]) or evidence
+
+
+def _lost_end(book):
+    """A sentence where this machine has counted more lines than there are."""
+    known = ledger_count.newest(book.results, book.lines[0].get("sha256"))
+    if known is None:
+        return []
+    counter, number = known
+    last = max((line.get("number", 0) for line in book.lines if line.get("counter") == counter), default=0)
+    lost = f"this machine has counted {number} lines of it, and the last one is number {last}: its end was removed"
+    return [lost] if last < number else []
 
 
 def every_record_is_that_of_the_ledger(claim):
