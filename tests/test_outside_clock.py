@@ -322,6 +322,9 @@ def test_records_without_the_launchers_clock_are_compared_as_before_and_a_lackin
         mixed[which][0]["referee"] = {"clock": outside_clock.unknown("none", "no pipe")}
         found = comparing.compare(*mixed)
         assert found["verdict"] == "inconclusive" and "unknown: no pipe" in found["words"]
+        mixed[which] = arms[which]  # of a revision before there was such a clock
+        found = comparing.compare(*mixed)
+        assert found["verdict"] == "faster" and "one-clock" in found["flags"]
 
 
 def test_a_run_whose_own_clock_is_contradicted_is_not_compared():

@@ -33,6 +33,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
+    "one-clock": "one arm's records, of older code, have no launcher's clock: the runs' own decide",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",

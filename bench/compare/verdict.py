@@ -156,6 +156,7 @@ def _flags(result, started, arms, given):
         "suspect-runs": any(row["machine_doubts"] for row in rows) and not result["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
         "runs-excluded": bool(result["excluded"]) and result["comparable"],
+        "one-clock": sum(map(effects.has_outside_clock, arms)) == 1,
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
         "not-at-a-planned-look": bool(plan) and (a != b or a not in plan["looks"]),

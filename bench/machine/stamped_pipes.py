@@ -3,8 +3,9 @@
 One thread reads them all.  A stamp is never early.  It is late where the thread did not run at once, and the thread
 measures by how much: at most the time since it last looked, and as a rule what it and the main thread, which may hold
 Python's lock, spent ready to run and not running (/proc/*/schedstat of Linux; elsewhere the bound stands), and what the
-main thread may keep that lock for while it runs.  It wakes five times a second, so that it also sees when nobody ran
-it: the machine was frozen, or this process was stopped.
+main thread may keep that lock for while it runs.  What a hypervisor takes from a core is not in it, so that this is an
+estimate.  The thread wakes five times a second, so that it also sees when nobody ran it: the machine was frozen, or
+this process was stopped.
 """
 
 import contextlib
