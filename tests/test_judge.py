@@ -49,7 +49,7 @@ def test_three_true_runs_are_accepted_with_evidence_for_every_rule(results, caps
     assert judge.main([str(folder) for folder in folders]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"   judge  accepted: {len(rulebook.RULES) - 6} rules passed, 6 not applicable"
-    assert out.count("    pass  ") == 16 and out.count("FAIL") == 0
+    assert out.count("    pass  ") == len(rulebook.RULES) - 6 and out.count("FAIL") == 0
     assert "seeds 0, 1, 2" in out and "p=" in out
 
 
