@@ -55,10 +55,10 @@ TABLE = {
     "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
-    "claims.rules": "compare config instruments machine race record terminal",
+    "replay": "reading atomic compare data data.sources machine paths private race record stats",
+    "claims.rules": "compare config instruments machine race record replay terminal",
     "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "reading atomic compare data data.sources machine paths race record stats",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder "
     "launch launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race "

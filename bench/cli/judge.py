@@ -76,6 +76,6 @@ def _parser():
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
-    parser.add_argument("--replayed", action="store_true", help="demand that ./run.sh replay has certified each run")
+    parser.add_argument("--replayed", action="store_true", help="demand that replays made here reproduce each run")
     parser.add_argument("--json", action="store_true", help="an object instead of text")
     return parser
