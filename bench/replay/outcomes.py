@@ -113,6 +113,11 @@ def _elsewhere(where, theirs, replays, conditions, num_perturbed):
         return DIFFERS if is_refused else UNDECIDED, f"{_where(strange[0], theirs, ours)}: {why}", None, None
     moved = rounding.moved(rounding.between(theirs, ours), pairs, _least(theirs, conditions))
     worst = max(moved, key=lambda one: one.share)
+    if worst.share <= rounding.HOLDS and (grown := rounding.grown(pairs)) > rounding.MOST_FRAC:
+        why = (
+            f"rounding alone moves losses of this run by {100 * grown:.2g} %, too far for any to be checked by another"
+        )
+        return UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", worst.share, None
     if worst.share <= rounding.HOLDS:
         words = f"at most {worst.share:.2g} times what rounding does to this run ({rounding.HOLDS:g} holds)"
         return ROUNDED, f"{where}{end}; {words}", worst.share, None
