@@ -39,8 +39,8 @@ def replay(recorded: Recorded, checks: list[Check], asked: Asked, say: Callable[
     """
     missing = [check for check in checks if check.status == "fail"]
     if missing:
-        why = certificate.impossible(recorded, "; ".join(f"{check.name}: {check.found}" for check in missing))
-        return why if is_refused(checks) else _written(why, [recorded.folder])
+        made = certificate.impossible(recorded, "; ".join(f"{check.name}: {check.found}" for check in missing))
+        return made if is_refused(checks) else _written(made, [recorded.folder])
     replayed: list[Recorded] = []
     try:
         for one in _runs(recorded, asked, say):
@@ -71,7 +71,7 @@ def judged(recorded: Recorded, replayed: list[Recorded]) -> Certificate:
 def outcome_of(recorded: Recorded, replayed: list[Recorded]) -> outcomes.Outcome:
     """What the losses of one or more replays of the record's own seed show."""
     first, twins, perturbed = _roles(replayed)
-    rows = [[step_files.read(one.folder) for one in some] for some in ([recorded, first], twins, perturbed)]
+    rows = [[step_files.read(run.folder) for run in runs] for runs in ([recorded, first], twins, perturbed)]
     hardware = recorded.run["hardware"]
     fields = environments.differences(certificate.environment_of(recorded), certificate.environment_of(first))
     conditions = outcomes.Conditions(
@@ -93,8 +93,8 @@ def time_of(recorded: Recorded, replayed: list[Recorded]) -> times.Time:
 def _roles(replayed):
     """-> (the first, those like it, those at another instruction set)."""
     first, *others = replayed
-    twins = [one for one in others if _is_same(first, one)]
-    return first, twins, [one for one in others if one not in twins]
+    twins = [run for run in others if _is_same(first, run)]
+    return first, twins, [run for run in others if run not in twins]
 
 
 def _is_same(one, other):
@@ -147,7 +147,7 @@ def _further(recorded, replayed):
         number = len(replayed) - 1
         if number < len(left):
             return "at another instruction set, to measure what rounding does to this run", left[number]
-    if outcome.needs == outcomes.TWIN:
+    if outcome.needs == outcomes.TWIN and len(replayed) < 3:
         return "as the first: is this run deterministic here?", {}
     if len(replayed) == 1 and times.needs_twin(time_of(recorded, replayed)):
         return "as the first: does this machine take as long again?", {}

@@ -54,20 +54,19 @@ def needs_twin(time: Time) -> bool:
 
 
 def _judged(changes_pct, recorded_s, times_s, bound_pct):
-    taken = f"{' and '.join(f'{time_s:.2f}' for time_s in times_s[:3])}{' ...' * (len(times_s) > 3)} s"
-    told = f"train_s {taken} against {recorded_s:.2f} s recorded, {stats.mean(changes_pct):+.1f} %"
+    seconds = f"{' and '.join(f'{time_s:.2f}' for time_s in times_s[:3])}{' ...' * (len(times_s) > 3)}"
+    change = f"train_s {seconds} s against {recorded_s:.2f} s recorded, {stats.mean(changes_pct):+.1f} %"
     if len(times_s) > 2:
         low, high = repeats.prediction_interval(times_s, 0.95)
-        told += f", 95 % of runs within {low:.2f} to {high:.2f} s"
+        change += f", 95 % of runs within {low:.2f} to {high:.2f} s"
         if low <= recorded_s <= high:
-            return REPRODUCED, told
-    if any(abs(change) <= bound_pct for change in changes_pct):
-        return REPRODUCED, f"{told}, within {bound_pct:.1f} %"
-    spread_pct = max(changes_pct) - min(changes_pct)
-    beyond = f"{told}, more than {bound_pct:.1f} %"
+            return REPRODUCED, change
+    if any(abs(change_pct) <= bound_pct for change_pct in changes_pct):
+        return REPRODUCED, f"{change}, within {bound_pct:.1f} %"
+    beyond = f"{change}, more than {bound_pct:.1f} %"
     if len(times_s) == 1:
         return UNDECIDED, f"{beyond}, and a second replay is needed to say whether this machine is steady"
-    if spread_pct > bound_pct:
+    if max(changes_pct) - min(changes_pct) > bound_pct:
         return UNDECIDED, f"{beyond}, and the replays lie as far apart themselves"
     return DIFFERS, f"{beyond}, and the replays agree with each other"
 
