@@ -2,7 +2,7 @@
 
 From the first step on a difference in the last place grows with the training, and how fast is a matter of the run: over
 120 steps of cpu_nano honest pairs of two instruction sets were seen to lie 1e-6 apart with one seed and 1e-4 with the
-next one, 1e-3 with Muon, and 0.3 with five times the learning rate.  So no table of bounds can be right for all runs.
+next one, 1e-3 with Muon, and 0.2 with five times the learning rate.  So no table of bounds can be right for all runs.
 What can be tabulated is where it begins: rounding.json has, for each dtype, the largest relative difference of honest
 pairs in the losses of steps 0 and 1, before any update.  The rest is measured: replays of the record's own seed, one as
 the record was and others at lower instruction sets (PERTURBED), are honest pairs of the same run.  Their largest
