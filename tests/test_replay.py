@@ -9,6 +9,7 @@ import sys
 import typing
 from pathlib import Path
 
+import claimed
 import kept_records
 import pytest
 import real_runs
@@ -19,9 +20,10 @@ from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.compare import comparison, selection, text
 from bench.machine import environment, git
-from bench.record import certificates, ledger, listing, metrics, step_files, verification
+from bench.reading import yaml_file
+from bench.record import certificates, ledger, listing, metrics, run_folder, step_files, verification
 from bench.record.rows import row_of
-from bench.replay import environments, outcomes, repeats, rounding, times
+from bench.replay import environments, outcomes, rebuilding, repeats, replaying, rounding, times
 from bench.report import run_page, table_groups
 
 
@@ -239,6 +241,21 @@ def test_the_time_has_a_word_of_its_own(recorded, replayed, word, sentence):
     found = times.of_rows(recorded, replayed)
     assert found.word == word and sentence in found.why, found
     assert times.needs_twin(found) == (word == "undecided" and len(replayed) == 1)
+
+
+def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(tmp_path):
+    results = claimed.Results(tmp_path / "results")
+    folders = [results.add(train_s=train_s) for train_s in (5.0, 10.0, 10.1)]
+    recorded, first, second = (
+        rebuilding.Recorded(folder, run_folder.read(folder), yaml_file.read(folder / "config.yaml"), [])
+        for folder in folders
+    )
+    made = replaying.judged(recorded, [first, second])
+    assert (made.outcome, made.time.word) == ("identical", "not reproduced"), made
+    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made.time.why
+    assert replaying.judged(first, [second]).time.word == "reproduced"
+    assert replaying.further(recorded, [first]) == ("as the first: does this machine take as long again?", {})
+    assert replaying.further(first, [second]) is None
 
 
 def test_one_more_value_lies_in_the_prediction_interval_of_a_textbook():

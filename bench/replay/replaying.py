@@ -1,6 +1,6 @@
 """A record, run again and judged: the way from a run folder to its certificate; and the same way again for a judge."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bench.machine import environment
@@ -133,13 +133,13 @@ def _runs(recorded, asked, say) -> Iterator[Recorded]:
         seed = recorded.run["seed"]
         replayed = [trained(seed, "run 1")]
         yield replayed[0]
-        while more := _further(recorded, replayed):
+        while more := further(recorded, replayed):
             why, perturbation = more
             replayed.append(trained(seed, f"run {len(replayed) + 1}, {why}", perturbation))
             yield replayed[-1]
 
 
-def _further(recorded, replayed):
+def further(recorded: Recorded, replayed: list[Recorded]) -> tuple[str, Mapping[str, str]] | None:
     """(why, variables) of the replay that would say more; None: these say all that can be said."""
     outcome = outcome_of(recorded, replayed)
     if outcome.needs == outcomes.PERTURBED:
