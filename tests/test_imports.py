@@ -56,12 +56,12 @@ TABLE = {
     "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
-    "claims.rules": "compare config instruments machine race record terminal",
+    "replay": "reading atomic compare credentials data data.sources machine paths private race record stats",
+    "audit": "data data.sources launch machine paths reading record stats",
+    "claims.rules": "compare config instruments machine race record replay terminal",
     "claims": "reading claims.rules compare config credentials paths private race record report report.site stats "
     "terminal user_code",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "reading atomic compare credentials data data.sources machine paths race record stats",
-    "audit": "data data.sources launch machine paths reading record stats",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic audit claims claims.rules compare config data data.sources explain exporters importers ladder "
     "launch launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race "

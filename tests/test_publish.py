@@ -94,7 +94,8 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
         (folders[0] / name).write_text("mine")
     run = run_folder.read(folders[1])
     (losses_sha256,) = [one["sha256"] for one in run["artifacts"] if one["path"] == "steps.csv"]
-    certificate = {"outcome": "identical", "replays": [], "record": f"cpu_nano/{folders[1].name}"}
+    kept = min((Path(__file__).parent.parent / "results" / "published").glob("*/cpu_nano/*/certificate.json"))
+    certificate = json.loads(kept.read_text()) | {"outcome": "identical", "record": f"cpu_nano/{folders[1].name}"}
     certificate |= {"losses_sha256": losses_sha256, "made_at": "2026-11-22T00:00:00Z"}
     (folders[1] / "certificate.json").write_text(json.dumps(certificate))
     assert publish.main([*map(str, folders), "--name", "first"]) == 0
@@ -113,7 +114,9 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
         assert all(
             (copy / name).read_bytes() == (run / name).read_bytes() for name in ("run.json", "config.yaml", "steps.csv")
         )
-    link = f"[certificate of cpu_nano/{folders[1].name}](cpu_nano/{folders[1].name}/certificate.json): identical, 2026"
+    link = (
+        f"[certificate of cpu_nano/{folders[1].name}](cpu_nano/{folders[1].name}/certificate.json): claimed: identical"
+    )
     assert link in (folder / "README.md").read_text()
     assert (folder / ledger.NAME).read_bytes() == (results.folder / ledger.NAME).read_bytes()
     shutil.rmtree(results.folder / "cpu_nano")

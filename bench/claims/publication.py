@@ -107,7 +107,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
 
 def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
     """A line of Markdown for each of these runs, "<track>/<run_id>", that was replayed: what came out, and where."""
-    result = [(name, certificates.words(certificates.read(results / name))) for name in names]
+    result = [(name, certificates.sentence(results / name)) for name in names]
     return [f"- [certificate of {name}]({name}/{certificates.FILE}): {words}" for name, words in result if words]
 
 

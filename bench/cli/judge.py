@@ -84,6 +84,6 @@ def _parser():
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
     words = "with --claim: a file that goes although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
-    parser.add_argument("--replayed", action="store_true", help="demand that ./run.sh replay has certified each run")
+    parser.add_argument("--replayed", action="store_true", help="demand that replays made here reproduce each run")
     parser.add_argument("--json", action="store_true", help="an object instead of text")
     return parser

@@ -2,12 +2,14 @@
 
 The code is the record's commit with its difference, the settings its own, the data those of its sha256; what is missing
 or differs here is said before any work.  The replay's losses are held against the recorded ones, step by step:
-  identical                 every loss is the same, bit for bit
-  equal within rounding     they part by no more than another order of additions explains
+  identical                 every loss is the same, bit for bit; on the same machine and software nothing less holds
+  equal within rounding     elsewhere: within what rounding was measured to do by each step (bench/replay/rounding.json)
   statistically reproduced  with --times: fresh seeds give such losses, and reach the track's target if the record did
   not reproduced            none of these
+  undecided                 the run is not deterministic, or rounding was never measured for it (GPUs, scripts)
   impossible here           something is missing, or the record does not hold what it says
-certificate.json says so, beside the record and beside the replay, which lies in results/replays/.
+A second word says whether the time came again.  certificate.json says both, beside the record and beside the replay,
+which lies in results/replays/.  A record that ./run.sh verify refuses gets none.
 """
 
 import contextlib
@@ -32,7 +34,7 @@ SHOWN_FIELDS = 8
 
 
 def main(argv):
-    """Exit codes: 0 reproduced, 1 a record was not reproduced, 2 wrong use, or nothing could be run again."""
+    """Exit codes: 0 reproduced, 1 not reproduced, 2 wrong use, undecided, or nothing could be run again."""
     args = _parser().parse_args(argv)
     result = []
     with console.output(as_json=args.json):
@@ -91,12 +93,14 @@ def _of(folder, args):
         missing = [check for check in checks if check.status == "fail"]
         return certificate.impossible(recorded, missing[0].found) if missing else None
     asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet, args.trust)
-    result = replaying.replay(recorded, checks, asked, say)
-    word = result.outcome
+    made = replaying.replay(recorded, checks, asked, say)
+    word = made.outcome
     is_coloured = word in COLOURED and screen.is_terminal()
-    say("replay", f"{screen.coloured(word) if is_coloured else word.upper()}: {result.why}")
-    say("wrote", shown(folder / certificates.FILE))
-    return result
+    say("replay", f"{screen.coloured(word) if is_coloured else word.upper()}: {made.why}")
+    if made.time:
+        say("time", f"{made.time.word}: {made.time.why}")
+    say("wrote", "no certificate" if replaying.is_refused(checks) else shown(folder / certificates.FILE))
+    return made
 
 
 def _parser():

@@ -41,6 +41,7 @@ def environment() -> dict:
         "python": platform.python_version(),
         "os": platform.platform(),
         "cpu_model": cpu_model(),
+        "cpu_details": cpu_details(),
         "num_cpus": usable_cpus(),
         "cpu_quota_cores": cpu_quota_cores(),
         "memory_gib": _meminfo_gib("MemTotal"),
@@ -61,6 +62,7 @@ def summary(env: dict, hardware) -> dict:
     shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]
     facts = {key: env[key] for key in ("python", "os", "driver", "cpu_model", "num_cpus", "memory_gib", "governor")}
     known_later = {"cuda": None, "nccl": None}  # torch_facts() of the workers has them, and torch's version again
+    facts |= {"cpu_details": env.get("cpu_details")}  # which hypervisors hide behind one name
     facts |= {"torch": env["packages"].get("torch"), **known_later, "num_threads": hardware.num_threads}
     return facts | {"gpus": shown}
 
@@ -136,6 +138,24 @@ def _digest(facts):
 def cpu_model() -> str | None:
     match = re.search(r"^model name\s*:(.*)$", _read("/proc/cpuinfo") or "", re.M)
     return match[1].strip() if match else platform.processor() or platform.machine() or None
+
+
+def cpu_details() -> str | None:
+    """What libraries choose their kernels by, where a virtual machine's cpu_model names no more than the maker.
+
+    Vendor, family, model and stepping, a hash of the flags, and the caches; None where /proc/cpuinfo does not say.
+    """
+    text = _read("/proc/cpuinfo") or ""
+    keys = ("vendor_id", "cpu family", "model", "stepping", "flags")
+    found = {key: match[1].strip() for key in keys if (match := re.search(rf"^{key}\s*:(.*)$", text, re.M))}
+    if len(found) < len(keys):
+        return None
+    flags = hashlib.sha256(" ".join(sorted(found.pop("flags").split())).encode()).hexdigest()[:8]
+    caches = "/".join(_read(path) or "?" for path in sorted(Path(CACHES).glob("index*/size")))
+    return f"{found.pop('vendor_id')} " + " ".join(found.values()) + f", flags {flags}, caches {caches}"
+
+
+CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def usable_cpus() -> int:

@@ -1,51 +1,121 @@
-"""certificate.json of a run folder, as ./run.sh replay writes it: whether the run came out again."""
+"""certificate.json of a run folder, as ./run.sh replay writes it: whether the run came out again.
 
+The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
+machine's own replays (results/replays) have written the same into their ledger.  ./run.sh judge --replayed believes
+neither: it compares the losses again (bench/replay/recomputed.py).
+"""
+
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
+from bench.paths import published_root, results_root
 from bench.reading import json_file
-from bench.record import run_folder
+from bench.record import ledger, run_folder
 
 FILE = "certificate.json"
+EVENT = "certificate"  # of the ledger of replays: record, losses_sha256, outcome, replays
 HOLDS = ("identical", "equal within rounding", "statistically reproduced")  # of its "outcome"
+CLAIMED = "claimed: "
+MALFORMED = "malformed"
+
+Word = Literal[
+    "identical", "equal within rounding", "statistically reproduced", "not reproduced", "undecided", "impossible here"
+]
 
 
 class Found(TypedDict):
-    """Of certificate.json (bench/replay/certificate.py) what is read here."""
+    """certificate.json (bench/replay/certificate.py); what a version added is not required of an older one."""
 
-    outcome: str
+    schema_version: Literal[1, 2]
+    record: str
+    outcome: Word
+    why: str
     replays: list[str]
-    record: NotRequired[str]
-    losses_sha256: NotRequired[str]
-    machine: NotRequired[str | None]
-    made_at: NotRequired[str | None]
+    machine: str | None
+    cause: str | None
+    num_equal_losses: int | None
+    num_losses: int | None
+    differences: list[dict[str, Any]]
+    source_sha256: str
+    losses_sha256: str
+    facts: dict[str, Any]
+    made_at: str
+    time: NotRequired[dict[str, Any] | None]
+
+
+def replays_root() -> Path:
+    """The results folder of replays, with a ledger of its own: a replay is not a further repeat of its config."""
+    return results_root() / "replays"
 
 
 def read(folder: Path | str) -> dict | None:
-    """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run."""
-    try:
-        result = json_file.read(Path(folder) / FILE, Found)
-        run = run_folder.read_raw(folder)
-        name = f"{run['track']}/{run['run_id']}"
-        if name in result["replays"]:
-            return result
-        listed = {one["path"]: one["sha256"] for one in run["artifacts"]}
-        return (
-            result if result.get("record") == name and result.get("losses_sha256") == listed.get("steps.csv") else None
-        )
-    except ValueError:
+    """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run.
+
+    ValueError: the file is not one that ./run.sh replay writes.
+    """
+    if not (Path(folder) / FILE).is_file():
         return None
+    result = json_file.read(Path(folder) / FILE, Found)
+    run = run_folder.read_raw(folder)
+    is_of_this = name_of(run) in result["replays"]
+    is_of_this |= result["record"] == name_of(run) and result["losses_sha256"] == losses_sha256(run)
+    return result if is_of_this else None
+
+
+def name_of(run: dict) -> str:
+    """TRACK/RUN_ID."""
+    return f"{run['track']}/{run['run_id']}"
+
+
+def losses_sha256(run: dict) -> str:
+    """Of the record's steps.csv, as it lists it."""
+    return next((file["sha256"] for file in run["artifacts"] if file["path"] == "steps.csv"), "")
+
+
+def entries(record: str, losses_sha256: str) -> list[dict]:
+    """What the ledger of this machine's replays says of a record, the oldest first."""
+    path = replays_root() / ledger.NAME
+    if not path.is_file():
+        return []
+    stat = path.stat()
+    lines = _entries(path.parent, stat.st_size, stat.st_mtime_ns)
+    return [line for line in lines if line["record"] == record and line["losses_sha256"] == losses_sha256]
+
+
+@functools.lru_cache(maxsize=4)
+def _entries(results, size, mtime_ns):
+    lines = ledger.read(results).lines
+    return [line for line in lines if line["event"] == EVENT and "record" in line and "losses_sha256" in line]
+
+
+def is_claim(folder: Path | str, result: dict) -> bool:
+    """Whether a certificate says that its record holds, and no replay of this machine has said so.
+
+    That of a published record always: its table reads alike on the machine that published it and on any other.
+    """
+    if result["outcome"] not in HOLDS:
+        return False
+    if Path(folder).absolute().is_relative_to(published_root().absolute()):
+        return True
+    made_here = entries(result["record"], result["losses_sha256"])
+    return not any(
+        (line.get("outcome"), line.get("replays")) == (result["outcome"], result["replays"]) for line in made_here
+    )
 
 
 def outcome(folder: Path | str) -> str | None:
     """In a word, what the certificate of a run folder says; None: it has none.  Quick where there is none."""
     if not os.access(f"{folder}/{FILE}", os.F_OK):  # a table asks this of thousands of runs
         return None
-    result = read(folder)
-    return None if result is None else result["outcome"]
+    try:
+        result = read(folder)
+    except ValueError:
+        return MALFORMED
+    return None if result is None else CLAIMED * is_claim(folder, result) + result["outcome"]
 
 
 def of_several(outcomes: Iterable[str | None]) -> str | None:
@@ -58,9 +128,12 @@ def of_several(outcomes: Iterable[str | None]) -> str | None:
     return ", ".join(f"{number}{total} {one}" for one, number in counts.most_common())
 
 
-def words(result: dict | None) -> str | None:
-    """What it says in a line: identical on the same machine, 2026-11-22; None without one."""
-    if result is None:
-        return None
+def sentence(folder: Path | str) -> str | None:
+    """What it says in a line: identical (same session), time reproduced, 2026-11-22; None without one."""
+    word = outcome(folder)
+    if word in (None, MALFORMED):
+        return word
+    result = read(folder) or {}
     machine = f" ({result['machine']})" if result.get("machine") else ""
-    return f"{result['outcome']}{machine}, {str(result.get('made_at'))[:10]}"
+    time = f", time {result['time']['word']}" if result.get("time") else ""
+    return f"{word}{machine}{time}, {str(result.get('made_at'))[:10]}"

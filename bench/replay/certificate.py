@@ -1,4 +1,7 @@
-"""What a replay showed, as a file beside the record and beside the replay: certificate.json."""
+"""What a replay showed, as a file beside the record and beside the replay: certificate.json.
+
+Schema 2 has "time", and "equal within rounding" by a measured bound (rounding.json); schema 1 assumed its bounds.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -6,13 +9,14 @@ from pathlib import Path
 from bench import atomic
 from bench.machine import utc
 from bench.reading import json_file
-from bench.record import certificates
+from bench.record import certificates, ledger
 from bench.replay import environments, outcomes
 from bench.replay.environments import Field
 from bench.replay.outcomes import Outcome
 from bench.replay.rebuilding import Recorded
+from bench.replay.times import Time
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Certificate:
     differences: list[Field]  # of the environments
     source_sha256: str  # the record's
     losses_sha256: str  # of the record's steps.csv, so that a certificate of another record shows
-    facts: dict  # of several runs: their numbers
+    facts: dict  # the numbers behind the word
+    time: Time | None = None  # whether the run's time came again; None where nothing ran
     made_at: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -45,67 +50,79 @@ def impossible(recorded: Recorded, why: str) -> Certificate:
     return _of(recorded, outcomes.IMPOSSIBLE, why)
 
 
-def of_one(recorded: Recorded, replayed: Recorded, outcome: Outcome) -> Certificate:
-    """Of the same seed again."""
-    theirs, ours = _environment(recorded), _environment(replayed)
+def of_one(recorded: Recorded, replayed: list[Recorded], outcome: Outcome, time: Time) -> Certificate:
+    """Of the same seed again, by one replay or by more."""
+    theirs, ours = environment_of(recorded), environment_of(replayed[0])
     fields = environments.differences(theirs, ours)
-    is_same = outcome.word == outcomes.IDENTICAL
     unsaid, is_deterministic = environments.unsaid(theirs, ours), recorded.config["hardware"].get("deterministic")
+    is_same = outcome.word == outcomes.IDENTICAL
     cause = None if is_same else environments.cause(fields, unsaid, bool(is_deterministic))
     return _of(
         recorded,
         outcome.word,
         outcome.why + (f"; likeliest cause: {cause}" if cause and outcome.word == outcomes.ROUNDED else ""),
-        replays=[replayed.name],
-        machine=environments.kind(theirs, ours, (recorded.run.get("session_id"), replayed.run.get("session_id"))),
+        replays=[one.name for one in replayed],
+        machine=environments.kind(theirs, ours, session_ids(recorded, replayed[0])),
         cause=cause,
         num_equal_losses=outcome.num_equal_losses,
         num_losses=outcome.num_losses,
         differences=fields,
+        facts={} if outcome.share is None else {"share_of_rounding": outcome.share},
+        time=time,
     )
 
 
-def of_several(recorded: Recorded, replayed: list[Recorded], word: str, why: str, facts: dict) -> Certificate:
+def of_several(
+    recorded: Recorded, replayed: list[Recorded], word: str, why: str, facts: dict, time: Time
+) -> Certificate:
     """Of fresh seeds."""
-    theirs, ours = _environment(recorded), _environment(replayed[0])
-    session_ids = recorded.run.get("session_id"), replayed[0].run.get("session_id")
+    theirs, ours = environment_of(recorded), environment_of(replayed[0])
     return _of(
         recorded,
         word,
         why,
         replays=[one.name for one in replayed],
-        machine=environments.kind(theirs, ours, session_ids),
+        machine=environments.kind(theirs, ours, session_ids(recorded, replayed[0])),
         differences=environments.differences(theirs, ours),
         facts=facts,
+        time=time,
     )
 
 
 def _of(recorded, outcome, why, **more):
     rest = {"replays": [], "machine": None, "cause": None, "num_equal_losses": None, "num_losses": None}
     rest |= {"differences": [], "facts": {}}
-    listed = {one["path"]: one["sha256"] for one in recorded.run["artifacts"]}
     return Certificate(
         recorded.name,
         outcome,
         why,
         **(rest | more),
         source_sha256=recorded.run["code"]["source_sha256"],
-        losses_sha256=listed.get("steps.csv", ""),
+        losses_sha256=certificates.losses_sha256(recorded.run),
         made_at=utc.now(),
     )
 
 
-def environment_of(one: Recorded) -> dict:
+def session_ids(recorded: Recorded, replayed: Recorded) -> tuple[str | None, str | None]:
+    """Of both."""
+    return recorded.run.get("session_id"), replayed.run.get("session_id")
+
+
+def machine_of(one: Recorded) -> dict:
     """environment.json; {} where it is missing."""
     path = one.folder / "environment.json"
     return json_file.read(path) if path.is_file() else {}
 
 
-def _environment(one):
-    return one.run["environment"] | {"variables": environments.variables(environment_of(one))}
+def environment_of(one: Recorded) -> dict:
+    """run.json's environment, with "variables", those that reach arithmetic."""
+    return one.run["environment"] | {"variables": environments.variables(machine_of(one))}
 
 
-def write(result: Certificate, folders: list[Path]) -> None:
-    """Into each of these run folders, in place of an earlier one."""
+def write(certificate: Certificate, folders: list[Path]) -> None:
+    """Into the ledger of this machine's replays, and into each of these folders in place of an earlier one."""
+    facts = {key: getattr(certificate, key) for key in ("record", "losses_sha256", "outcome", "replays")}
+    if certificate.replays:
+        ledger.append(certificates.replays_root(), certificates.EVENT, **facts)
     for folder in folders:
-        atomic.write_json(folder / certificates.FILE, dataclasses.asdict(result))
+        atomic.write_json(folder / certificates.FILE, dataclasses.asdict(certificate))

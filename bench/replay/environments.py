@@ -9,6 +9,7 @@ CAUSES = {
     "torch": "another torch",
     "gpus": "other GPUs",
     "cpu_model": "another CPU",
+    "cpu_details": "another CPU",
     "cpu_capability": "another instruction set of the CPU",
     "num_threads": "another number of threads, which adds in another order",
     "cuda": "another CUDA",
@@ -18,7 +19,10 @@ CAUSES = {
     "libraries": "other numerical libraries",
     "python": "another Python",
 }
-LATER_FIELDS = ("cpu_capability", "libraries")  # not in the first records
+LATER_FIELDS = ("cpu_details", "cpu_capability", "libraries")  # not in the first records
+OF_GPUS = ("cuda", "cudnn", "nccl", "driver")  # unknown, and no cause, where no GPU computes
+# The launcher decides on these anew, and the record says num_threads.
+OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 UNSAID = "nothing that the two environments say"
 # Variables that reach arithmetic; the others say where things lie, or are the harness's own.
 VARIABLES = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_ALLOW_TF32")
@@ -50,7 +54,8 @@ def _plain(name, value):
 
 def variables(environment: Mapping[str, Any]) -> dict[str, str]:
     """environment.json -> its variables that reach arithmetic."""
-    return {name: value for name, value in environment.get("env", {}).items() if name.startswith(VARIABLES)}
+    named = {name: value for name, value in environment.get("env", {}).items() if name.startswith(VARIABLES)}
+    return {name: value for name, value in named.items() if name not in OWN_VARIABLES}
 
 
 def kind(recorded: Mapping[str, Any], here: Mapping[str, Any], session_ids: tuple[str | None, str | None]) -> str:
@@ -58,9 +63,25 @@ def kind(recorded: Mapping[str, Any], here: Mapping[str, Any], session_ids: tupl
     result = {field.name for field in differences(recorded, here)}
     if None not in session_ids and session_ids[0] == session_ids[1]:
         return "same session"
-    if result & {"gpus", "cpu_model", "cpu_capability", "num_cpus", "driver"}:
+    if result & {"gpus", "cpu_model", "cpu_details", "cpu_capability", "num_cpus", "driver"}:
         return "other machine"
     return "other torch" if "torch" in result else "same kind of machine"
+
+
+def decide_the_same_bits(
+    recorded: Mapping[str, Any], here: Mapping[str, Any], session_ids: tuple[str | None, str | None]
+) -> bool:
+    """Whether machine and software are known to be the same in all that decides the bits of a loss.
+
+    In one session (one boot, one software image) what a record does not say is the same too; elsewhere every cause of
+    CAUSES must be recorded in both.  A CPU by its name alone is not known: virtual machines share one.
+    """
+    if {field.name for field in differences(recorded, here)} & {*CAUSES, "variables"}:
+        return False
+    if None not in session_ids and session_ids[0] == session_ids[1]:
+        return True
+    needed = [name for name in CAUSES if name not in OF_GPUS or here.get("gpus")]
+    return all(one.get(name) is not None for one in (recorded, here) for name in needed)
 
 
 def cause(fields: list[Field], unsaid: list[str], is_deterministic: bool) -> str:

@@ -1,85 +1,165 @@
-"""Two runs' losses, step by step -> what the replay shows of the record."""
+"""A record's losses and those of its replays, step by step -> what the replays show of the record.
+
+1. Losses that are all equal, bit for bit, are `identical`.
+2. Where machine and software are those of the record, a run that gives the same losses twice gives the record's too: if
+   two replays agree with each other and not with the record, it is `not reproduced`.  If they disagree with each other,
+   the run is not deterministic here, and nothing follows: `undecided`.
+3. Elsewhere additions happen in another order.  Replays at other instruction sets measure how far that moves the losses
+   of this run (rounding.py).  Near that at every step: `equal within rounding`.  Far beyond it: `not reproduced`.
+4. What lies between, and where rounding could not be measured (a GPU has no other instruction set) or another torch may
+   do more than round, is `undecided`.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+
+from bench.replay import rounding
+from bench.replay.rounding import Key
 
 IDENTICAL = "identical"
 ROUNDED = "equal within rounding"
 REPRODUCED = "statistically reproduced"
 DIFFERS = "not reproduced"
+UNDECIDED = "undecided"
 IMPOSSIBLE = "impossible here"
 
 LOSSES = ("train_loss", "val_loss")
-# The largest relative difference at the first step that differs which another order of additions explains, by the dtype
-# of the activations: 2^7 units of the last place of float32, 2 of bfloat16 (assumed; it bounds a record's edit, too).
-ROUNDING_FRAC = {"float32": 2.0**-17, "bfloat16": 2.0**-7}
-# What such a difference may grow to by the last validation, in nats a token: ten times the spread of modded-nanogpt's
-# val_loss over seeds, 0.0013 (assumed).
-GROWN_NATS = 0.013
-ALIKE_ROWS = 3  # so many losses that are equal again after one that differs: it was not trained so
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first loss that is not the recorded one, bit for bit."""
-
-    step: int
-    what: str  # train_loss or val_loss
-    recorded: float
-    replayed: float
-
-    @property
-    def frac(self) -> float:
-        """Relative to the recorded loss; infinite where one of them is not a number or missing."""
-        if not (_is_number(self.recorded) and _is_number(self.replayed)):
-            return math.inf
-        return abs(self.replayed - self.recorded) / max(abs(self.recorded), 1e-12)
+TWIN, PERTURBED = "twin", "perturbed"  # what a further replay should be: as the first, or at another instruction set
+FRESH_SEEDS = "./run.sh replay --times 3 compares distributions instead"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a replay shows, in a word and in a sentence."""
+    """What the replays show, in a word and in a sentence."""
 
     word: str
     why: str
     num_equal_losses: int  # before the first that differs
     num_losses: int  # recorded
-    first: Difference | None = None
+    share: float | None = None  # the largest difference, in multiples of what rounding does to this run
+    needs: str | None = None  # TWIN or PERTURBED: the replay that would say more
 
 
-def of_losses(recorded: Sequence[dict], replayed: Sequence[dict], dtype: str) -> Outcome:
-    """Rows of two steps.csv -> Outcome.  dtype: of the activations."""
+@dataclass(frozen=True)
+class Conditions:
+    """What the word depends on beside the losses."""
+
+    is_same: bool  # machine and software are known to be the record's, in all that decides bits
+    dtype: str  # of the activations
+    is_cpu: bool  # rounding can be measured by other instruction sets
+    is_script: bool = False  # a user's script prints its losses, with some digits
+    is_other_software: bool = False  # another torch, or other libraries, whose kernels no replay here has run
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether what rounding does here is what it did there."""
+        return self.is_cpu and not self.is_other_software
+
+
+def of_losses(
+    recorded: Sequence[dict],
+    replayed: Sequence[dict],
+    conditions: Conditions,
+    twins: Sequence[Sequence[dict]] = (),
+    perturbed: Sequence[Sequence[dict]] = (),
+) -> Outcome:
+    """Rows of the record's steps.csv and of its replay's -> Outcome.  twins, perturbed: rows of further replays."""
     theirs, ours = _losses(recorded), _losses(replayed)
-    differing = [key for key in theirs if _differ(theirs[key], ours.get(key))]
-    added = [key for key in ours if key not in theirs]
-    if not differing and not added:
-        return Outcome(IDENTICAL, f"all {len(theirs)} losses are the same, bit for bit", len(theirs), len(theirs))
+    differing = _differing(theirs, ours)
     if not differing:
-        step, what = added[0]
-        why = f"the replay has a {what} at step {step} that the record has not"
-        return Outcome(DIFFERS, why, len(theirs), len(theirs))
-    first = Difference(*differing[0], theirs[differing[0]], ours.get(differing[0]))
+        return Outcome(IDENTICAL, f"all {len(theirs)} losses are the same, bit for bit", len(theirs), len(theirs))
     keys = list(theirs)
-    num_equal = keys.index(differing[0])
-    word, why = _judged(first, differing, keys, theirs, ours, ROUNDING_FRAC.get(dtype, ROUNDING_FRAC["float32"]))
-    return Outcome(word, why, num_equal, len(theirs), first)
+    num_equal = keys.index(differing[0]) if differing[0] in theirs else len(theirs)
+    where = _where(differing[0], theirs, ours)
+    more = [_losses(rows) for rows in (*twins, *perturbed)]
+    if conditions.is_same:
+        word, why, needs = _on_the_same_machine(where, ours, more[: len(twins)])
+        return Outcome(word, why, num_equal, len(theirs), needs=needs)
+    word, why, share, needs = _elsewhere(where, theirs, [ours, *more], conditions, len(perturbed))
+    return Outcome(word, why, num_equal, len(theirs), share, needs)
 
 
-def _judged(first, differing, keys, theirs, ours, rounding_frac):
-    where = (
-        f"{first.what} of step {first.step} is {_shown(first.replayed)} and was recorded as {_shown(first.recorded)}"
-    )
-    if first.frac > rounding_frac:
-        before = "; every loss before it is the same" if keys[0] != differing[0] else ""
-        return DIFFERS, f"{where}: more than rounding explains{before}"
-    last_differing = keys.index(differing[-1])
-    if len(keys) - 1 - last_differing >= ALIKE_ROWS:
-        return DIFFERS, f"{where}, and later losses are the same again: no training does that"
-    grown = abs(_last_val(theirs) - _last_val(ours))
-    if not grown <= GROWN_NATS:
-        return DIFFERS, f"{where}, as rounding makes it, but the last val_loss is {grown:.4f} nats away"
-    return ROUNDED, f"{where}; the last val_loss is {grown:.2g} nats away"
+def _on_the_same_machine(where, ours, twins):
+    """-> (word, sentence, needs)."""
+    same = f"{where}; machine and software are those of the record, in all that decides bits"
+    if not twins:
+        return UNDECIDED, f"{same}, and only a second replay can say whether this run is deterministic", TWIN
+    if apart := _differing(ours, twins[0]):
+        step, what = apart[0]
+        values = f"{_shown(ours.get(apart[0]))} and {_shown(twins[0].get(apart[0]))}"
+        why = f"two replays here differ as well, {what} of step {step}: {values}"
+        return UNDECIDED, f"{where}; {why}: the run is not deterministic on this machine; {FRESH_SEEDS}", None
+    return DIFFERS, f"{same}, and two replays here gave the same losses: nothing but identical holds", None
+
+
+def _elsewhere(where, theirs, replays, conditions, num_perturbed):
+    """replays: losses of each, the first as the record was.  -> (word, sentence, share, needs)."""
+    ours = replays[0]
+    last = _last_val(theirs) - _last_val(ours)
+    end = "" if math.isnan(last) else f"; the last val_loss is {abs(last):.2g} nats away"
+    pairs = [rounding.between(one, other) for one, other in combinations(replays, 2)]
+    if not any(any(pair.values()) for pair in pairs):
+        left = (PERTURBED, len(rounding.perturbations(conditions.dtype))) if conditions.is_cpu else (TWIN, 1)
+        needs = left[0] if len(replays) <= left[1] else None
+        why = "what rounding does to this run could not be measured here: all replays gave the same losses"
+        return UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", None, needs
+    strange = [key for key in _differing(theirs, ours) if not _are_numbers(theirs.get(key), ours.get(key))]
+    if strange:
+        agree = len({_are_numbers(losses.get(strange[0])) for losses in replays}) == 1
+        is_refused = agree and conditions.may_refuse
+        why = "no rounding does that" if agree else "the replays do not agree on it either"
+        return DIFFERS if is_refused else UNDECIDED, f"{_where(strange[0], theirs, ours)}: {why}", None, None
+    moved = rounding.moved(rounding.between(theirs, ours), pairs, _least(theirs, conditions))
+    worst = max(moved, key=lambda one: one.share)
+    if worst.share <= rounding.HOLDS and (grown := rounding.grown(pairs)) > rounding.MOST_FRAC:
+        why = (
+            f"rounding alone moves losses of this run by {100 * grown:.2g} %, too far for any to be checked by another"
+        )
+        return UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", worst.share, None
+    if worst.share <= rounding.HOLDS:
+        words = f"at most {worst.share:.2g} times what rounding does to this run ({rounding.HOLDS:g} holds)"
+        return ROUNDED, f"{where}{end}; {words}", worst.share, None
+    is_refused = conditions.may_refuse and worst.share > rounding.REFUSED
+    limit = rounding.REFUSED if is_refused else rounding.HOLDS
+    first = min((one for one in moved if one.share > limit), key=lambda one: one.step)
+    what = f"{_moved(first, theirs, ours)}, {first.share:.3g} times as far as rounding moves this run"
+    needs = PERTURBED if conditions.is_cpu and num_perturbed < len(rounding.perturbations(conditions.dtype)) else None
+    if is_refused:
+        is_alone = first.what == "val_loss" and _is_steady(theirs, ours, first.step)
+        room = "; every training loss before it is the same" if is_alone else ""
+        return DIFFERS, f"{what} (more than {rounding.REFUSED:g} is refused){room}{end}", worst.share, needs
+    between = f"{rounding.HOLDS:g} holds" + f", more than {rounding.REFUSED:g} is refused" * conditions.may_refuse
+    return UNDECIDED, f"{what} ({between}){end}; {FRESH_SEEDS}", worst.share, needs
+
+
+def _least(theirs: Mapping[Key, float], conditions: Conditions) -> dict[str, float]:
+    """Of each kind of loss, what rounding does at the least; a script's last digit may always be another."""
+    least = dict(rounding.first_frac(conditions.dtype))
+    if conditions.is_script:
+        for what in LOSSES:
+            losses = [loss for (_, kind), loss in theirs.items() if kind == what and loss]
+            digits = max((len(repr(loss).partition(".")[2]) for loss in losses), default=0)
+            least[what] = max([least[what], *(10.0**-digits / abs(loss) for loss in losses)])
+    return least
+
+
+def _moved(one, theirs, ours):
+    if one.what == "train_loss":
+        return f"the training losses up to step {one.step} lie apart"
+    return _where((one.step, one.what), theirs, ours)
+
+
+def _is_steady(theirs, ours, step):
+    """Whether every training loss up to this step is the same in both."""
+    return not any(key[1] == "train_loss" and key[0] <= step for key in _differing(theirs, ours))
+
+
+def _differing(theirs, ours):
+    """The keys of both, in order, whose losses are not the same bits; those that only one has come last."""
+    common = [key for key in theirs if _differ(theirs[key], ours.get(key))]
+    return common + [key for key in ours if key not in theirs]
 
 
 def _losses(rows):
@@ -95,8 +175,15 @@ def _differ(a, b):
     return b is None or (a != b and not (math.isnan(a) and math.isnan(b)))
 
 
-def _is_number(value):
-    return value is not None and math.isfinite(value)
+def _are_numbers(*values):
+    return all(value is not None and math.isfinite(value) for value in values)
+
+
+def _where(key, theirs, ours):
+    step, what = key
+    if key not in theirs:
+        return f"the replay has a {what} at step {step} that the record has not"
+    return f"{what} of step {step} is {_shown(ours.get(key))} and was recorded as {_shown(theirs[key])}"
 
 
 def _shown(loss):

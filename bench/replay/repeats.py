@@ -42,13 +42,3 @@ def judged(
         said.append(f"their mean is {is_below} ({p})")
         word = word if result["below"] else outcomes.DIFFERS
     return word, "; ".join(said), facts
-
-
-def time_facts(recorded_s: float | None, times_s: Sequence[float], is_comparable: bool) -> tuple[str, dict]:
-    """train_s of the record and of fresh seeds -> (sentence, numbers); "" where they may not be compared."""
-    if recorded_s is None or not is_comparable:
-        return "times are not compared: another machine, session or software", {}
-    mean = stats.mean(times_s)
-    change, low, high = (100 * (s - recorded_s) / recorded_s for s in (mean, *prediction_interval(times_s, 0.95)))
-    words = f"run time {change:+.2f} % [{low:+.2f}, {high:+.2f}] against the record"
-    return words, {"train_s": list(times_s), "recorded_train_s": recorded_s, "change_pct": change}

@@ -1,30 +1,28 @@
 """One run of a record's code and settings, in a checkout; its record lies in a results folder of replays."""
 
+import contextlib
+import fcntl
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bench import private
 from bench.machine import env_values
 from bench.machine import environment as machine
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
-from bench.paths import results_root
+from bench.paths import REPO
 from bench.race import arm_process
 from bench.record import run_folder
+from bench.record.certificates import replays_root
 from bench.replay.environments import VARIABLES
 from bench.replay.rebuilding import Checkout
 
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
 TICK_S = 0.5
-# The launcher decides on these anew.
-OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
-
-
-def results() -> Path:
-    """The results folder of replays, with a ledger of its own: a replay is not a further repeat of its config."""
-    return results_root() / "replays"
+LOCK = ".replay.lock"
 
 
 def environment(made: Checkout, variables: Mapping[str, str] | None) -> dict[str, str]:
@@ -33,13 +31,35 @@ def environment(made: Checkout, variables: Mapping[str, str] | None) -> dict[str
 
     variables: environments.variables() of the record; None: this shell's stay.
     """
-    env = machine.passed(arm_process.environment(results()))  # no tokens: it may be a stranger's code
+    env = machine.passed(arm_process.environment(replays_root()))  # no tokens: it may be a stranger's code
     env |= {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
     if variables is None:
         return env
-    env = {name: value for name, value in env.items() if not name.startswith(VARIABLES)}
-    kept = {n: value for n, value in variables.items() if n not in OWN_VARIABLES and env_values.is_whole(value)}
-    return env | kept
+    known = {name: value for name, value in variables.items() if env_values.is_whole(value)}
+    hashed = {name: value for name, value in variables.items() if name not in known}
+    known |= {name: env[name] for name, value in hashed.items() if _shown(env.get(name)) == value}
+    return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | known
+
+
+def _shown(value):
+    """As environment.json has it."""
+    return value and env_values.shown(private.redact(value, REPO))
+
+
+@contextlib.contextmanager
+def alone(say: Callable[[str, str], None]) -> Iterator[None]:
+    """In this block no other replay of this results folder trains: both are timed, and each looks for a new folder."""
+    path = replays_root() / LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("replay", "another replay trains here: this one waits for its end")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, show: bool = True) -> Path:
@@ -50,7 +70,7 @@ def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, sho
     """
     before = set(_folders())
     command = [sys.executable, "-m", "bench", "run", *words]
-    log = results() / ".replay.log.tmp"
+    log = replays_root() / ".replay.log.tmp"
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
@@ -71,7 +91,7 @@ def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, sho
 
 
 def _folders():
-    return list(run_folder.find_runs([results()])) if results().is_dir() else []
+    return list(run_folder.find_runs([replays_root()])) if replays_root().is_dir() else []
 
 
 def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict | None:

@@ -69,7 +69,7 @@ def _outside(run):
 
 def _certificate(folder, at):
     """What a replay of the run showed, a link to its file; None without."""
-    words = certificates.words(certificates.read(folder))
+    words = certificates.sentence(folder)
     way = os.path.relpath(folder.resolve(), at.resolve())
     return words and Safe(_link(folder, certificates.FILE, way, words))
 

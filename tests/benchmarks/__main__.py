@@ -4,6 +4,7 @@ PART: import_logs, results, telemetry (the default ones), slope (table over 100,
 (installs HolisticTraceAnalysis), which take minutes.
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
+Alone: rounding FOLDER trains at other instruction sets what bench/replay/rounding.json is made of (rounding.py).
 """
 
 import importlib
@@ -20,10 +21,9 @@ def main(parts):
     if parts == ["--hta-python"]:
         print(importlib.import_module("benchmarks.trace").hta_python())
         return 0
-    if parts[:1] == ["faults"]:
-        return bench_self.show(
-            [bench_self.row(*one) for one in importlib.import_module("benchmarks.faults").measure(*parts[1:])]
-        )
+    if parts[:1] in (["faults"], ["rounding"]):
+        module = importlib.import_module(f"benchmarks.{parts[0]}")
+        return bench_self.show([bench_self.row(*one) for one in module.measure(*parts[1:])])
     if parts[:1] == ["contestants"]:
         return importlib.import_module("benchmarks.contestants").main(*parts[1:])
     unknown = [part for part in parts if part not in PARTS]

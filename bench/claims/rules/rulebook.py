@@ -40,7 +40,7 @@ ON_REQUEST = [records.every_run_came_out_again]  # judge --replayed
 
 
 def check(claim, replayed: bool = False) -> list[dict]:
-    """Every rule's {"rule", "passed", "evidence"}, also after one that failed.  replayed: demand certificates too."""
+    """Every rule's {"rule", "passed", "evidence"}, also after one that failed.  replayed: demand replays too."""
     result = verification.applied(RULES + ON_REQUEST * replayed, claim)
     return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in result]
 

@@ -1,0 +1,115 @@
+"""What rounding does to runs, and which changes of a setting a replay on another machine sees.
+
+    .venv/bin/python tests/benchmarks rounding FOLDER
+
+Trains cpu_nano 50 times, half an hour on two quiet cores with AVX-512; runs that FOLDER already has
+are not made again.  Honest runs are of one config and seed at other instruction sets and numbers of threads; changed
+ones have another setting.  Writes bench/replay/rounding.json (what rounding does before any update) and prints how far
+honest and changed records lie from replays at the other instruction sets, as bench/replay/rounding.py measures it.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.record import step_files
+from bench.replay import outcomes, rounding
+
+REPO = Path(__file__).resolve().parents[2]
+THREADS = "threads1"
+CONFIGS = {"gpt2": [], "modern": ["model=modern"], "gpt2-muon": ["optim=muon"]}
+SEEDS = {"gpt2": (0, 1, 2)}  # of the others 0
+CHANGES = {
+    "lr": ["optim.lr=0.001818"],
+    "beta2": ["optim.beta2=0.9595"],
+    "eps": ["optim.eps=1e-7"],
+    "wd": ["optim.weight_decay=0.0"],
+    "wd101": ["optim.weight_decay=0.101"],
+}  # of gpt2 with adamw
+SEEN = {  # in bfloat16; in float32 all are refused
+    "lr": (">=", rounding.REFUSED),
+    "beta2": (">=", rounding.REFUSED),
+    "eps": (">=", rounding.HOLDS),
+    "wd": ("<=", rounding.REFUSED),
+    "wd101": ("<=", rounding.HOLDS),
+}
+
+
+def measure(folder):
+    """[(what, number, sign, target)]"""
+    folder = Path(folder)
+    honest, changed = {}, {}
+    for dtype in rounding.PERTURBED:
+        for config, words in CONFIGS.items():
+            for seed in SEEDS.get(config, (0,)):
+                honest[dtype, config, seed] = {at: losses(folder, dtype, words, seed, at) for at in levels(dtype)}
+        for change, words in CHANGES.items():
+            changed[dtype, change] = losses(folder, dtype, words, 0, "native")
+    kept = {
+        dtype: first_frac(runs for (of, _, _), runs in honest.items() if of == dtype) for dtype in rounding.PERTURBED
+    }
+    rounding.FILE.write_text(json.dumps({"schema_version": 1, "first_frac": kept}, indent=1) + "\n")
+    rounding.first_frac.cache_clear()
+    return list(_rows(honest, changed))
+
+
+def _rows(honest, changed):
+    for dtype in rounding.PERTURBED:
+        shares = [
+            share(runs, recorded, at, dtype)
+            for (of, _, _), runs in honest.items()
+            if of == dtype
+            for at, recorded in runs.items()
+        ]
+        found = [one for of_run in shares for one in of_run]
+        yield f"{dtype}: honest records that were replayed elsewhere", len(found), ">=", 1
+        yield f"{dtype}: the farthest of them, in multiples of rounding", max(found), "<=", rounding.REFUSED
+        yield f"{dtype}: of them held", sum(one <= rounding.HOLDS for one in found) / len(found), ">=", 0.8
+        for change in CHANGES:
+            near = min(share(honest[dtype, "gpt2", 0], changed[dtype, change], None, dtype))
+            sign, target = (">=", rounding.REFUSED) if dtype == "float32" else SEEN[change]
+            yield f"{dtype}: {change}, the nearest to a replay", near, sign, target
+
+
+def share(runs, recorded, at, dtype):
+    """How far a record lies from replays at each other level; levels that gave its own bits do not count."""
+    perturbed = list(levels(dtype))[1:-1]
+    for replay_at, replay in runs.items():
+        others = [runs[level] for level in perturbed if level not in (at, replay_at)]
+        if replay_at == at or not others:
+            continue
+        pairs = [rounding.between(*pair) for pair in itertools.combinations([replay, *others], 2)]
+        moved = rounding.moved(rounding.between(recorded, replay), pairs, rounding.first_frac(dtype))
+        yield max(one.share for one in moved)
+
+
+def levels(dtype):
+    """{name: variables}: as the machine is, the perturbed ones, and with one thread."""
+    return {"native": {}} | {f"level{n}": env for n, env in enumerate(rounding.PERTURBED[dtype], 1)} | {THREADS: {}}
+
+
+def first_frac(groups):
+    """{kind of loss: the largest difference of any pair before any update, and not less than float32's last place}."""
+    result = dict.fromkeys(outcomes.LOSSES, 2.0**-23)
+    for runs in groups:
+        for pair in itertools.combinations(runs.values(), 2):
+            for (step, what), frac in rounding.between(*pair).items():
+                result[what] = max(result[what], frac if step <= 1 else 0.0)
+    return {what: float(f"{frac:.3g}") for what, frac in result.items()}
+
+
+def losses(folder, dtype, words, seed, at):
+    """{(step, kind of loss): loss} of a run, made if it is not there."""
+    words = [*words, f"seed={seed}", f"hardware.dtype={dtype}", f"hardware.num_threads={1 if at == THREADS else 2}"]
+    results = folder / "-".join([at, *words]).replace("/", "_")
+    if not list(results.glob("cpu_nano/*/run.json")):
+        print(f"training {at} {' '.join(words)} ...", file=sys.stderr, flush=True)
+        env = os.environ | levels(dtype)[at] | {"SPEEDRUN_RESULTS": str(results)}
+        command = [sys.executable, "-m", "bench", "run", "track=cpu_nano", "hardware.device=cpu", *words]
+        subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
+    (run,) = results.glob("cpu_nano/*/run.json")
+    rows = step_files.read(run.parent, strict=True)
+    return {(row["step"], what): row[what] for row in rows for what in outcomes.LOSSES if row.get(what) is not None}
