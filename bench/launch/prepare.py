@@ -170,7 +170,7 @@ def prepare(
     windows.check_ranks(config.instruments, config.hardware.num_processes)
     registry.program(config.instruments, Path(), config.hardware.device)
     config, secrets = _recorded(config)
-    return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets)
+    return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets=secrets)
 
 
 def _recorded(config):

@@ -54,6 +54,11 @@ class Script:
     def sources(self) -> Mapping[str, Path]:
         return self.copied if self.copied is not None else script_files.sources(self.path)
 
+    @property
+    def main(self) -> Path:
+        """The script itself among its sources."""
+        return self.sources[f"script/{self.path.name}"]
+
     @functools.cached_property
     def sha256_by_name(self) -> dict[str, str]:
         """Of every source's bytes, when first asked: before the run."""

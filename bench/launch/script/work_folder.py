@@ -78,7 +78,7 @@ def _raw(files, data_root):
 
 def used_sources(script) -> dict[str, Path]:
     """Those of the script's sources that it uses as far as their texts say: what a record holds from the start."""
-    return {name: script.sources[name] for name in classes.used_by_script(script.path, script.sources)}
+    return {name: script.sources[name] for name in classes.used_by_script(script.main, script.sources)}
 
 
 def keep_used(folder: Path, script, opened: Iterable[str]) -> dict[str, str]:
@@ -89,7 +89,7 @@ def keep_used(folder: Path, script, opened: Iterable[str]) -> dict[str, str]:
     homes = [os.path.realpath(folder / WORK), os.path.realpath(script.path.parent)]
     names = (os.path.relpath(path, home) for path in opened for home in homes if path.startswith(home + os.sep))
     paths = [script.sources[f"script/{name}"] for name in names if f"script/{name}" in script.sources]
-    used = classes.used_by_script(script.path, script.sources, paths)
+    used = classes.used_by_script(script.main, script.sources, paths)
     for name in used:
         copy = folder / "code" / name
         for source in (folder / WORK / name.removeprefix("script/"), script.sources[name]):
