@@ -74,6 +74,9 @@ WINDOWS = {rung: windows_of(rung) for rung in WITH_WINDOWS}
 BFLOAT16 = [rung for rung, golden in GOLDEN.items() if "loss_bf16" in golden]
 FLOAT32 = {rung: {"activations": "float32"} if rung in BFLOAT16 else {} for rung in GOLDEN}
 RUNGS = ["r01", *GOLDEN]
+# Of float32.  The farthest from ladder_golden.json, with AVX-512, AVX2, SSE4.1 and MKL's compatible kernels on an AMD
+# CPU (torch 2.13, November 23 2026): a loss 1.2e-6 nats, a gradient 4.6e-6 of its norm, one of a single number 2.2e-5.
+LOSS_NATS, GRADIENT_FRAC, SINGLE_GRADIENT_FRAC = 3e-6, 1e-5, 5e-5
 
 
 def hashed(shape, k):
@@ -130,6 +133,10 @@ def is_single(tensors, kind):
     return kind in tensors and tensors[kind].numel() == 1
 
 
+def gradient_tolerance(tensors):
+    return lambda kind: SINGLE_GRADIENT_FRAC if is_single(tensors, kind) else GRADIENT_FRAC
+
+
 def assert_near(found, expected, tolerance_of):
     assert found.keys() == expected.keys()
     for kind, (norm, projection) in expected.items():
@@ -143,9 +150,9 @@ def test_a_rung_has_its_records_loss_and_gradients(rung):
     model, tensors = made(rung, **FLOAT32[rung])
     loss = model(*batch(rung))
     loss.backward()
-    assert loss.item() == pytest.approx(GOLDEN[rung]["loss"], abs=2e-6)
+    assert loss.item() == pytest.approx(GOLDEN[rung]["loss"], abs=LOSS_NATS)
     gradients = {name: parameter.grad for name, parameter in tensors.items() if parameter.grad is not None}
-    assert_near(summary(gradients), GOLDEN[rung]["gradients"], lambda kind: 3e-5 if is_single(tensors, kind) else 1e-5)
+    assert_near(summary(gradients), GOLDEN[rung]["gradients"], gradient_tolerance(tensors))
 
 
 def losses_rounded_once(model, rung):
@@ -191,10 +198,10 @@ def test_record_53s_loss_of_several_tokens_and_its_own_embedding_are_the_records
     ahead.set_ahead_weights([1.0, 0.5, 0.2])
     loss = ahead(*batch("r53"))
     loss.backward()
-    assert loss.item() == pytest.approx(golden["loss"], abs=2e-6)
+    assert loss.item() == pytest.approx(golden["loss"], abs=LOSS_NATS)
     assert tensors.pop("embedding.weight").grad is None  # in no loss before it parts from the head
     gradients = {name: parameter.grad for name, parameter in tensors.items()}
-    assert_near(summary(gradients), golden["gradients"], lambda kind: 3e-5 if is_single(tensors, kind) else 1e-5)
+    assert_near(summary(gradients), golden["gradients"], gradient_tolerance(tensors))
     rounded = made("r53")[0]
     rounded.set_ahead_weights([1.0, 0.5, 0.2])
     assert losses_rounded_once(rounded, "r53") == pytest.approx(golden["loss_bf16_rounded_once"], abs=2e-6)
@@ -210,9 +217,9 @@ def test_record_53s_loss_of_several_tokens_and_its_own_embedding_are_the_records
         embedding.copy_(weights)
     loss = model(*batch("r53"))
     loss.backward()
-    assert loss.item() == pytest.approx(golden["loss"], abs=2e-6)
+    assert loss.item() == pytest.approx(golden["loss"], abs=LOSS_NATS)
     gradients = {name: parameter.grad for name, parameter in tensors.items()}
-    assert_near(summary(gradients), golden["gradients"], lambda kind: 3e-5 if is_single(tensors, kind) else 1e-5)
+    assert_near(summary(gradients), golden["gradients"], gradient_tolerance(tensors))
 
 
 @pytest.mark.parametrize("rung", WITH_WINDOWS)
@@ -222,7 +229,7 @@ def test_a_rung_has_its_records_loss_in_every_window(rung):
     for window in WINDOWS[rung]:
         model.set_window(window)
         found[str(window)] = model(*batch(rung)).item()
-    assert found == pytest.approx(GOLDEN[rung]["loss_by_window"], abs=2e-6)
+    assert found == pytest.approx(GOLDEN[rung]["loss_by_window"], abs=LOSS_NATS)
     assert len({round(loss, 4) for loss in found.values()}) == 3
 
 

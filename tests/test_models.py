@@ -64,7 +64,9 @@ def train_losses(arch, num_steps):
     return losses
 
 
-GOLDEN = {  # torch 2.13, CPU, float32; written by this test's own train_losses
+# Torch 2.13, CPU, float32; written by this test's own train_losses.  AVX-512, AVX2, SSE4.1 and MKL's compatible kernels
+# come within 3.3e-6 of them (AMD CPU, November 23 2026).
+GOLDEN = {
     "gpt2": [4.560488, 4.282642, 4.018337, 3.830525, 3.581135],
     "modern": [4.564348, 4.324461, 3.976865, 3.649662, 3.350391],
 }
@@ -72,7 +74,7 @@ GOLDEN = {  # torch 2.13, CPU, float32; written by this test's own train_losses
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_first_losses_are_the_golden_ones(arch):
-    assert train_losses(arch, 5) == pytest.approx(GOLDEN[arch], abs=1e-4)
+    assert train_losses(arch, 5) == pytest.approx(GOLDEN[arch], abs=2e-5)
 
 
 def test_modern_starts_at_exactly_the_uniform_loss():
