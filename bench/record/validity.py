@@ -19,6 +19,9 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
         words = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
+    if wrong := _wrong_model(run):
+        return "invalid", [wrong, *doubts]
+    doubts += _model_doubts(run)
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1
         words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
@@ -30,6 +33,41 @@ def validity(run: dict) -> tuple[str, list[str]]:
     elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def _wrong_model(run):
+    """What the referee saw the model do after its last validation that no number of it survives; None: nothing."""
+    causal, evaluation = _checks(run)
+    if causal.get("found") == "not causal":
+        return f"after the last step {causal['why']}"
+    if not evaluation or evaluation["why"]:
+        return None
+    first_nats, repeated_nats = evaluation["first_nats"], evaluation["repeated_nats"]
+    if not abs(repeated_nats - first_nats) <= evaluation["rounding_nats"]:
+        numbers = f"{first_nats:.7f} in the last validation and {repeated_nats:.7f} when repeated"
+        return f"the loss of the same tokens was {numbers} (rounding: {evaluation['rounding_nats']:.1g})"
+    if evaluation["trained"]:
+        return f"evaluating the model changes its weights or its optimizer: {', '.join(evaluation['trained'])}"
+    return None
+
+
+def _model_doubts(run):
+    causal, evaluation = _checks(run)
+    start = (run.get("referee") or {}).get("causality", {}).get("start", {})
+    whys = {found["why"]: when for found, when in ((causal, "the run"), (start, "the warm-up")) if found.get("why")}
+    if run.get("track") != "free":
+        for why, when in whys.items():
+            yield f"whether the model sees what it must predict is unknown at the end of {when}: {why}"
+    if evaluation.get("why"):
+        yield f"whether evaluating the model changes it is unknown: {evaluation['why']}"
+    if evaluation.get("changed"):
+        yield f"evaluating the model leaves something behind: {', '.join(evaluation['changed'])} changed"
+
+
+def _checks(run):
+    """What the referee found at the end of the run: (of causality, of evaluation); older records have neither."""
+    referee = run.get("referee") or {}
+    return referee.get("causality", {}).get("end", {}), referee.get("evaluation", {})
 
 
 def _slack_nats(run):
