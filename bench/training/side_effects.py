@@ -7,6 +7,7 @@ What each batch overwrites, such as a loss kept to be looked at, is of the same 
 shapes are full after the validations of the run; a memory of batches is not, of the random one.
 """
 
+import functools
 import hashlib
 import math
 import random
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 NUM_BATCHES = 1  # evaluated again, beside the last one
-CHUNK = 2**20  # numbers of a tensor at once
+CHUNK = 2**18  # numbers of a tensor at once
 MAX_VALUES = 50_000  # that are compared
 MAX_NAMES = 8  # of what changed, in the record
 ROUNDINGS = 8  # by which the loss of a batch may differ from what it was, in units of its type's: kernels of a GPU
@@ -188,17 +189,22 @@ def _has_contents(cell):
         return False
 
 
+@functools.lru_cache(maxsize=2)
+def _factors(seed, device):
+    """Odd numbers that nobody knows before the run."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    return torch.randint(-(2**62), 2**62, (CHUNK,), generator=generator).to(device) * 2 + 1
+
+
 @torch.no_grad()
 def _checksum(tensor, seed):
-    """Of its bits, each place with a factor of its own that nobody knows before the run."""
+    """Of its bits, each place times a factor of its own."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return str(tensor.layout)
-    bits = tensor.detach().contiguous().flatten().view(torch.uint8)
-    width = next(width for width in (4, 2, 1) if len(bits) % width == 0)
-    bits = bits.view({4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    factors = torch.randint(-(2**62), 2**62, (min(CHUNK, len(bits)),), generator=generator).to(bits.device) * 2 + 1
-    total = 0
-    for number, chunk in enumerate(bits.split(CHUNK)):
+    data = tensor.detach().contiguous().flatten().view(torch.uint8)
+    width = next(width for width in (8, 4, 2, 1) if len(data) % width == 0)
+    data = data.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
+    total, factors = 0, _factors(seed, tensor.device)
+    for number, chunk in enumerate(data.split(CHUNK)):
         total += (chunk.long() * factors[: len(chunk)]).sum().item() * (2 * number + 1)
     return f"{tuple(tensor.shape)} {tensor.dtype} {total % 2**64:x}"
