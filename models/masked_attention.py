@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from models.documents import document_ids
 
 BLOCK_TOKENS = 128  # FlexAttention's default on CUDA
+FAST_ON = ("cuda",)  # types of device on which a compiled model takes FlexAttention; tests add the CPU
 NO_LIMIT = 2**30
 CHUNK_TOKENS = 1024  # queries of the plain way at once
 
@@ -33,11 +34,15 @@ class Visible:
         self.block, self.scale = block, scale
         self.near_tokens, self.near_blocks, self.reach_tokens = near_tokens, near_blocks, reach_tokens
         self.docs_BT = document_ids(tokens_BT, eos_token).to(torch.int32)
-        self._chunks = self._block_mask = None
+        self._chunks = None
+        is_whole_blocks = tokens_BT.shape[1] % block == 0
+        self.is_fast = torch.compiler.is_compiling() and tokens_BT.device.type in FAST_ON and is_whole_blocks
+        # Made here, once for all layers, and never assigned later: of an attribute assigned in a method, dynamo (torch
+        # 2.13) reads None for the second Visible of a graph, and FlexAttention takes None for "everything is visible".
+        self._block_mask = self.block_mask() if self.is_fast else None
 
     def __call__(self, q_BHTK, k_BHTK, v_BHTK):
-        fast = q_BHTK.is_cuda and torch.compiler.is_compiling() and q_BHTK.shape[2] % self.block == 0
-        return self.fast(q_BHTK, k_BHTK, v_BHTK) if fast else self.plain(q_BHTK, k_BHTK, v_BHTK)
+        return self.fast(q_BHTK, k_BHTK, v_BHTK) if self.is_fast else self.plain(q_BHTK, k_BHTK, v_BHTK)
 
     def plain(self, q_BHTK, k_BHTK, v_BHTK):
         """On any device and of any length; memory in proportion to T * (CHUNK_TOKENS + reach_tokens)."""
@@ -46,8 +51,9 @@ class Visible:
             q_BHTK, scale = (q_BHTK * scale).type_as(q_BHTK), 1.0
         elif isinstance(scale, torch.Tensor):
             scale = scale.item()
-        if self._chunks is None:
-            self._chunks = list(self._masks(q_BHTK.shape[2]))
+        chunks = self._chunks
+        if chunks is None:
+            chunks = self._chunks = list(self._masks(q_BHTK.shape[2]))
         mixed = [
             F.scaled_dot_product_attention(
                 q_BHTK[:, :, start:stop],
@@ -56,21 +62,20 @@ class Visible:
                 attn_mask=mask_B1TT,
                 scale=scale,
             )
-            for start, stop, first, mask_B1TT in self._chunks
+            for start, stop, first, mask_B1TT in chunks
         ]
         return torch.cat(mixed, dim=2)
 
     def fast(self, q_BHTK, k_BHTK, v_BHTK):
         """FlexAttention.  T is a multiple of block.  It has no backward pass on a CPU (torch 2.13)."""
-        if self._block_mask is None:
-            self._block_mask = self.block_mask()
+        block_mask = self.block_mask() if self._block_mask is None else self._block_mask
         if not isinstance(self.scale, torch.Tensor):
-            return flex_attention(q_BHTK, k_BHTK, v_BHTK, block_mask=self._block_mask, scale=self.scale)
+            return flex_attention(q_BHTK, k_BHTK, v_BHTK, block_mask=block_mask, scale=self.scale)
 
         def scaled(score, b, h, query, key):
             return score * self.scale
 
-        return flex_attention(q_BHTK, k_BHTK, v_BHTK, scaled, block_mask=self._block_mask, scale=1.0)
+        return flex_attention(q_BHTK, k_BHTK, v_BHTK, scaled, block_mask=block_mask, scale=1.0)
 
     def sees(self, docs_of_query, docs_of_key, query, key):
         """The four rules, for positions and document numbers that broadcast."""

@@ -93,6 +93,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/referee_loss.py",
     "training/step_log.py",
     "training/run.py",
+    "training/side_effects.py",
     "training/trainer.py",
     "training/weights.py",
 }

@@ -79,6 +79,25 @@ def test_the_warm_up_is_undone_bit_for_bit(trainer):
     assert times["warmup_s"] > 0 and times["compile_s"] is None
 
 
+def test_what_is_asked_at_the_end_leaves_everything_as_it_was(trainer):
+    trainer.warm_up()
+    trainer._instruments.on_step_start(0)
+    trainer.step(0)
+    val_loss = trainer.evaluate()
+    before = copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.state_dict()))
+    rng = torch.get_rng_state()
+    found = trainer.check_at_end()
+    assert found["causality"]["found"] == "causal" and found["evaluation"]["trained"] == []
+    assert found["evaluation"]["first_nats"] == found["evaluation"]["repeated_nats"]
+    assert torch.equal(torch.get_rng_state(), rng)
+    after = trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.state_dict()
+    for old, new in zip(before[:2], after[:2], strict=True):
+        assert all(torch.equal(*pair) for pair in zip(tensors(old), tensors(new), strict=True))
+    assert before[2] == after[2] and trainer.model.training
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert trainer.evaluate() == val_loss
+
+
 def test_the_optimizer_is_reset_with_its_memory_kept(trainer):
     trainer.warm_up()
     remembered = list(tensors(trainer.optimizer.state_dict()))

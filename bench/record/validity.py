@@ -26,9 +26,9 @@ def validity(run: dict) -> tuple[str, list[str]]:
         words = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
     lies, own_doubts = loss_rules.faults_of_run(run)
-    if lies:
-        return "invalid", [*lies, *doubts]
-    doubts += own_doubts
+    if wrong := [*_faults_of_model(run), *lies]:
+        return "invalid", [*wrong, *doubts]
+    doubts += [*own_doubts, *_model_doubts(run)]
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1
         words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
@@ -55,6 +55,40 @@ def _of_other_code(run):
         names = ", ".join(found["copies"])
         return f"its ranks imported the code of {names}, and this record holds that of {run['code'].get('copy')}"
     return None
+
+
+def _faults_of_model(run):
+    """What the referee saw the model do after its last validation that no number of it survives."""
+    causal, evaluation = _checks(run)
+    if causal.get("found") == "not causal":
+        yield f"after the last step {causal['why']}"
+    if not evaluation or evaluation["why"]:
+        return
+    first_nats, repeated_nats = evaluation["first_nats"], evaluation["repeated_nats"]
+    if not abs(repeated_nats - first_nats) <= evaluation["rounding_nats"]:
+        numbers = f"{first_nats:.7f} in the last validation and {repeated_nats:.7f} when repeated"
+        yield f"the loss of the same tokens was {numbers} (rounding: {evaluation['rounding_nats']:.1g})"
+    if evaluation["trained"]:
+        yield f"evaluating the model changes its weights or its optimizer: {', '.join(evaluation['trained'])}"
+
+
+def _model_doubts(run):
+    causal, evaluation = _checks(run)
+    start = (run.get("referee") or {}).get("causality", {}).get("start", {})
+    whys = {found["why"]: when for found, when in ((causal, "the run"), (start, "the warm-up")) if found.get("why")}
+    if run.get("track") != "free":
+        for why, when in whys.items():
+            yield f"whether the model sees what it must predict is unknown at the end of {when}: {why}"
+    if evaluation.get("why"):
+        yield f"whether evaluating the model changes it is unknown: {evaluation['why']}"
+    if evaluation.get("changed"):
+        yield f"evaluating the model leaves something behind: {', '.join(evaluation['changed'])} changed"
+
+
+def _checks(run):
+    """What the referee found at the end of the run: (of causality, of evaluation); older records have neither."""
+    referee = run.get("referee") or {}
+    return referee.get("causality", {}).get("end", {}), referee.get("evaluation", {})
 
 
 def _slack_nats(run):

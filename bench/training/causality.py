@@ -1,16 +1,23 @@
-"""Does the model see what it must predict?  Asked once at the end of the warm-up, before the clock starts.
+"""Does the model see what it must predict?  Asked at the end of the warm-up, and again when the run has ended.
 
-The model runs twice on one row, the second time with another last token and with other targets everywhere.  No logit
-before the last position may move.  Logits are what forward() hands to cross_entropy, log_softmax or nll_loss, so a
-model of the user's own needs no method for this; where it uses none of them its logits() is asked, and without one the
-record says that nothing was checked.  The model runs as it is written, not compiled: whether one number depends on
-another is the same in both.
-Legend: T tokens, V vocabulary, N rows of logits: T, or a multiple where a pass predicts more than one token.
+In each mode, evaluation and training, the model runs on random tokens, then with other tokens behind a cut in each row
+(of one of several rows all tokens change), and each time with other targets before the cuts.
+1. By its logits: none before its row's cut may move with the tokens, and none at all with the targets.  Logits are what
+   forward() hands to cross_entropy or nll_loss.  The model runs as it is written, on at most MAX_TOKENS at a time.
+2. By its losses, as the run computes them, compiled where it trains a compiled model, on the run's own micro-batch.
+   What the targets before the cuts add to the loss may not depend on the tokens behind them: but for rounding
+   loss(changed, others) - loss(changed, targets) = loss(tokens, others) - loss(tokens, targets).
+   In training mode this is asked only where logits are not seen, or of a compiled model.
+A leak from one position to the next alone is found where a cut falls between the two.
+Legend: B rows, T tokens, V vocabulary, N positions that a pass has logits of: B * T, or a multiple of it.
 """
 
 import contextlib
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch.nn import functional
@@ -19,105 +26,331 @@ from torch.overrides import TorchFunctionMode
 
 from bench.machine import lazy_dynamo
 
-NOISE_STD = 0.02  # onto every weight: a projection that starts at zero would hide what comes through it
-SEED = 0
+MIN_CUTS = 6  # of each way to ask
+MAX_TOKENS = 4096  # of a pass whose logits are seen: 0.8 GB of them at 50,304 tokens of vocabulary and float32
+MAX_CHUNK_BYTES = 2**26  # of the copy of logits that is made to compare them
+MIN_NOISE_STD = 0.02  # onto every weight: a projection that starts at zero would hide what comes through it
+NUM_DIRECTIONS = 2  # K: along which logits are compared
+NUM_PROBES = 3  # of what rounding does to a loss, before a model is accused by its losses
 LOSSES = {
     "cross_entropy": (functional.cross_entropy,),
     "log_softmax": (functional.log_softmax, torch.log_softmax, torch.Tensor.log_softmax),
     "nll_loss": (functional.nll_loss,),
 }
+HIDDEN = "forward() hands no logits of every token to cross_entropy"
 
 
 class NotCausal(RuntimeError):
-    """Logits moved with a later token or with a target."""
+    """Logits or losses moved with a later token, with another row or with a target."""
+
+
+@dataclass
+class Way:
+    """One way in which a run calls its model."""
+
+    mode: str  # "evaluation" or "training"
+    shape: tuple[int, int]  # B, T of its batches
+    call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # the model as the run has it
+    entered: Callable[[], AbstractContextManager]  # what that runs in: model.eval(), autocast ...
+
+
+@dataclass
+class Ask:
+    """What was asked in one way, and what moved; as it stands in run.json["referee"]["causality"]."""
+
+    mode: str
+    by: list[str]  # "logits", "losses"
+    is_compiled: bool
+    num_rows: int
+    seq_len: int
+    cuts: list[int] = field(default_factory=list)  # tokens before each
+    moved: float = 0.0  # the most by which what must stay did move, of logits or, where only they are asked, of nats
+    rounding: float = 0.0  # by how much it moves by itself; asked where it moved
+    unchecked: str | None = None  # why nothing can be said
+
+
+def new_seed(seed: int) -> int:
+    """That nobody can know before the run; a float of JSON holds it."""
+    return int.from_bytes(os.urandom(6)) ^ (seed % 2**48)
 
 
 def check(
     model: torch.nn.Module,
+    ways: Sequence[Way],
     vocab_size: int,
-    seq_len: int,
     device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
-) -> dict[str, str | list[str]]:
-    """{"causality": "checked" or why not, "sdpa_backends": names of what torch ran}.  Raises NotCausal.
+    seed: int,
+    is_compiled: bool = False,
+    has_noise: bool = True,
+) -> dict:
+    """{"found": "causal" or "not checked", "why", "asks", "sdpa_backends"}.  Raises NotCausal.
 
-    Adds noise to the model's weights: the caller puts them back.  Every rank comes to the same answer by itself.
+    With has_noise it adds noise to the model's weights, and in training mode a model may change its buffers: the caller
+    puts both back.  The random state of torch stays.
     """
-    generator = torch.Generator().manual_seed(SEED)
-    tokens_BT, targets_BT = torch.randint(vocab_size, (2, 1, seq_len), generator=generator).to(device)
-    changed_BT = tokens_BT.clone()
-    changed_BT[:, -1] = (changed_BT[:, -1] + 1) % vocab_size
-    rows = ((tokens_BT, targets_BT), (tokens_BT, targets_BT), (changed_BT, (targets_BT + 1) % vocab_size))
-    _add_noise(model, device)
-    was_training, watch = model.training, _Watch(seq_len)
-    model.eval()
+    if has_noise:
+        _add_noise(model, device, seed)
+    was_training, asks, backends = model.training, [], set()
     try:
-        with torch.no_grad(), autocast(), _not_compiled():
-            result = [watch.logits_of(model, *row) for row in rows]
-        verdict = _verdict(*result)
-    except NotCausal:
-        raise
-    except Exception as error:  # it may train on batches of the run's shape alone
-        verdict = f"not checked: a pass over one row fails with {type(error).__name__}: {error}"
+        for way in ways:
+            with way.entered(), _kept_rng(device):
+                asks += _asked(model, way, vocab_size, device, seed, is_compiled, backends)
     finally:
         model.train(was_training)
-    return {"causality": verdict, "sdpa_backends": sorted(watch.backends)}
+    modes = {way.mode: [ask for ask in asks if ask.mode == way.mode] for way in ways}
+    reasons = [of_mode[-1].unchecked for of_mode in modes.values() if all(ask.unchecked for ask in of_mode)]
+    found = {"found": "not checked" if reasons else "causal", "why": reasons[0] if reasons else None}
+    return found | {"asks": [asdict(ask) for ask in asks], "sdpa_backends": sorted(backends)}
 
 
-def _not_compiled():
-    """What a model compiles by itself runs as it is written too: dynamo would compile it anew for _Watch."""
-    if not lazy_dynamo.is_imported():
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+def _asked(model, way, vocab_size, device, seed, is_compiled, backends) -> Iterator[Ask]:
+    """Logits of the model as it is written, losses of what the run calls: one Ask of the same passes if that can be."""
+    shape = asked_shape(*way.shape)
+    compiles = is_compiled or lazy_dynamo.is_imported()  # a model may compile a part of itself
+    is_whole = shape == way.shape and not compiles
+    watch = _Watch(shape, device, seed)
+    with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
+        ask = Ask(way.mode, ["logits", "losses"] if is_whole else ["logits"], False, *shape)
+        yield _Asking(ask, model, watch, vocab_size, device, seed, model).answered()
+    backends |= watch.backends
+    if not is_whole:
+        ask = Ask(way.mode, ["losses"], is_compiled, *way.shape)
+        yield _Asking(ask, way.call, None, vocab_size, device, seed, model).answered()
 
 
-def _verdict(logits, again, changed):
-    if logits is None or changed is None or logits.shape != changed.shape:
-        return "not checked: forward() hands no logits of every token to cross_entropy, and there is no logits()"
-    if not (logits.isfinite().all() and changed.isfinite().all()):
-        return "not checked: logits are not finite with noise on the weights"
-    rounding = (again - logits).abs().max()  # 0 unless a kernel adds up in an order of its own
-    moved_T = (changed - logits).abs().amax(dim=(0, 2))[:-1]
-    if (moved_T > 4 * rounding).any():
-        first = int((moved_T > 4 * rounding).nonzero()[0]) + 1
-        words = f"the logits of token {first} of {len(moved_T) + 1} moved by {moved_T.max().item():.3g}"
-        raise NotCausal(
-            f"the model sees what it must predict: {words} when only the last token and the targets were changed; "
-            "mask attention (is_causal=True), and keep targets out of the logits"
-        )
-    return "checked"
+def asked_shape(num_rows: int, seq_len: int) -> tuple[int, int]:
+    """That of a pass whose logits are seen: the run's own up to MAX_TOKENS, several rows where the run has several."""
+    seq_len = min(seq_len, MAX_TOKENS if num_rows == 1 else MAX_TOKENS // 2)
+    return min(num_rows, MAX_TOKENS // seq_len), seq_len
+
+
+@contextlib.contextmanager
+def _kept_rng(device):
+    """The random state of torch, afterwards, is what it was."""
+    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+
+class _Asking:
+    """Fills in an Ask: passes over random batches of its shape, compared."""
+
+    def __init__(self, asked, call, watch, vocab_size, device, seed, model):
+        self.asked, self.call, self.watch, self.vocab_size, self.device = asked, call, watch, vocab_size, device
+        self._generator = torch.Generator().manual_seed(seed)
+        self._eos_token = getattr(model, "eos_token", None)
+        self._losses = []
+
+    def answered(self) -> Ask:
+        """Raises NotCausal."""
+        try:
+            self._ask()
+        except NotCausal:
+            raise
+        except Exception as error:  # it may train on batches of the run's shape alone
+            shape = f"{self.asked.num_rows} x {self.asked.seq_len}"
+            self.asked.unchecked = f"a pass over {shape} tokens fails with {type(error).__name__}: {error}"
+        return self.asked
+
+    def _ask(self):
+        tokens_BT, targets_BT = self._drawn(), self._drawn()
+        base, depends = self._pass(tokens_BT, targets_BT), False
+        for group, cuts_B in enumerate(self._cuts()):
+            position_T = torch.arange(self.asked.seq_len, device=self.device)
+            before_BT = position_T < torch.tensor(cuts_B, device=self.device)[:, None]
+            changed_BT = torch.where(before_BT, tokens_BT, self._others(tokens_BT, group))
+            others_BT = torch.where(before_BT, self._others(targets_BT, group), targets_BT)
+            if self.asked.mode == "training" and base.prints is not None:  # half the passes, where nothing moves
+                both = self._pass(changed_BT, others_BT)
+                if both.prints is not None and not (_moved(base, both) * before_BT).any():
+                    continue
+            by_tokens, by_targets = self._pass(changed_BT, targets_BT), self._pass(tokens_BT, others_BT)
+            if base.prints is not None:
+                why = "only later tokens and other rows were changed; mask attention (is_causal=True)"
+                self._compare_logits(base, by_tokens, before_BT, (tokens_BT, targets_BT), why)
+                why = "only targets were changed; keep targets out of the logits"
+                self._compare_logits(base, by_targets, torch.ones_like(before_BT), (tokens_BT, targets_BT), why)
+            if "losses" in self.asked.by:
+                both = self._pass(changed_BT, others_BT)
+                nats = (both.loss - by_tokens.loss) - (by_targets.loss - base.loss)
+                self._judge_losses(nats, tokens_BT, targets_BT, others_BT)
+                depends |= abs(by_targets.loss - base.loss) > self._loss_rounding()
+        if base.prints is None:
+            self.asked.by = [name for name in self.asked.by if name != "logits"]
+            if not (self.asked.by and depends):
+                unseen = ", and what targets change is within the rounding of its loss" if self.asked.by else ""
+                self.asked.unchecked = HIDDEN + unseen
+        if not all(map(math.isfinite, self._losses)) or (base.prints is not None and not base.prints.isfinite().all()):
+            self.asked.unchecked = "logits or losses are not finite"
+
+    def _cuts(self) -> Iterator[list[int]]:
+        """Of the rows, pass after pass: MIN_CUTS or more in all, one in each part of a row, in a random order."""
+        num_rows, seq_len = self.asked.num_rows, self.asked.seq_len
+        has_first = num_rows > 1  # a row of which all tokens change: the others must not see it
+        num_groups = -(-MIN_CUTS // (num_rows - has_first))
+        num_cuts = num_groups * (num_rows - has_first)
+        within = torch.rand(num_cuts, generator=self._generator, dtype=torch.float64).tolist()
+        cuts = [1 + int((part + place) * (seq_len - 1) / num_cuts) for part, place in enumerate(within)]
+        cuts = [cuts[index] for index in torch.randperm(num_cuts, generator=self._generator).tolist()]
+        self.asked.cuts = sorted(cuts)
+        for group in range(num_groups):
+            rows = cuts[group::num_groups]
+            if has_first:
+                rows.insert(group % num_rows, 0)
+            yield rows
+
+    def _drawn(self):
+        shape = self.asked.num_rows, self.asked.seq_len
+        return torch.randint(self.vocab_size, shape, generator=self._generator).to(self.device)
+
+    def _others(self, numbers_BT, group):
+        """None of them where it was: of every second row one token alone, so that what leaks adds up.
+
+        Documents stay where they are, because attention may add up the blocks of others in another order.
+        """
+        one_B1 = torch.randint(self.vocab_size, (self.asked.num_rows, 1), generator=self._generator).to(self.device)
+        is_one_B1 = (torch.arange(self.asked.num_rows, device=self.device)[:, None] + group) % 2 == 0
+        others_BT = torch.where(is_one_B1, one_B1, self._drawn())
+        eos_token = -1 if self._eos_token is None else self._eos_token
+        for _ in range(2):  # the next token may be the other one that it must not be
+            is_taken_BT = (others_BT == numbers_BT) | (others_BT == eos_token)
+            others_BT = torch.where(is_taken_BT, (others_BT + 1) % self.vocab_size, others_BT)
+        return torch.where(numbers_BT == eos_token, numbers_BT, others_BT)
+
+    def _pass(self, tokens_BT, targets_BT) -> "_Seen":
+        with _kept_rng(self.device):  # the same dropout in every pass
+            if self.watch is None:
+                seen = _Seen(self.call(tokens_BT, targets_BT).detach(), None)
+            else:
+                seen = self.watch.over(self.call, tokens_BT, targets_BT)
+        self._losses.append(seen.loss)
+        self._eps = max(seen.eps, getattr(self, "_eps", 0.0))
+        return seen
+
+    def _compare_logits(self, base, other, kept_BT, batch, why):
+        if other.prints is None:
+            raise ValueError("not every pass hands its logits to a loss")
+        moved_BT = _moved(base, other) * kept_BT
+        if not moved_BT.any():
+            return
+        repeats = [self._pass(*batch).prints for _ in range(2)]  # a kernel may add up in an order of its own
+        rounding = max((repeat - base.prints).abs().max().item() for repeat in repeats)
+        self.asked.moved, self.asked.rounding = max(self.asked.moved, moved_BT.max().item()), rounding
+        if (moved_BT > 4 * rounding).any():
+            token = int((moved_BT > 4 * rounding).any(0).nonzero()[0]) + 1
+            numbers = f"the logits of token {token} of {self.asked.seq_len} moved by {moved_BT.max().item():.3g}"
+            self._refuse(f"{numbers} (repeated: by {rounding:.3g}) when {why}")
+
+    def _loss_rounding(self):
+        return 16 * self._eps * max(abs(loss) for loss in self._losses)
+
+    def _judge_losses(self, nats, tokens_BT, targets_BT, others_BT):
+        """nats: what must be 0.  If it is not: is that rounding, and is the loss a sum over its targets at all?"""
+        if self.asked.by == ["losses"]:
+            self.asked.moved = max(self.asked.moved, abs(nats))
+        if not abs(nats) > self._loss_rounding():
+            return
+        whole, changed = self._pass(tokens_BT, targets_BT).loss, self._pass(tokens_BT, others_BT).loss
+        rounding = 0.0
+        for _ in range(NUM_PROBES):
+            some_BT = torch.randint(2, targets_BT.shape, generator=self._generator).to(self.device) == 0
+            parts = [torch.where(some_BT, *pair) for pair in ((targets_BT, others_BT), (others_BT, targets_BT))]
+            parts = [self._pass(tokens_BT, part_BT).loss for part_BT in parts]
+            rounding = max(rounding, abs(sum(parts) - whole - changed))
+        self.asked.rounding = max(rounding, self._loss_rounding())
+        if rounding > self._loss_rounding():  # then parts of it tell nothing of what came before them
+            self.asked.unchecked = f"its loss is no sum over its targets: parts of it are off by {rounding:.3g} nats"
+        elif abs(nats) > max(10 * rounding, self._loss_rounding()):
+            numbers = f"what the targets before a cut add to the loss moved by {abs(nats):.3g} nats"
+            why = "only tokens behind the cut were changed; mask attention (is_causal=True)"
+            self._refuse(f"{numbers} (rounding: {self.asked.rounding:.3g}) when {why}")
+
+    def _refuse(self, sentence):
+        compiled = ", compiled" if self.asked.is_compiled else ""
+        raise NotCausal(f"the model sees what it must predict: in {self.asked.mode}{compiled}, {sentence}")
+
+
+def _moved(base, other):
+    """[B, T]."""
+    return (other.prints - base.prints).abs().amax(dim=(0, 3))
+
+
+class _Seen:
+    """What a pass gave: its loss, and prints [N / (B * T), B, T, K] of its logits, or None."""
+
+    def __init__(self, loss, prints):
+        self.loss, self.prints = loss.item(), prints
+        dtypes = [loss.dtype] if loss.dtype == torch.float64 else [torch.bfloat16, torch.float16, torch.float32]
+        # a loss that was rounded to a shorter type and made longer again has that one's rounding
+        self.eps = next(torch.finfo(dtype).eps for dtype in dtypes if loss.to(dtype).to(loss.dtype) == loss)
 
 
 class _Watch(TorchFunctionMode):
-    """Keeps what goes into a loss, and which backend of scaled_dot_product_attention torch chooses."""
+    """Sees what goes into a loss, and which backend of scaled_dot_product_attention torch chooses."""
 
-    def __init__(self, seq_len):
+    def __init__(self, shape, device, seed):
         super().__init__()
-        self.seq_len, self.backends = seq_len, set()
+        self.shape, self.device, self.seed, self.backends = shape, device, seed, set()
+        self._directions = {}
 
-    def logits_of(self, model, tokens_BT, targets_BT):
-        """[N / T, T, V], float32; None where they cannot be found."""
+    def over(self, call, tokens_BT, targets_BT) -> _Seen:
+        """A pass.  Its prints are None where logits of every token, in the order of the tokens, are not found."""
         self._found = {name: [] for name in LOSSES}
         with self:
-            model(tokens_BT, targets_BT)
-        for result in self._found.values():
-            if result and len({scores.shape[-1] for scores in result}) == 1:
-                scores_NV = torch.cat(result)
-                if len(scores_NV) % self.seq_len == 0:
-                    return scores_NV.view(-1, self.seq_len, scores_NV.shape[-1])
-        return model.logits(tokens_BT).float() if callable(getattr(model, "logits", None)) else None
+            loss = call(tokens_BT, targets_BT)
+        prints = (self._in_order(calls, targets_BT) for calls in self._found.values())
+        return _Seen(loss.detach(), next((found for found in prints if found is not None), None))
+
+    def _in_order(self, calls, targets_BT):
+        """Prints of these calls together, where the targets beside them say that their order is that of the tokens."""
+        if not calls or len({prints_NK.shape[-1] for prints_NK, _ in calls}) > 1:
+            return None
+        prints_NK, targets = torch.cat([prints_NK for prints_NK, _ in calls]), [beside for _, beside in calls]
+        num_tokens = targets_BT.numel()
+        if len(prints_NK) % num_tokens:
+            return None
+        if all(beside is not None for beside in targets):
+            beside = torch.cat(targets)[:num_tokens].to(targets_BT.dtype)
+            is_in_order = torch.equal(beside, targets_BT.flatten())
+        else:
+            is_in_order = self.shape[0] == 1 and all(beside is None for beside in targets)  # there is one order alone
+        return prints_NK.view(-1, *self.shape, NUM_DIRECTIONS) if is_in_order else None
+
+    @torch.no_grad()
+    def _prints_of(self, scores_NV):
+        """[N, K], float64: along directions that no contestant knows, any change shows.  Made chunk by chunk."""
+        V = scores_NV.shape[-1]
+        if V not in self._directions:
+            generator = torch.Generator().manual_seed(self.seed)
+            directions_VK = torch.randn(V, NUM_DIRECTIONS, generator=generator, dtype=torch.float64)
+            self._directions[V] = directions_VK.to(scores_NV.device)
+        chunks = scores_NV.split(max(1, MAX_CHUNK_BYTES // (8 * V)))
+        return torch.cat([chunk_NV.double() @ self._directions[V] for chunk_NV in chunks])
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for name, functions in LOSSES.items():
             if function in functions:
                 scores = args[0] if args else kwargs["input"]
+                if name == "log_softmax" and _dim(*args[1:], **kwargs) not in (-1, scores.ndim - 1):
+                    continue
+                beside = None if name == "log_softmax" else args[1] if len(args) > 1 else kwargs["target"]
                 if scores.ndim > 2 and name != "log_softmax":
                     scores = scores.movedim(1, -1)  # [B, V, T]
-                self._found[name].append(scores.detach().flatten(0, -2).float())
+                beside = None if beside is None else beside.detach().flatten()
+                self._found[name].append((self._prints_of(scores.detach().flatten(0, -2)), beside))
         if function is functional.scaled_dot_product_attention:
             self.backends.add(_backend(*args, **kwargs))
         return function(*args, **kwargs)
+
+
+def _dim(*args, dim=None, **more):
+    """Of log_softmax's arguments behind its input."""
+    return args[0] if args else dim
 
 
 def _backend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
@@ -130,10 +363,9 @@ def _backend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, 
 
 
 @torch.no_grad()
-def _add_noise(model, device):
-    generator = torch.Generator(device).manual_seed(SEED)
+def _add_noise(model, device, seed):
+    generator = torch.Generator(device).manual_seed(seed)
     for parameter in model.parameters():
-        noise = torch.empty(parameter.shape, dtype=torch.float32, device=device).normal_(
-            std=NOISE_STD, generator=generator
-        )
+        std = MIN_NOISE_STD if parameter.ndim < 2 else max(MIN_NOISE_STD, 0.5 * parameter.shape[-1] ** -0.5)
+        noise = torch.empty(parameter.shape, dtype=torch.float32, device=device).normal_(std=std, generator=generator)
         parameter.add_(noise)

@@ -34,10 +34,10 @@ def batches(config: Config, shards, rank: int, world_size: int, device: torch.de
 
 
 @torch.no_grad()
-def evaluate(model, batches, autocast, all_sum, device, kept=None):
+def evaluate(model, batches, autocast, all_sum, device, losses=None):
     """batches yields this rank's (tokens_BT, targets_BT), equal shapes -> float, the same on every rank.
 
-    kept: a list that receives the loss of each batch of this rank, float64 on the device.
+    losses: a list that receives the loss of each batch, still on the device.
     Sums in float64, so that dividing the batches among more ranks changes only the last digits of float32 losses.
     """
     was_training = model.training
@@ -46,8 +46,8 @@ def evaluate(model, batches, autocast, all_sum, device, kept=None):
     for tokens_BT, targets_BT in batches:
         with autocast():
             loss = model(tokens_BT, targets_BT)
-        if kept is not None:
-            kept.append(loss.double())
+        if losses is not None:
+            losses.append(loss.detach().clone())
         nats_and_tokens[0] += loss.double() * targets_BT.numel()
         nats_and_tokens[1] += targets_BT.numel()
     model.train(was_training)

@@ -78,8 +78,8 @@ class RefereeLoss:
 
     def evaluate(self) -> float:
         """The trainer's, whose losses of each batch are kept."""
-        kept: list[torch.Tensor] = []
-        nats = self._trainer.evaluate(kept=kept)
+        nats = self._trainer.evaluate()
+        kept = [loss.double() for loss in self._trainer.val_nats]
         self._first, self._last, self._val_loss = self._first or kept, kept, nats
         return nats
 

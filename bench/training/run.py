@@ -5,6 +5,7 @@ loop.py is the timed loop, worker.py the process around this.
 
 import contextlib
 import gc
+import math
 import os
 import time
 
@@ -63,6 +64,7 @@ class Run:
             self._build()
             self._warm_up()
             result = self._train()
+            self._check_model_at_end()
         except BaseException as error:
             self.instruments.on_failure(error)
             self.events.write(self.folder)
@@ -106,8 +108,12 @@ class Run:
         log = StepLog(self.marks, self.ranks.device, self.config.goal.num_steps)
         self._trainer.attach(InstrumentSet(essential=log), log)
         self.instruments.on_warmup_start()
-        self.times |= self._trainer.warm_up()
-        if self.times["causality"] != "checked" and self.ranks.is_first:
+        times = self._trainer.warm_up()
+        causal = _worst(distributed.gather(times.pop("causality")))
+        self.times |= times | {"sdpa_backends": causal.pop("sdpa_backends")}
+        self.times["causality"] = "checked" if causal["why"] is None else f"not checked: {causal['why']}"
+        self.referee["causality"] = {"seed": self._trainer.causality_seed, "start": causal}
+        if causal["why"] is not None and self.ranks.is_first:
             facts = {"instrument": "causality guard", "edge": "warmup", "error": self.times["causality"]}
             self.instruments.warnings.append(facts)
         self.instruments.on_warmup_end()
@@ -161,8 +167,6 @@ class Run:
             result = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
             instruments.collect_warnings()
         peak_mem_gib = self.peaks.whole_gib()  # the referee's passes are no part of it
-        if self._stopped_at is None:
-            self.referee["loss"] = self._referee_loss.at_end(num_steps)
         return gather_result.RankResult(
             train_s=clock.train_s,
             validation_s=clock.paused_ns.get("validation", 0) / 1e9,
@@ -178,6 +182,22 @@ class Run:
             node=self.ranks.node,
             t_offset_ns=self._t_offset_ns,
         )
+
+    def _check_model_at_end(self):
+        """Is it causal still, does evaluating it change anything, and is its loss its own?  validity.py rules on that.
+
+        Off the clock, right after the last validation, before anything else calls the model.
+        """
+        if self._stopped_at is not None:
+            return
+        started_s = time.perf_counter()
+        everyone = distributed.gather(self._trainer.check_at_end())
+        causal = _worst([rank["causality"] for rank in everyone])
+        causal.pop("sdpa_backends", None)
+        self.referee["causality"]["end"] = causal
+        self.referee["evaluation"] = _worst_evaluation([rank["evaluation"] for rank in everyone])
+        self.referee["evaluation"]["check_s"] = time.perf_counter() - started_s
+        self.referee["loss"] = self._referee_loss.at_end(self.rows[-1]["step"] if self.rows else 0)
 
     def _save_weights(self, result):
         """Off the clock; where it cannot be written, a warning: the run is measured."""
@@ -231,6 +251,18 @@ class Run:
         if goal.target_val_loss is not None:
             return val_loss <= goal.target_val_loss
         return val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats
+
+
+def _worst(found):
+    """Of causality.check() of each rank, the one that says least good of the model."""
+    return min(found, key=lambda rank: ("not causal", "not checked", "causal").index(rank["found"]))
+
+
+def _worst_evaluation(found):
+    """Of side_effects.check() of each rank: one that could not ask, or whose loss moved most; what changed on any."""
+    worst = max(found, key=lambda rank: math.inf if rank["why"] else abs(rank["repeated_nats"] - rank["first_nats"]))
+    names = {kind: sorted({name for rank in found for name in rank[kind]}) for kind in ("trained", "changed")}
+    return worst | names
 
 
 def _say(text):

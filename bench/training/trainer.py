@@ -15,7 +15,7 @@ from bench.config.stages import num_micro_steps
 from bench.data.loader import Loader
 from bench.data.shards import Shard
 from bench.data.sources import datasets
-from bench.training import causality, distributed, staging
+from bench.training import causality, distributed, side_effects, staging
 from bench.training import evaluate as evaluation
 from bench.training.build_model import build_model
 from bench.training.reducer import reducer_for
@@ -45,6 +45,8 @@ class Trainer:
         self._checks = ()
         self._is_warming_up = False
         self._steps_done = 0
+        self.val_nats = []  # of each batch of the last validation
+        self.causality_seed = distributed.gather(causality.new_seed(config.seed))[0]  # rank 0's, on every rank
         self._staged = staging.StagedModel(self.model, self.optimizer, self.timeline)
         self._staged.at(0)
 
@@ -110,34 +112,27 @@ class Trainer:
         """The model's, by the names that build_model() gives them."""
         return self.model.state_dict()
 
-    def evaluate(self, max_batches: int | None = None, kept: list[torch.Tensor] | None = None) -> float:
-        """Mean nats per token over exactly val_tokens; max_batches is for the warm-up, kept for the referee.
+    def evaluate(self, max_batches: int | None = None) -> float:
+        """Mean nats per token over exactly val_tokens, and of each batch in val_nats; max_batches is for the warm-up.
 
         In the window of goal.val_window_tokens, or in that of the step that comes next.
         """
-        with self._in_val_window():
-            batches = itertools.islice(self.val_rows.at(self.val_rows.places), max_batches)
-            forward, device = self.reducer.evaluated, self.ranks.device
-            return evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, device, kept)
+        batches, forward, self.val_nats = self._val_batches(max_batches), self.reducer.evaluated, []
+        with self._validation_window():
+            return evaluation.evaluate(
+                forward, batches, self.autocast, distributed.all_sum, self.ranks.device, self.val_nats
+            )
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
         """The model as a validation has it -> what evaluate() calls with tokens_BT and targets_BT."""
         forward, was_training = self.reducer.evaluated, self.model.training
-        with self._in_val_window(), self.autocast():
+        with self._validation_window(), self.autocast():
             forward.eval()
             try:
                 yield forward
             finally:
                 forward.train(was_training)
-
-    @contextlib.contextmanager
-    def _in_val_window(self):
-        self._staged.at(self._steps_done)
-        if self.config.goal.val_window_tokens is not None:
-            self._staged.set_window(self.config.goal.val_window_tokens)
-        yield
-        self._staged.at(self._steps_done)
 
     def lr_frac(self, step: int) -> float:
         """Learning rate of optimizer step number step, as a fraction of the peak."""
@@ -161,8 +156,9 @@ class Trainer:
             first_s += self._warm_up_step(portion.first_step)
             second_s += self._warm_up_step(portion.first_step + (portion.num_steps > 1))
         self._warm_up_last_window()
-        data = self.config.data
-        result = causality.check(self.model, data.vocab_size, data.seq_len, self.ranks.device, self.autocast)
+        self._steps_done = 0
+        self._staged.at(0)
+        causal = self._check_causality(has_noise=True)
         self._restore(saved)
         self._is_warming_up = False
         distributed.barrier()
@@ -171,14 +167,93 @@ class Trainer:
             "warmup_s": time.perf_counter() - started,
             "compile_s": max(0.0, first_s - second_s) if compiled else None,
             "compile_cache": _compile_cache() if compiled else None,
-            **result,
+            "causality": causal,
         }
+
+    def check_at_end(self) -> dict:
+        """{"causality", "evaluation"} of the model that the run ends with, right after its last validation.
+
+        What side_effects.check() found, and causality.check() of the weights as they are: also what a model does only
+        from some call on.  Weights, buffers and the random state stay.
+        """
+        saved = {name: tensor.clone() for name, tensor in self._tensors()}
+        try:
+            evaluation_found = self._check_evaluation()
+            try:
+                causal = self._check_causality(has_noise=False)
+            except causality.NotCausal as error:
+                causal = {"found": "not causal", "why": str(error)}
+        finally:
+            with torch.no_grad():
+                for name, tensor in self._tensors():
+                    tensor.copy_(saved[name])
+        return {"causality": causal, "evaluation": evaluation_found}
 
     def close(self) -> None:
         """Drop the reducer before the process group goes: in the other order gloo aborts at exit now and then."""
         self.loader.close()
         self.reducer.close()
         self.reducer = None
+
+    def _tensors(self):
+        """Parameters and buffers, those too that state_dict() does not have."""
+        return [*self.model.named_parameters(), *self.model.named_buffers()]
+
+    def _check_causality(self, has_noise):
+        config, device = self.config, self.ranks.device
+        seed = self.causality_seed + (not has_noise)
+        return causality.check(
+            self.model, self._ways(), config.data.vocab_size, device, seed, bool(config.hardware.compile), has_noise
+        )
+
+    def _ways(self):
+        """In which the model is called, in the stage that the run is in."""
+
+        @contextlib.contextmanager
+        def evaluating():
+            self.model.eval()
+            with self._validation_window(), torch.no_grad(), self.autocast():
+                yield
+
+        @contextlib.contextmanager
+        def training():
+            self.model.train()
+            with self.reducer.micro_step(is_last=False), self.autocast():  # no gradient is waited for
+                yield
+
+        stage = self.timeline.at(self._steps_done).stage
+        val_shape = self.val_rows.shape_BT
+        return [
+            causality.Way("evaluation", val_shape, self.reducer.evaluated, evaluating),
+            causality.Way("training", (stage.micro_batch_seqs, stage.seq_len), self.reducer.forward, training),
+        ]
+
+    def _check_evaluation(self):
+        def passed(tokens_BT, targets_BT):
+            self.model.eval()
+            with self.autocast(), torch.no_grad():
+                return self.reducer.evaluated(tokens_BT, targets_BT).double()
+
+        roots = {"model": self.model, "optimizer": self.optimizer}
+        was_training = self.model.training
+        try:
+            with self._validation_window():
+                return side_effects.check(passed, self._val_batches(None), self.val_nats, roots, self.causality_seed)
+        except Exception as error:
+            return side_effects.unknown(f"repeating the last validation fails with {type(error).__name__}: {error}")
+        finally:
+            self.model.train(was_training)
+
+    @contextlib.contextmanager
+    def _validation_window(self):
+        """The model as it is validated after so many steps."""
+        self._staged.at(self._steps_done)
+        if self.config.goal.val_window_tokens is not None:
+            self._staged.set_window(self.config.goal.val_window_tokens)
+        try:
+            yield
+        finally:
+            self._staged.at(self._steps_done)
 
     def _warm_up_last_window(self):
         """A window that grows is at the end of the run wider than in any step."""
@@ -227,6 +302,9 @@ class Trainer:
         """Dynamo gives up on a function of which it has made more graphs than its limit, 8 in torch 2.13."""
         num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
+
+    def _val_batches(self, max_batches):
+        return itertools.islice(self.val_rows.at(self.val_rows.places), max_batches)
 
 
 def _compile_cache():
