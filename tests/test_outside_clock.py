@@ -247,6 +247,20 @@ def test_lines_that_a_script_holds_back_and_prints_in_bursts_are_doubted():
     assert of_lines(rows)[0][0].startswith("it counts more time than passed")
 
 
+def test_time_between_steps_in_which_the_script_waited_for_a_core_is_the_machines():
+    rows = lines(*[(50, 47)] * 60)
+    assert of_lines(rows)[0]
+    end_ns = rows[-1]["line_t_ns"]
+    for waited_s, num_doubts in ((0.05, 1), (0.2, 0)):
+        waits_ns = [(0, 7), (end_ns, 7 + round(waited_s * 1e9))]
+        clock = printed_times.clock(rows, 0, {}, waits_ns=waits_ns)
+        assert clock["ranks_waited_s"] == pytest.approx(waited_s)
+        assert len(printed_times.doubts(rows, 0, clock)) == num_doubts
+        disturbances = printed_times.disturbances(rows, 0, clock)
+        assert len(disturbances) == 1 - num_doubts
+    assert "was not run for 0.20 s" in disturbances[0]
+
+
 def test_the_tolerances_of_older_records_hold_for_them():
     rows = lines(*[(50, 48.5)] * 100)  # 3 %, 150 ms: below 0.1 s + 0.2 % + 21 * 20 ms
     assert printed_times.doubts(rows, 0) == [] != of_lines(rows)[0]

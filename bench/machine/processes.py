@@ -156,6 +156,18 @@ def children() -> set[int]:
     return result
 
 
+def waited_ns(pid: int) -> int | None:
+    """For how long the children of that process were ready to run and were not run: of the one that waited most, its
+    main thread, since it began.  None: the system does not say, or there is none.
+    """
+    waits = []
+    with contextlib.suppress(OSError):
+        for child_pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(OSError, ValueError):
+                waits.append(int(Path(f"/proc/{child_pid}/schedstat").read_text().split()[1]))
+    return max(waits, default=None)
+
+
 def reap(pids: Iterable[int]) -> None:
     """Forget those of these children that have ended."""
     for pid in pids:

@@ -10,7 +10,7 @@ says of its own lateness.  A late reader, or one that did not run at all, is the
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 START, PAUSE, GO, STOP = "start", "pause", "go", "stop"  # the edges of our own runs
 TOLERANCE_S, TOLERANCE_FRAC = 0.05, 0.001  # of what is claimed; a record of 74 s is beaten by 0.3 s
@@ -35,6 +35,7 @@ class Clock(TypedDict):
     claimed_train_s: float | None  # by the run's own clock, of rank 0
     reader_late_s: float  # the most that a stamp may be late
     frozen_s: float  # in which the launcher did not run
+    ranks_waited_s: NotRequired[float | None]  # of a script: the most that a rank was ready to run and was not run
 
 
 def of_edges(

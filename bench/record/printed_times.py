@@ -100,11 +100,13 @@ def clock(
     gaps_ns: Iterable[tuple[int, int]] = (),
     validation_at_start_s: float | None = None,
     is_wall: bool = False,
+    waits_ns: Iterable[tuple[int, int]] = (),
 ) -> outside_clock.Clock:
     """What the launcher's clock says of these lines.
 
     late_ns: {a line's t_ns: by how much it may be late}; gaps_ns: of the reader; validation_at_start_s: as in Clock;
-    is_wall: the script prints no time, that of its lines is taken.
+    is_wall: the script prints no time, that of its lines is taken; waits_ns: [(t_ns, for how long the rank that waited
+    most had then waited for a core since it began)].
     """
     lines, found = timed(rows, num_untimed_steps), account(rows, num_untimed_steps)
     if len(lines) < 2:
@@ -113,7 +115,10 @@ def clock(
     at_validations_s = 0.0 if is_wall else max(0.0, found["uncounted_at_validations_s"])
     each_s = [] if is_wall else _portions(lines)[1]
     each = at_validations_s, each_s, validation_at_start_s, found["counted_s"]
-    return outside_clock.of_times(stamps, gaps_ns, *each, source="lines")
+    times = outside_clock.of_times(stamps, gaps_ns, *each, source="lines")
+    waited_ns = [(t_ns, waited) for t_ns, waited in waits_ns if t_ns <= lines[-1].t_ns]
+    before_ns = max((waited for t_ns, waited in waited_ns if t_ns <= lines[0].t_ns), default=0)
+    return times | {"ranks_waited_s": (waited_ns[-1][1] - before_ns) / 1e9 if waited_ns else None}
 
 
 def _portions(lines):
@@ -164,6 +169,25 @@ def _untimed(rows, num_untimed_steps):
         yield f"the median of the first {num_untimed_steps} steps, which its clock leaves out, took {both}"
 
 
+def _waited_s(outside):
+    """What may pass uncounted between steps because the machine ran something else meanwhile."""
+    return 0.0 if outside is None else outside.get("ranks_waited_s") or 0.0
+
+
+def disturbances(rows: list[dict], num_untimed_steps: int, outside: outside_clock.Clock) -> list[str]:
+    """Sentences about the machine: time passed uncounted between steps, and the script waited as long for a core."""
+    lines = timed(rows, num_untimed_steps)
+    if len(lines) < 2 or outside["unknown"]:
+        return []
+    counted_s, num_vals = account(rows, num_untimed_steps)["counted_s"], sum(line.is_val for line in events(rows))
+    limit_s = outside_clock.tolerance_s(counted_s, num_vals, outside["reader_late_s"])
+    between_s, waited_s = _portions(lines)[0], _waited_s(outside)
+    if not limit_s < between_s <= limit_s + waited_s:
+        return []
+    waited = f"the script was ready to run and was not run for {waited_s:.2f} s"
+    return [f"{between_s:.2f} s passed uncounted between steps (tolerance {limit_s:.2f} s), and {waited}"]
+
+
 def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.Clock | None = None) -> list[str]:
     """Sentences: why the printed times cannot be what training took; [] where they can.
 
@@ -187,7 +211,7 @@ def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.
     seen = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
     if over_s > limit_s:
         result.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
-    elif between_s > limit_s:
+    elif between_s > limit_s + _waited_s(outside):
         passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted{more}"
         result.append(f"it claims less time than its lines took: {seen}; {passed}")
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):

@@ -7,7 +7,7 @@ None is off, unknown or not measured.
 import json
 from typing import TypedDict
 
-from bench.record import configs, outside_clock
+from bench.record import configs, outside_clock, validity
 from bench.record.metrics import num_disturbed_steps, num_validating_steps
 
 
@@ -90,7 +90,7 @@ class Counted(TypedDict):
     outside_validations_s: float | None  # of it in validations
     outside_unknown: str | None  # why a record that should have them has none
     machine_doubts: list[str]
-    script_doubt: str | None  # the first reason not to trust what a run says of its own time, or a script of itself
+    script_doubt: str | None  # the first reason not to trust what a run, a model or a script says of itself
     headline: str | None
     log_id: str | None
     identity_version: int | None
@@ -176,7 +176,8 @@ def _epochs(run, shards):
 
 def _counted(run, complete) -> Counted:
     goal, imported = run.get("goal") or {}, run.get("imported") or {}
-    of_script = (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") in DISTRUSTING)
+    distrusted = [one["doubt"] for one in run.get("doubts") or () if one.get("instrument") in DISTRUSTING]
+    distrusted += validity.contestant_doubts(run) if complete else []
     outside = ((run.get("referee") or {}).get("clock") or {}) if complete else {}
     of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
@@ -192,7 +193,7 @@ def _counted(run, complete) -> Counted:
         "outside_validations_s": outside.get("outside_validations_s"),
         "outside_unknown": outside.get("unknown"),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
-        "script_doubt": next(of_script, None),
+        "script_doubt": next(iter(distrusted), None),
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id") or of_file,
         "identity_version": None if imported else run["code"].get("identity_version", 1),
@@ -239,6 +240,7 @@ def _target(goal, floor_nats):
 
 
 def _machine_doubts(run):
-    """Why the run is suspect, without what an instrument that watches the code itself had to say."""
+    """Why the run is suspect, without what an instrument that watches the code, or the referee, had to say of it."""
     of_code = {one["doubt"] for one in run.get("doubts") or () if one.get("instrument") not in MACHINE_INSTRUMENTS}
+    of_code |= set(validity.contestant_doubts(run))
     return [reason for reason in run["validity_reasons"] if reason not in of_code]

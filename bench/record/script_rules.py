@@ -38,7 +38,9 @@ def printed_times_are_accounted_for(files: RunFiles, run: dict) -> tuple[bool, s
     reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
     outside = (run.get("referee") or {}).get("clock")
     due = printed_times.doubts(rows, measured["num_untimed_steps"], outside)
-    due += [doubt for _, doubt in outside_clock.doubts(outside)] if outside else []
+    if outside:
+        due += [doubt for _, doubt in outside_clock.doubts(outside)]
+        due += printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
     wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
     return not wrong, "; ".join(wrong) or f"{result['uncounted_s'] or 0:.3f} s uncounted"
 

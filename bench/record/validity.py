@@ -25,10 +25,9 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
         words = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
-    lies, own_doubts = loss_rules.faults_of_run(run)
-    if wrong := [*_faults_of_model(run), *lies]:
+    if wrong := [*_faults_of_model(run), *loss_rules.faults_of_run(run)[0]]:
         return "invalid", [*wrong, *doubts]
-    doubts += [*own_doubts, *_model_doubts(run)]
+    doubts += contestant_doubts(run)
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1
         words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
@@ -40,6 +39,11 @@ def validity(run: dict) -> tuple[str, list[str]]:
     elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def contestant_doubts(run: dict) -> list[str]:
+    """What the referee found out about the model itself that makes a complete run suspect."""
+    return [*loss_rules.faults_of_run(run)[1], *_model_doubts(run)]
 
 
 def _of_other_code(run):

@@ -6,6 +6,7 @@ and how it ended (training/script_worker.py).
 
 import contextlib
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -20,7 +21,7 @@ from bench.machine import utc
 from bench.paths import REPO
 from bench.reading import json_file, plain_file
 from bench.reading.damage import Damaged
-from bench.record import failures, loss_rules, printed_times, run_folder, step_files
+from bench.record import failures, loss_rules, outside_clock, printed_times, run_folder, step_files
 from bench.units import ms_from_ns, s_from_ms
 
 OWN_DATA = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}  # nothing is known
@@ -40,10 +41,11 @@ class Facts(TypedDict):
     packages: NotRequired[dict[str, str | None]]
 
 
-def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
+def write(folder: Path, job, run: dict, output, telemetry: dict, waits_ns: Iterable[tuple[int, int]]) -> dict | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
-    output: output.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler.
+    output: output.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
+    in printed_times.clock().
     """
     name = _dialect(output, job.script.dialect)
     facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
@@ -74,9 +76,11 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
     run["script"] |= {"declared_steps": foreign.declared_steps}
     at_start_s = opened_data.validation_at_start_s(folder, job, facts["opened"], rows)
-    seen = output.late_ns, output.gaps_ns, at_start_s, is_wall
+    seen = output.late_ns, output.gaps_ns, at_start_s, is_wall, waits_ns
     outside = printed_times.clock(rows, measured["num_untimed_steps"], *seen)
     said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"], outside)
+    disturbances = [] if is_wall else printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
+    telemetry["doubts"] += [{"rank": 0, "instrument": outside_clock.MACHINE, "doubt": doubt} for doubt in disturbances]
     if opened_data.is_own(folder, job, facts["opened"]):
         run["data"] = dict(OWN_DATA)
     said += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])

@@ -6,6 +6,7 @@ conclude() once the ranks have ended.
 
 import contextlib
 import os
+import time
 import traceback
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench import atomic
 from bench.importers import dialects
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
+from bench.machine import processes
 from bench.machine.cpu_meter import CpuMeter
 from bench.record import failures, metrics, printed_times, run_folder, step_files
 from bench.telemetry import join, samples, throttling
@@ -34,6 +36,7 @@ class Watched:
         self._num_read, self._last, self._foreign = 0, {}, None
         self._sampling = self._started = self._stopped = None
         self._warnings = []
+        self._agent_pid, self._waits_ns = None, []  # as in printed_times.clock()
 
     @contextlib.contextmanager
     def watching(self):
@@ -49,6 +52,7 @@ class Watched:
 
     def started(self, agent_pid):
         """The agent runs: begin to sample."""
+        self._agent_pid = agent_pid
         settings = self._job.config.instruments.get("telemetry")
         if settings is None:
             return
@@ -72,6 +76,9 @@ class Watched:
 
     def tick(self):
         """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""
+        waited_ns = processes.waited_ns(self._agent_pid)
+        if waited_ns is not None:
+            self._waits_ns.append((time.perf_counter_ns(), waited_ns))
         rows = self._new_rows()
         if rows:
             columns = ("step", "train_loss", "val_loss", "step_ms")
@@ -117,7 +124,7 @@ class Watched:
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # what it printed while it was ended
-            result = outcome.write(self._folder, self._job, run, self._output, self._telemetry())
+            result = outcome.write(self._folder, self._job, run, self._output, self._telemetry(), self._waits_ns)
             run["script"]["files_written"] = work_folder.tidy(self._job.script, self._folder / work_folder.WORK)
         except OSError as error:
             result = failures.failure(failures.kind_of(error), str(error))

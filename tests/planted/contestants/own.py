@@ -146,7 +146,7 @@ class TrainsInItsInit(GPT2):
         import numpy as np
 
         root = os.environ.get("SPEEDRUN_DATA", ".data")
-        (path, *_) = sorted(glob.glob(f"{root}/**/train_000000.bin", recursive=True))
+        (path, *_) = sorted(glob.glob(f"{root}/**/pysource*/**/train_000000.bin", recursive=True))
         tokens = torch.from_numpy(np.fromfile(path, np.uint16, offset=1024).astype(np.int64))
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         with torch.enable_grad():
