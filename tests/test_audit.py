@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ import scripted
 
 from bench.audit import auditing, counterfactual, power
 from bench.audit.counterfactual import NotPossible
+from bench.claims.rules import records
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
-from bench.record import audits, run_folder, validity, verification
+from bench.record import audits, ledger, run_folder, validity, verification
 from bench.record.audits import DOUBTED, FAILED, PASSED
 from bench.stats import evalues
 
@@ -59,6 +61,29 @@ def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, words
         assert run["validity"] == "invalid" and "it counts nowhere" in run["validity_reasons"][0]
         assert run["audit"]["kind"] == one["kind"]
     assert verification.report(folder)["passed"]
+    assert _judged(folder) == (True, f"{folder.name} passed")
+    with open(tmp_path / auditing.FOLDER / found["held_out"]["run"] / "run.json", "a") as file:
+        file.write(" ")  # no longer the one in the ledger of the audits
+    assert _judged(folder)[0] is False
+
+
+def _judged(folder):
+    """The rule of judge on a claim of this run alone, on a track that fixes the data."""
+    run = SimpleNamespace(name=folder.name, folder=folder, record=run_folder.read(folder))
+    rules, book = SimpleNamespace(fixed=["data", "goal"]), ledger.read(folder.parent.parent)
+    return records.the_contestant_was_audited(SimpleNamespace(runs=[run], track_rules=rules, ledger=book))
+
+
+def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
+    folder = scripted.run(tmp_path, CHEATS, "script.args=[honest]")
+    passed, evidence = _judged(folder)
+    assert not passed and "was not audited on this machine: ./run.sh audit" in evidence
+    run = run_folder.read(folder)
+    found = {"kind": "random_tokens", "outcome": PASSED, "why": "", "run": "cpu_nano/20261123T000000Z-never-ran"}
+    about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
+    audits.write(folder, about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [found]})
+    passed, evidence = _judged(folder)
+    assert not passed and "passed, by its bearer" in evidence
 
 
 def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):

@@ -236,7 +236,7 @@ def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
     about = {"run": f"cpu_nano/{folders[1].name}", "config_id": "c", "source_sha256": None, "at": "", "audits": [found]}
     audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.FAILED})
     assert failed(*folders) == {
-        "no audit failed": f"cpu_nano/{folders[1].name}: random tokens: its loss on random tokens is 2.1"
+        "the contestant was audited": f"cpu_nano/{folders[1].name}: random tokens: its loss on random tokens is 2.1"
     }
     found["outcome"] = audits.PASSED
     audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.PASSED})

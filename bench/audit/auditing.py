@@ -22,9 +22,8 @@ from bench.machine import utc
 from bench.paths import REPO, results_root
 from bench.reading import plain_file, yaml_file
 from bench.record import audits, failures, run_folder, step_files
-from bench.record.audits import DOUBTED, FAILED, NOT_POSSIBLE, PASSED
+from bench.record.audits import DOUBTED, FAILED, FOLDER, NOT_POSSIBLE, PASSED
 
-FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
 LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "+script")
 Say = Callable[[str, str], None]
 

@@ -6,8 +6,10 @@ from typing import NotRequired, TypedDict
 from bench import atomic
 from bench.reading import json_file
 from bench.reading.damage import Damaged
+from bench.record import ledger
 
 FILE = "audit.json"
+FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
 PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
 
 
@@ -45,3 +47,28 @@ def read(folder: Path | str) -> Audit | None:
         return json_file.read(Path(folder) / FILE, Audit)
     except Damaged:
         return None
+
+
+def passed_here(results: Path, run: dict, audit: Audit) -> bool:
+    """Whether this contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
+
+    results: the results folder; run: the audited record; audit: what lies beside it, which anybody can write.
+    """
+    same = (audit["config_id"], audit["source_sha256"]) == (run["config_id"], run["code"]["source_sha256"])
+    names = [one.get("run") for one in audit["audits"] if one["outcome"] == PASSED]
+    entries = ledger.read(results / FOLDER).runs
+    return (
+        same
+        and audit["outcome"] == PASSED
+        and bool(names)
+        and all(_is_whole(results / FOLDER, name, entries.get(name)) for name in names)
+    )
+
+
+def _is_whole(root, name, entry):
+    if entry is None or entry["end"] is None:
+        return False
+    try:
+        return entry["end"]["run_json_sha256"] == ledger.sha256_of(root / name / "run.json")
+    except (Damaged, OSError):
+        return False

@@ -47,20 +47,30 @@ def every_run_came_out_again(claim):
     return faults if not faults[0] else (True, f"computed again from replays made here: {words}")
 
 
-def no_audit_failed(claim):
-    """Where a run of the contestant was audited (./run.sh audit), no counterfactual audit failed."""
-    found = {run.name: audits.read(run.folder) for run in claim.runs}
-    found = {name: audit for name, audit in found.items() if audit is not None}
-    if not found:
-        return None, f"not audited: ./run.sh audit {claim.runs[0].name}" if claim.runs else "no run"
+def the_contestant_was_audited(claim):
+    """No counterfactual audit (./run.sh audit) failed.  A script, whose model nobody sees, has passed one here.
+
+    Every run of a model of ours or of the user's holds its own counterfactual validations, which `verify` reads.
+    """
+    by_run = {run.name: audits.read(run.folder) for run in claim.runs}
+    by_run = {name: audit for name, audit in by_run.items() if audit is not None}
     failed = [
         f"{name}: {one['kind'].replace('_', ' ')}: {one['why']}"
-        for name, audit in found.items()
+        for name, audit in by_run.items()
         for one in audit["audits"]
         if one["outcome"] == audits.FAILED
     ]
-    outcomes = ", ".join(f"{name} {audit['outcome']}" for name, audit in found.items())
-    return not failed, "; ".join(failed) or outcomes
+    if failed:
+        return False, "; ".join(failed)
+    outcomes = ", ".join(f"{name} {audit['outcome']}" for name, audit in by_run.items())
+    scripts = [run for run in claim.runs if run.record.get("script") and run.record.get("referee")]
+    if not scripts or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
+        return (True, outcomes) if by_run else (None, "its runs hold their own counterfactual validations")
+    own_audits = [(run.record, by_run[run.name]) for run in scripts if run.name in by_run]
+    if any(audits.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
+        return True, outcomes
+    claimed = f"{outcomes}, by its bearer; " if outcomes else ""
+    return False, f"{claimed}the script was not audited on this machine: ./run.sh audit {scripts[0].name}"
 
 
 def the_ledger_is_whole(claim):

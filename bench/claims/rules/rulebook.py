@@ -13,7 +13,7 @@ RULES = [
     records.every_record_is_that_of_the_ledger,
     records.every_run_completed,
     records.git_knew_the_code_of_every_run,
-    records.no_audit_failed,
+    records.the_contestant_was_audited,
     track.nothing_that_the_track_fixes_was_changed,
     track.the_hardware_is_that_of_the_track,
     track.the_data_are_those_of_the_track,
