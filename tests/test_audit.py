@@ -58,7 +58,7 @@ def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, words
     assert real_runs.folders(tmp_path) == [folder] == list(run_folder.find_runs([tmp_path]))
     for one in found.values():
         run = run_folder.read(tmp_path / auditing.FOLDER / one["run"])
-        assert run["validity"] == "invalid" and "it counts nowhere" in run["validity_reasons"][0]
+        assert run["validity"] == "invalid" and "not a measurement" in run["validity_reasons"][0]
         assert run["audit"]["kind"] == one["kind"]
     assert verification.report(folder)["passed"]
     assert _judged(folder) == (True, f"{folder.name} passed")
@@ -83,7 +83,7 @@ def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
     about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
     audits.write(folder, about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [found]})
     passed, evidence = _judged(folder)
-    assert not passed and "passed, by its bearer" in evidence
+    assert not passed and "passed according to the claimant" in evidence
 
 
 def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):
@@ -163,7 +163,7 @@ def test_a_model_that_looks_ahead_from_its_twentieth_call_on_fails(tmp_path):
         tmp_path / "results", "audit", str(folder), "--only", "random_tokens", SPEEDRUN_CWD=str(tmp_path)
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "it sees future tokens, or prints another number" in done.stdout
+    assert "it sees future tokens, or prints a loss that is not its own" in done.stdout
 
 
 # ---- what cannot be audited
@@ -174,7 +174,7 @@ def test_a_script_with_data_of_its_own_cannot_be_audited(tmp_path):
     words = [f"script.args=[own_data,{tmp_path}/mine.bin]", "track=free"]
     folder = scripted.run(tmp_path, scripted.ODD, *words)
     done = real_runs.bench(tmp_path, "audit", str(folder))
-    assert done.returncode == 2 and "it brought data of its own" in done.stdout
+    assert done.returncode == 2 and "it brings its own data" in done.stdout
     assert audits.read(folder) is None
 
 
@@ -186,7 +186,7 @@ def test_other_sources_than_the_records_are_refused(tmp_path):
     with open(home / "train.py", "a") as file:
         file.write("# changed\n")
     done = real_runs.bench(tmp_path, "audit", str(folder))
-    assert done.returncode == 2 and "the sources here are not those of the record" in done.stdout
+    assert done.returncode == 2 and "the sources here differ from the record's" in done.stdout
 
 
 # ---- the data and the arithmetic
@@ -287,7 +287,7 @@ def test_an_audit_run_is_invalid_whatever_it_reached(finished_run):
     run = run_folder.read(finished_run) | {"audit": {"run": "free/x", "kind": "random_tokens"}}
     assert validity.validity(run) == (
         "invalid",
-        ["it is an audit of free/x, on data of which something is known: it counts nowhere"],
+        ["it is an audit run of free/x on substituted data, not a measurement"],
     )
 
 

@@ -137,7 +137,7 @@ def test_nothing_that_leaves_holds_a_secret(checkout, run):
     assert [text for text in said if CANARY in text] == []
     assert (folder / "cpu_nano" / run.name / "code" / "script" / "settings.json").is_file()
     assert "of the script: opened" in said[0] and "code/script/train.py" in said[0]
-    assert "recorded without its value" in said[1]
+    assert "its value is not recorded" in said[1]
     assert holding(checkout / "results") == [] and holding(checkout / "claim") == []
     copy = folder / "cpu_nano" / run.name
     done = bench(checkout, "replay", copy)
@@ -166,7 +166,9 @@ def test_a_file_that_no_part_of_the_record_accounts_for_does_not_go(checkout, ru
     path.write_text("echo")
     done = bench(checkout, "publish", run, "--name", "third", "--dry-run")
     path.unlink()
-    assert done.returncode == 2 and "code/untracked/launch.sh: nothing says that the run used it" in done.stderr
+    assert (
+        done.returncode == 2 and "code/untracked/launch.sh: the record does not say that the run used it" in done.stderr
+    )
 
 
 def test_a_race_whose_plan_would_show_a_credential_is_refused(checkout):

@@ -56,7 +56,7 @@ def three(results, **more):
 @pytest.mark.parametrize("word, limit", [("alpha=0.49", "0.05"), ("margin=0.01", "0.002")])
 def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(go, results, word, limit):
     name = word.partition("=")[0]
-    with pytest.raises(ValueError, match=f"{word}: track cpu_nano allows {limit} at most: give {name}={limit} or less"):
+    with pytest.raises(ValueError, match=f"{word}: track cpu_nano allows at most {limit}: give {name}={limit} or less"):
         go("n=3", word)
     assert not (results.folder / "races").exists()
 
@@ -79,10 +79,10 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(go, mon
     monkeypatch.setitem(plan.DEFAULTS, "n", 2)
     evidence = failed(go("n=2"))
     assert evidence[PLAN].endswith("n 2, the track's is 3")
-    assert "n=2 is too few for a claim on track cpu_nano, which takes 3 runs" in capsys.readouterr().out
+    assert "n=2 is too few for a claim on track cpu_nano, which requires 3 runs" in capsys.readouterr().out
     rules = claimed.config().track.rules
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))
-    assert failed(go())[PLAN].endswith("it asks for steps, the track for time")
+    assert failed(go())[PLAN].endswith("it judges steps, the track time")
 
 
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(go):
@@ -117,14 +117,14 @@ def lucky(results, also=()):
 def test_a_ledger_whose_end_was_cut_after_each_bad_run_is_not_whole(results):
     evidence = failed(*lucky(results))
     assert list(evidence) == [WHOLE]
-    assert "line 3 is number 5 of this ledger and follows number 2: 2 between them removed" in evidence[WHOLE]
+    assert "line 3 is number 5 of this ledger but follows number 2: 2 between them were removed" in evidence[WHOLE]
 
 
 def test_an_end_that_was_cut_without_another_run_after_it_is_missed_on_this_machine(results, tmp_path):
     folders = [*three(results), results.add(3, val_loss=3.3)]
     cut(results, 6, [folders.pop()])
     assert failed(*folders) == {
-        WHOLE: "this machine has counted 8 lines of it, and the last one is number 6: its end was removed"
+        WHOLE: "this machine has counted 8 lines, but the last one is number 6: its end was removed"
     }
 
 
@@ -136,14 +136,14 @@ def test_removing_one_of_the_two_counts_as_well_does_not_help(results, file):
 
 def test_removing_both_counts_shows_as_a_count_that_began_anew_among_the_runs(results):
     evidence = failed(*lucky(results, [results.folder / ledger_count.NAME, results.folder.parent / "state"]))
-    assert "the count of lines began anew at line 3, among those of the claim" in evidence[WHOLE]
+    assert "the line count restarted at line 3, between the claim's runs" in evidence[WHOLE]
 
 
 def test_a_count_that_began_anew_before_the_claim_is_named_and_refuses_nothing(results, capsys):
     results.add(7, source="66")
     cut(results, 2, [results.folder / ledger_count.NAME, results.folder.parent / "state"])
     assert judge.main([str(folder) for folder in three(results)]) == 0
-    assert "began anew at line 3: whether lines were removed before it is unknown" in capsys.readouterr().out
+    assert "restarted at line 3: whether lines were removed before it is unknown" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -173,7 +173,8 @@ def test_lines_that_a_published_copy_has_are_missed(results, project):
     folder, folders = project
     evidence = failed(*hide_the_last(results, folders))
     assert (
-        "early/ledger.jsonl has 2 lines of this ledger that it lacks, the first is start cpu_nano/" in evidence[WHOLE]
+        "early/ledger.jsonl has 2 lines that are missing from this ledger, the first is start cpu_nano/"
+        in evidence[WHOLE]
     )
 
 
@@ -241,7 +242,7 @@ def test_of_an_older_ledger_the_folders_say_what_was_tried_and_without_them_it_i
     assert list(failed(*folders)) == [DROPPED]
     shutil.rmtree(near)
     assert judge.main([str(folder) for folder in folders]) == 0
-    assert "of this code and day, with settings that are not known any more: cpu_nano/" in capsys.readouterr().out
+    assert "of this code and day, with settings that are no longer known: cpu_nano/" in capsys.readouterr().out
 
 
 def test_a_lost_race_repeated_with_another_digit_is_a_dropped_one(go):
@@ -261,8 +262,8 @@ def test_three_seeds_of_one_trajectory_are_one_run(results):
     folders = [results.add(seed, val_loss=2.75 + 0.01 * seed, train_loss=3.0) for seed in range(3)]
     evidence = failed(*folders)
     assert list(evidence) == [OWN_SEED, "the target is reached"]
-    assert "have the same training losses throughout, bit for bit: one run whatever its seeds" in evidence[OWN_SEED]
-    assert evidence["the target is reached"].startswith("3 runs are 1 by their seeds and losses")
+    assert "have bit-identical training losses: they are one run, whatever their seeds" in evidence[OWN_SEED]
+    assert evidence["the target is reached"].startswith("3 runs count as 1 by their seeds and losses")
 
 
 # ---- times that cannot be
@@ -272,10 +273,10 @@ def test_entries_of_runs_that_never_ran_do_not_fit_into_the_ledgers_times(result
     monkeypatch.setattr(results, "_ledger", lambda entry, when, *facts: entry(results.folder, *facts))
     evidence = failed(*three(results))
     assert list(evidence) == [OF_LEDGER]
-    assert "by its own record, and at 20" in evidence[OF_LEDGER]
+    assert "by its own record, but at 20" in evidence[OF_LEDGER]
     shutil.rmtree(results.folder)
     folders = three(results, change=lambda run: run.update(started_at=utc.now(), ended_at=utc.now()))
-    assert "it trained for 10.0 s, and the ledger has 0." in failed(*folders)[OF_LEDGER]
+    assert "it trained for 10.0 s, but the ledger has only 0." in failed(*folders)[OF_LEDGER]
 
 
 def test_a_run_that_ended_before_it_began_is_refused(results):

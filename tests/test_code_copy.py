@@ -117,7 +117,7 @@ def test_a_cache_that_others_can_write_is_not_used(small, cache, monkeypatch, tm
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     assert copied(small).is_relative_to(tmp_path / "temp")
     (tmp_path / "temp" / f"speedrun-code-{os.geteuid()}").chmod(0o777)
-    with pytest.raises(ValueError, match="others may write there.*set XDG_CACHE_HOME"):
+    with pytest.raises(ValueError, match="others can write to it.*set XDG_CACHE_HOME"):
         copied(small)
 
 
@@ -285,7 +285,7 @@ def test_a_rank_of_other_code_makes_a_run_invalid():
         validity.validity(run | {"metrics": {"val_loss": 3.0, "num_steps": 1}, "referee": {"code": one}})[0] == "valid"
     )
     word, (why,) = validity.validity(run | {"referee": {"code": two}})
-    assert word == "invalid" and why == "its ranks imported the code of None, a, and this record holds that of a"
+    assert word == "invalid" and why == "its ranks imported code copy None, a, but this record holds a"
     word, (why,) = validity.validity(run | {"referee": {"code": one | {"elsewhere": ["models.base"]}}})
     assert word == "invalid" and why.startswith("models.base: not imported from the copy")
 

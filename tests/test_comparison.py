@@ -443,7 +443,7 @@ def test_runs_with_the_same_training_losses_are_one_run_whatever_their_seeds_and
         run["steps"] = steps_of(*losses[:7], losses[7] + 1e-9 * number)
     found = compare(a, b)["val_loss"]
     assert found["n"] == [1, 3] and found["mean"][0] == pytest.approx(4.25)
-    sentence = "3 runs of A have the same training losses throughout, bit for bit: they count as one loss, "
+    sentence = "3 runs of A have bit-identical training losses: they count as one loss, "
     assert found["remarks"] == [f"{sentence}whatever their seeds"]
     assert found["remarks"][0] in measures.loss_sentences(compare(a, b)["val_loss"] | {"change_nats": 0.0}, ["A", "B"])
     assert (found["p"], found["verdict"]) == (None, "unknown")

@@ -59,7 +59,7 @@ def test_lines_that_were_cut_before_the_next_one_leave_a_gap_in_the_numbers(tmp_
     cut(tmp_path, 2)
     fill(tmp_path, 1)
     assert ledger.read(tmp_path).faults == [
-        "line 3 is number 5 of this ledger and follows number 2: 2 between them removed"
+        "line 3 is number 5 of this ledger but follows number 2: 2 between them were removed"
     ]
 
 
@@ -73,7 +73,7 @@ def test_either_of_the_two_files_of_the_count_is_enough(tmp_path, kept, monkeypa
     else:
         (tmp_path / "results" / ledger_count.NAME).unlink()
     fill(tmp_path / "results", 1)
-    assert "2 between them removed" in ledger.read(tmp_path / "results").faults[0]
+    assert "2 between them were removed" in ledger.read(tmp_path / "results").faults[0]
 
 
 def test_where_both_files_are_gone_another_count_begins_and_the_ledger_says_where(tmp_path, monkeypatch):
@@ -121,8 +121,8 @@ def test_times_that_go_back_along_the_chain_show_and_clocks_of_nodes_may_differ_
         fill(tmp_path, 1)
     made_up = "a clock was set back, or lines were made up"
     assert ledger.read(tmp_path).faults == [
-        f"line 3 is of {times[2]}, and line 1, which it follows, of {times[0]}: {made_up}",
-        "line 5 is of 2020-01-01T00:00:00.000Z, and line 4, which it follows, of 2030-01-01T00:00:00.000Z: " + made_up,
+        f"line 3 is of {times[2]}, but follows line 1 of {times[0]}: {made_up}",
+        "line 5 is of 2020-01-01T00:00:00.000Z, but follows line 4 of 2030-01-01T00:00:00.000Z: " + made_up,
     ]
 
 

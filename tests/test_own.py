@@ -298,7 +298,7 @@ def test_a_model_without_logits_is_for_track_free_alone(project):
     write(project / "net.py", WITHOUT_LOGITS)
     words = ["model.arch=net.py:Net", "hardware=cpu"]
     assert prepare.prepare([*words, "track=free"]).config.model.arch == "net.py:Net"
-    with pytest.raises(ValueError, match=r"lacks logits\(tokens_BT\): .* track=free takes models without"):
+    with pytest.raises(ValueError, match=r"lacks logits\(tokens_BT\): .* track=free accepts models without it"):
         prepare.prepare([*words, "track=cpu_nano"])
     narrow = "    def logits(self, tokens_BT): return self.table(tokens_BT)[..., :9]\n"
     write(project / "net.py", WITHOUT_LOGITS + narrow)
@@ -388,4 +388,4 @@ def test_an_own_model_gets_a_credential_that_no_file_of_its_record_holds(project
     assert verification.report(folder)["passed"]
     claim = SimpleNamespace(kinds={("a", "b")}, runs=[SimpleNamespace(record=record)])
     passed, why = runs.the_runs_share_config_and_code(claim)
-    assert not passed and "model.args.api_key: recorded without its value" in why
+    assert not passed and "model.args.api_key: its value is not recorded" in why

@@ -254,7 +254,7 @@ def test_a_run_that_verify_refuses_ends_the_race_without_a_verdict(results, monk
     code, arms = go(results, monkeypatch, "A=", "B=optim.beta2=0.99", "n=3")
     found = race_json(results)
     assert (code, arms.num_started, found["status"], found["result"]) == (1, 4, "abandoned", None)
-    assert "fails ./run.sh verify, so that no verdict may count it: metrics follow from the facts: " in found["why"]
+    assert "fails ./run.sh verify, so no verdict can include it: metrics follow from the facts: " in found["why"]
 
 
 def test_failures_that_leave_fewer_than_two_times_end_the_race(results, monkeypatch):

@@ -85,7 +85,7 @@ def test_a_forward_that_returns_four_fifths_of_its_loss_in_evaluation_is_invalid
     facts, (invalid, _) = of_model(monkeypatch, forward=forward)
     last = facts["checked"][1]
     assert last["claimed_nats"] == pytest.approx(0.8 * last["from_logits_nats"], rel=1e-5)
-    assert f"forward() says {last['claimed_nats']:.6f} nats of the validation at step 6" in invalid[1]
+    assert f"forward() gives {last['claimed_nats']:.6f} nats on the validation at step 6" in invalid[1]
     assert f"its logits give {last['from_logits_nats']:.6f}" in invalid[1]
 
 
@@ -113,7 +113,7 @@ def test_targets_that_forward_has_seen_are_of_no_use_to_logits(monkeypatch):
     facts, (invalid, _) = of_model(monkeypatch, forward=forward, logits=logits)
     last = facts["checked"][1]
     assert last["claimed_nats"] == pytest.approx(last["from_logits_nats"], abs=3e-6)
-    assert any("of a held-out slice of the validation data, and its logits give" in words for words in invalid)
+    assert any("on a held-out slice of the validation data, but its logits give" in words for words in invalid)
 
 
 def test_targets_of_the_previous_call_in_logits_are_found(monkeypatch):
@@ -161,7 +161,7 @@ def test_random_tokens_show_a_model_that_sees_them(monkeypatch):
 
     facts, (invalid, _) = of_model(monkeypatch, logits=logits)
     assert facts["random_tokens"]["claimed_nats"] < LN_V / 2
-    assert any("no causal model is below" in words and "standard error" in words for words in invalid)
+    assert any("and a causal model is below" in words and "standard error" in words for words in invalid)
 
 
 def test_a_model_that_begins_trained_is_doubted(monkeypatch):
@@ -247,7 +247,7 @@ def test_the_held_out_slice_lies_beyond_the_validation(monkeypatch):
     assert places and all(4096 <= place <= trainer.val_rows.num_tokens - 1025 for place in places)
     trainer.val_rows.num_tokens = 4097
     found = RefereeLoss(trainer, is_required=True)._of_held_out()
-    assert "hold 4097 tokens, and goal.val_tokens=4096 leaves no batch of others" in found["not_checked"]
+    assert "hold 4097 tokens, and goal.val_tokens=4096 leaves too few for a batch" in found["not_checked"]
     trainer.close()
 
 
@@ -264,7 +264,7 @@ def test_a_val_loss_that_is_not_the_one_that_was_checked_is_invalid(finished_run
     run = run_folder.read(finished_run)
     run["metrics"]["val_loss"] -= 0.1
     ruled, reasons = validity.validity(run)
-    assert ruled == "invalid" and "and the validation that was checked gave" in reasons[0]
+    assert ruled == "invalid" and "but the validation that the referee checked gave" in reasons[0]
 
 
 def test_a_compiled_model_is_given_more_room(finished_run):

@@ -71,8 +71,8 @@ FAR = rows(5.0, 4.6, 4.251, 4.13, 4.07)
     [
         (RECORDED, "identical", 6, "all 6 losses are the same"),
         (CLOSE, "equal within rounding", 1, "train_loss of step 2"),
-        (rows(5.0, 4.5, 4.25, 4.125, 4.06251), "undecided", 4, "training losses up to step 5 lie apart"),
-        (FAR, "not reproduced", 1, "the training losses up to step 3 lie apart"),
+        (rows(5.0, 4.5, 4.25, 4.125, 4.06251), "undecided", 4, "training losses up to step 5 differ"),
+        (FAR, "not reproduced", 1, "the training losses up to step 3 differ"),
         (
             rows(5.0, 4.5, 4.25, 4.125, 4.0625, val=4.00001),
             "not reproduced",
@@ -112,7 +112,7 @@ def test_on_the_same_machine_and_software_nothing_but_identical_holds():
     alone = outcomes.of_losses(RECORDED, CLOSE, SAME)
     assert (alone.word, alone.needs) == ("undecided", "twin") and "only a second replay" in alone.why
     found = outcomes.of_losses(RECORDED, CLOSE, SAME, twins=[CLOSE])
-    assert found.word == "not reproduced" and "two replays here gave the same losses" in found.why
+    assert found.word == "not reproduced" and "two replays here agree with each other" in found.why
     assert outcomes.of_losses(RECORDED, CLOSE, ELSEWHERE, perturbed=[RECORDED]).word == "equal within rounding"
 
 
@@ -121,7 +121,7 @@ def test_a_run_that_differs_from_itself_is_no_cheat():
     found = outcomes.of_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
     assert (
         found.word == "undecided"
-        and "two replays here differ as well, train_loss of step 3: 4.251 and 4.2" in found.why
+        and "two replays here also differ from each other, in train_loss of step 3: 4.251 and 4.2" in found.why
     )
     gpu = dataclasses.replace(ELSEWHERE, is_cpu=False)
     found = outcomes.of_losses(RECORDED, FAR, gpu, twins=[FAR])
@@ -140,7 +140,7 @@ def test_a_run_that_rounding_scatters_is_not_certified_by_it():
     assert (found.word, found.needs) == (
         "undecided",
         None,
-    ) and "rounding alone moves losses of this run by 7.5 %" in found.why
+    ) and "rounding alone moves the losses of this run by 7.5 %" in found.why
 
 
 def test_the_last_digit_that_a_script_prints_is_rounding():
@@ -231,7 +231,7 @@ def timed(train_s, **changed):
         (timed(10.0), [timed(10.1)], "reproduced", "+1.0 %, within 8.0 %; noise floor of this session: not measured"),
         (timed(5.0), [timed(10.0)], "undecided", "a second replay is needed"),
         (timed(5.0), [timed(10.0), timed(10.1)], "not reproduced", "the replays agree with each other"),
-        (timed(5.0), [timed(10.0), timed(15.0)], "undecided", "as far apart themselves"),
+        (timed(5.0), [timed(10.0), timed(15.0)], "undecided", "differ from each other by as much"),
         (timed(5.0), [timed(10.0), timed(5.2)], "reproduced", "within 8.0 %"),
         (timed(5.0), [timed(10.0, session_id="b")], "not comparable", "2 sessions"),
         (timed(5.0), [timed(10.0, validity="suspect", machine_doubts=["busy"])], "not comparable", "is suspect: busy"),
@@ -332,11 +332,11 @@ def _is_computed_again_by_a_judge(folder, replay, tmp_path, monkeypatch):
     (folder / certificates.FILE).write_text('{"outcome": "identical",\n "replays": []}')
     assert certificates.outcome(folder) == "malformed"
     passed, evidence = came_again(folder)
-    assert not passed and "is not one that ./run.sh replay writes" in evidence
+    assert not passed and "was not written by ./run.sh replay" in evidence
     (folder / certificates.FILE).write_text(real)
     assert certificates.outcome(folder) == "claimed: identical"
     passed, evidence = came_again(folder)
-    assert not passed and "'identical' is claimed by its bearer and was not checked here" in evidence
+    assert not passed and "its certificate claims 'identical', which was not checked" in evidence
     (folder / certificates.FILE).unlink()
     assert "has no certificate, and no replay of it was made here" in came_again(folder)[1]
     (tmp_path / "replays").rename(tmp_path / "results" / "replays")
@@ -365,7 +365,7 @@ def _a_copy_is_no_replay(folder, replays):
         replays, certificates.EVENT, **entry, losses_sha256=certificates.losses_sha256(run), outcome="identical"
     )
     assert verification.report(copy)["passed"], verification.report(copy)
-    assert "is a copy: each of its steps took the record's time" in came_again(folder)[1]
+    assert "is a copy: every step time is the record's" in came_again(folder)[1]
 
 
 def test_what_is_missing_is_said_before_any_work(finished_run, tmp_path):
@@ -395,7 +395,7 @@ def test_losses_of_another_setting_are_not_reproduced_on_the_same_machine(finish
     assert verification.report(folder)["passed"], verification.report(folder)
     (found,), _ = replayed(tmp_path / "a", folder, "--trust", expect=1)
     assert found["outcome"] == "not reproduced" and len(found["replays"]) == 2
-    assert "two replays here gave the same losses: nothing but identical holds" in found["why"]
+    assert "two replays here agree with each other: only identical losses hold" in found["why"]
 
 
 def _take_losses(folder, other):
@@ -428,7 +428,7 @@ def test_a_record_that_verify_refuses_gets_no_certificate_and_changed_code_is_re
     run["code"]["source_sha256"] = "1" * 64  # of code that the record does not hold
     atomic.write_json(folder / "run.json", run)
     (found,), _ = replayed(tmp_path / "b", folder, "--trust", expect=2)
-    assert found["outcome"] == "impossible here" and "the record was changed, or lacks a part" in found["why"]
+    assert found["outcome"] == "impossible here" and "the record was changed or is incomplete" in found["why"]
 
 
 def test_a_strangers_code_runs_only_when_it_is_trusted_and_gets_no_tokens(finished_run, tmp_path):
@@ -475,7 +475,7 @@ def test_two_replays_of_one_record_at_once_do_not_meet(finished_run, tmp_path):
     both = [real_runs.started(tmp_path / "results", "replay", str(folder), "--quiet") for _ in range(2)]
     said = [one.communicate(timeout=240)[0] for one in both]
     assert [one.returncode for one in both] == [0, 0], said
-    assert sum("another replay trains here" in text for text in said) <= 1
+    assert sum("waiting for another replay" in text for text in said) <= 1
     replays = tmp_path / "results" / "replays"
     book = ledger.read(replays)
     assert not book.faults and len(book.runs) == 2 and all(entry["end"] for entry in book.runs.values())
@@ -550,7 +550,7 @@ def test_a_judge_may_demand_that_each_run_was_run_again(tmp_path):
         assert json.loads(done.stdout)["accepted"] == accepted, done.stdout
     (failed,) = [rule for rule in json.loads(done.stdout)["rules"] if rule["passed"] is False]
     assert failed["rule"] == "every run came out again" and "./run.sh replay" in failed["evidence"]
-    assert "'equal within rounding' is claimed by its bearer and was not checked here" in failed["evidence"]
+    assert "its certificate claims 'equal within rounding', which was not checked" in failed["evidence"]
     copy = tmp_path / "copy"
     shutil.copytree(published, copy)
     min(copy.glob("cpu_nano/*/certificate.json")).unlink()

@@ -160,7 +160,7 @@ def test_what_is_kept_from_one_evaluation_to_the_next_is_a_doubt(evaluated):
     found = checked(Net(evaluated))
     assert KEPT[evaluated] in found["changed"] and not found["trained"]
     judged, (reason,) = ruled(found)
-    assert judged == "suspect" and reason.startswith("evaluating the model leaves something behind: ")
+    assert judged == "suspect" and reason.startswith("evaluating the model changes state that outlives it: ")
 
 
 def test_random_numbers_in_an_evaluation_are_seen():
@@ -170,7 +170,7 @@ def test_random_numbers_in_an_evaluation_are_seen():
 
 def test_what_could_not_be_asked_is_a_doubt_and_older_records_have_none():
     judged, (reason,) = ruled(side_effects.unknown("repeating the last validation fails with MemoryError: "))
-    assert judged == "suspect" and "is unknown: repeating the last validation fails" in reason
+    assert judged == "suspect" and "could not be checked: repeating the last validation fails" in reason
     assert ruled({}) == ("valid", [])
 
 

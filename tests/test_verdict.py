@@ -95,7 +95,7 @@ def test_one_run_gives_no_verdict():
 def test_three_copies_of_one_loss_reach_no_target():
     answer = target.of_repeats([row(3.2999, seed=seed) for seed in range(3)], 0.01)
     assert (answer["passed"], answer["p"]) == (False, None)
-    assert answer["words"].startswith("all 3 val_losses are 3.2999, as copies and coarse rounding make them")
+    assert answer["words"].startswith("all 3 val_losses are 3.2999, as in copies or after coarse rounding")
 
 
 def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
@@ -103,7 +103,7 @@ def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
     rows = [row(3.26, seed=0), row(3.26, seed=1), row(3.28, seed=2)]
     answer = target.of_repeats(rows, 0.2, ["x", "x", "y"])
     assert (answer["n"], answer["mean"], answer["t"]) == (2, pytest.approx(3.27), pytest.approx(-3.0))
-    assert answer["words"].startswith("3 runs are 2 by their seeds and losses; mean val_loss 3.2700 ")
+    assert answer["words"].startswith("3 runs count as 2 by their seeds and losses; mean val_loss 3.2700 ")
     assert target.of_repeats(rows, 0.2, [None, "y", "y"])["n"] == 2
     assert target.of_repeats(rows, 0.2)["n"] == 3
     assert target.of_repeats([row(3.26, seed=0), row(3.27, seed=1), row(3.28, seed=0)], 0.2, ["x", "y", "y"])["n"] == 1

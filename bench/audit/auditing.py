@@ -61,15 +61,15 @@ def outcome_of(outcomes: Sequence[str]) -> str:
 
 def _refuse(folder, run):
     if run.get("imported"):
-        raise ValueError(f"{folder.name}: is imported from a log: there is nothing to run again")
+        raise ValueError(f"{folder.name}: was imported from a log, so there is nothing to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be audited")
     if run.get("audit"):
-        raise ValueError(f"{folder.name}: is itself an audit run: audit {run['audit']['run']}")
+        raise ValueError(f"{folder.name}: is itself an audit run: audit {run['audit']['run']} instead")
     if run["data"]["source"] == "script":
-        raise ValueError(f"{folder.name}: cannot be audited: it brought data of its own, which nobody can replace")
+        raise ValueError(f"{folder.name}: cannot be audited: it brings its own data, which an audit cannot replace")
     if run["hardware"].get("nodes"):
-        raise ValueError(f"{folder.name}: cannot be audited: it ran on several nodes; audit a run of one")
+        raise ValueError(f"{folder.name}: cannot be audited: it ran on several nodes; audit a run on one node")
 
 
 def _job(folder, run, say) -> Job:
@@ -90,7 +90,7 @@ def _job(folder, run, say) -> Job:
     if differing or job.config_id != run["config_id"]:
         what = "sources" if differing else "settings"
         raise ValueError(
-            f"{folder.name}: the {what} here are not those of the record: check out what it ran, then audit"
+            f"{folder.name}: the {what} here differ from the record's: check out what the run used, then audit it"
         )
     return job
 

@@ -71,7 +71,7 @@ def make(
 
     rng, vocab_size = np.random.default_rng(seed), dataset.vocab_size
     if vocab_size < LEAST_ALPHABET:
-        raise NotPossible(f"a vocabulary of {vocab_size} tokens is too small: random tokens say nothing")
+        raise NotPossible(f"a vocabulary of {vocab_size} tokens is too small to audit")
     facts = {"vocab_size": vocab_size, "val_tokens": val_tokens}
     if kind == "held_out":
         facts |= _reference(dataset, val_tokens)
@@ -123,8 +123,8 @@ def _of_random_tokens(facts, claimed_nats, nats, fixes_val_tokens):
     least = evalues.least_nats(ln_k, min(facts["val_tokens"], LEAST_TOKENS))
     words = f"its loss on random tokens is {lowest:.4f}, ln({facts['num_alphabet']}) = {ln_k:.4f}"
     if lowest >= least:
-        return _said(PASSED, f"{words}: above {least:.4f}, as without a leak", lowest, least)
-    why = f"{words}, and no causal model is below {least:.4f}: it sees future tokens, or prints another number"
+        return _said(PASSED, f"{words}: above the bound of {least:.4f}, no leak was found", lowest, least)
+    why = f"{words}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
     return _said(FAILED, why, lowest, least)
 
 
@@ -132,12 +132,14 @@ def _of_random_training(facts, claimed_nats, nats, fixes_val_tokens):
     """Most of the validation is the track's, on which random training leaves ln V; its easy head has 0 at least."""
     ln_v, lowest = math.log(facts["vocab_size"]), min(nats)
     if claimed_nats > 0.95 * ln_v:
-        return _said(DOUBTED, f"its claimed loss {claimed_nats:.4f} is hardly below ln V = {ln_v:.4f}", lowest, None)
+        return _said(
+            DOUBTED, f"its claimed loss {claimed_nats:.4f} is too close to ln V = {ln_v:.4f} to tell", lowest, None
+        )
     least = (ln_v - KNOWN_FRAC * (ln_v - claimed_nats)) * (1 - facts["num_easy"] / facts["val_tokens"])
-    words = f"trained on random tokens its loss on the validation is {lowest:.4f}"
+    words = f"trained on random tokens, its validation loss is {lowest:.4f}"
     if lowest >= least:
-        return _said(PASSED, f"{words}: above {least:.4f}, as without knowledge of the validation", lowest, least)
-    why = f"{words}, and {least:.4f} is the least: it knows the validation, or does not validate on all of it"
+        return _said(PASSED, f"{words}: above the bound of {least:.4f}", lowest, least)
+    why = f"{words}, below the bound of {least:.4f}: it has seen the validation data, or validates on a part of them"
     return _said(FAILED, why, lowest, least)
 
 
@@ -150,12 +152,12 @@ def _of_held_out(facts, claimed_nats, nats, fixes_val_tokens):
         return HELD_OUT_SE * facts["sd_of_blocks_nats"] * math.sqrt(2 / num) + HELD_OUT_FRAC * claimed_nats + harder
 
     limits = most(num_blocks), most(num_blocks if fixes_val_tokens else min(4, num_blocks))
-    words = f"on a held-out slice its loss is {last:.4f}, and it claims {claimed_nats:.4f} on the validation"
+    words = f"its loss is {last:.4f} on a held-out slice, and it claims {claimed_nats:.4f} on the validation data"
     more = last - claimed_nats
     if more <= limits[0]:
-        return _said(PASSED, f"{words}: no more than {limits[0]:.4f} above", last, None)
+        return _said(PASSED, f"{words}: within the limit of {limits[0]:.4f} that two slices may differ by", last, None)
     outcome = FAILED if more > max(limits[1], most(min(4, num_blocks))) else DOUBTED
-    return _said(outcome, f"{words}, {more:.4f} more; slices differ by {limits[0]:.4f} at most", last, None)
+    return _said(outcome, f"{words}, {more:.4f} higher; two slices may differ by {limits[0]:.4f}", last, None)
 
 
 def _said(outcome, why, nats, least):
@@ -246,7 +248,7 @@ def _reference(dataset, val_tokens):
     tokens = _joined(dataset.val)
     if len(tokens) < 2 * val_tokens + 2:
         words = f"the val shards hold {len(tokens)} tokens, and goal.val_tokens={val_tokens}"
-        raise NotPossible(f"{words} leaves fewer than a second validation takes")
+        raise NotPossible(f"{words} leaves too few for a second validation")
     nats = bigram_nats(_joined(dataset.train[:1], REFERENCE_TOKENS), dataset.vocab_size)
     val, held_out = nats(tokens[: val_tokens + 1]), nats(tokens[val_tokens + 1 : 2 * val_tokens + 2])
     num = max(1, val_tokens // BLOCK_TOKENS)

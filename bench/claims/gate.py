@@ -16,14 +16,14 @@ from bench.record.verification import LOCAL_ROLES
 from bench.user_code import classes, script_files
 
 BY_ROLE = {
-    "config": "what was asked, resolved",
-    "overrides": "what was typed",
+    "config": "the resolved config",
+    "overrides": "the overrides as typed",
     "steps": "measured",
     "telemetry": "measured",
     "events": "measured",
     "environment": "the machine and its packages",
 }
-OF_INSTRUMENT = "an instrument's, listed by the record"
+OF_INSTRUMENT = "written by an instrument, listed in the record"
 WHICH_CODE = ("code/commit.json", "code/diff.patch")
 MAX_SHOWN = 5
 
@@ -54,8 +54,10 @@ def of_run(results: Path, name: str) -> Iterator[Leaving]:
             continue
         reason = BY_ROLE.get(role) or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
         if reason is None:
-            remedy = "older records keep more than that: run again"
-            raise ValueError(f"{name}/{path}: nothing says that the run used it, so it does not go along; {remedy}")
+            remedy = "older records keep unused files too: run again"
+            raise ValueError(
+                f"{name}/{path}: the record does not say that the run used it, so it is not included; {remedy}"
+            )
         yield Leaving(f"{name}/{path}", path, reason, (folder / path).stat().st_size)
 
 
@@ -63,7 +65,7 @@ def _reasons(folder, run):
     """{path in the run's folder: why it goes} of what has no role that says so."""
     code = run.get("code") or {}
     result = dict.fromkeys(WHICH_CODE, "which code ran") | {"run.json": "the record, written by the referee"}
-    result |= {certificates.FILE: "what came out when it was replayed", "summary.md": "made of the record"}
+    result |= {certificates.FILE: "the outcome of its replays", "summary.md": "generated from the record"}
     result |= {f"code/{name}": "imported by the run" for name in code.get("files") or () if name.startswith("own/")}
     result |= {f"code/{name}": f"of the script: {why}" for name, why in _of_script(folder, run).items()}
     raced, is_older = code.get("files") or {}, "untracked_excluded" not in code
@@ -112,8 +114,8 @@ def search(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()) -> N
             refused += dict.fromkeys(_faults(path, text))
     if refused:
         more = f"; and {len(refused) - MAX_SHOWN} more" if len(refused) > MAX_SHOWN else ""
-        remedy = "run again without it, publish that; or --allow FILE once you have looked at it"
-        raise ValueError(f"{'; '.join(refused[:MAX_SHOWN])}{more}: nothing is written: {remedy}")
+        remedy = "run again without it and publish that run, or pass --allow FILE once you have checked it"
+        raise ValueError(f"{'; '.join(refused[:MAX_SHOWN])}{more}: nothing was written: {remedy}")
 
 
 def _faults(path, text):

@@ -1,13 +1,13 @@
-"""Does a contestant know what it must not?  ./run.sh audit RUN|RACE... [--only KIND] [--json]
+"""Check a run for leaks and false losses.  ./run.sh audit RUN|RACE... [--only KIND] [--json]
 
-RUN is made again, untimed, on data about which something is known: a model of ours or a training script, unmodified.
-  random_tokens    random tokens to train and validate on: nobody has less than ln V, unless future tokens or targets
-                   leak, it trains on the validation, or what it prints is not its loss
-  random_training  random tokens to train on: the validation is not learnt from them
-  held_out         a slice of the validation data that it was never given: its loss there is the one that it claims
-Of our own models the record already holds what the referee computed from their logits at the end of the run.
-A race is audited by one run of each contestant.  audit.json beside the record says how it ended; docs/HONESTY.md says
-what each audit shows, what it does not, and the arithmetic.
+The contestant, a model or an unmodified training script, runs again, untimed, on other data:
+  random_tokens    train and validate on random tokens.  A loss below the bound of ln K means that future tokens or
+                   targets leak, or that the printed loss is not its own.
+  random_training  train on random tokens only, which teach nothing about the validation data.
+  held_out         validate on a slice of the validation shards that no run is given.  The loss must match the claim.
+Records of models already hold what the referee computed from their logits at the end of the run.
+In a race, one run of each contestant is audited.  The outcome is written to audit.json beside the record;
+docs/HONESTY.md explains what each audit detects, what it misses, and the arithmetic.
 """
 
 import json
@@ -23,7 +23,7 @@ CODES = {audits.PASSED: 0, audits.DOUBTED: 0, audits.FAILED: 1, audits.NOT_POSSI
 
 
 def main(argv):
-    """Exit codes: 0 none failed, 1 one failed, 2 wrong use, or one cannot be audited."""
+    """Exit codes: 0 no audit failed, 1 an audit failed, 2 wrong use, or a run cannot be audited."""
     args = _parser().parse_args(argv)
     found, num_refused = [], 0
     with console.output(args.quiet, args.json):
@@ -66,6 +66,12 @@ def _parser():
     parser = arguments.Parser("./run.sh audit", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race or RACE:ARM")
     kinds = ", ".join(counterfactual.KINDS)
-    parser.add_argument("--only", action="append", choices=counterfactual.KINDS, metavar="KIND", help=f"of {kinds}")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=counterfactual.KINDS,
+        metavar="KIND",
+        help=f"run only this audit; may be repeated: {kinds}",
+    )
     console.add_options(parser, "a list of what was found")
     return parser

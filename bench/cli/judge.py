@@ -82,8 +82,10 @@ def _parser():
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
-    words = "with --claim: a file that goes although something in it looks like a credential or names this machine"
+    words = "with --claim: include FILE although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
-    parser.add_argument("--replayed", action="store_true", help="demand that replays made here reproduce each run")
+    parser.add_argument(
+        "--replayed", action="store_true", help="require that replays made on this machine reproduce each run"
+    )
     parser.add_argument("--json", action="store_true", help="an object instead of text")
     return parser

@@ -25,7 +25,7 @@ def main(argv):
     gated = publication.Gated(_show, args.allow, args.dry_run)
     folder = publication.publish(content, args.name, table.main, gated)
     if args.dry_run:
-        say("publish", "nothing was found in these files, and nothing was written: --dry-run")
+        say("publish", "no credential or private name was found; nothing was written (--dry-run)")
         return 0
     shown = os.path.relpath(folder, project_folder())
     num_runs = len(list(run_folder.find_runs([folder])))
@@ -44,7 +44,9 @@ def _parser():
     parser = arguments.Parser("./run.sh publish", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
-    parser.add_argument("--dry-run", action="store_true", help="show and search what would go, and write nothing")
-    words = "a file, as it is shown, that goes although something in it looks like a credential or names this machine"
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list and search the files that would be published; write nothing"
+    )
+    words = "include FILE, as listed, although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
     return parser

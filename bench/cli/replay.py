@@ -110,8 +110,8 @@ def _parser():
     parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")
     parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
     parser.add_argument("--keep-env", action="store_true", help="with this shell's OMP_..., ONEDNN_..., not its own")
-    parser.add_argument("--trust", action="store_true", help="run the code that a record of somebody else brings")
-    words = "the value of a setting that the record shows as SECRET; once for each, in the order of run.json's redacted"
+    parser.add_argument("--trust", action="store_true", help="run code that someone else's record brings")
+    words = "the value of a setting recorded as SECRET; repeat for each, in the order of redacted in run.json"
     parser.add_argument("--fill", action="append", default=[], metavar="VALUE", help=words)
     parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
     parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")

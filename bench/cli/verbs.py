@@ -14,7 +14,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "memory": ("memory", "what held the memory: a page for each memory snapshot"),
     "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
-    "audit": ("audit", "does it know what it must not? a run again on random and on held-out tokens"),
+    "audit": ("audit", "check a run for leaks and false losses: run it again on random and held-out tokens"),
     "replay": ("replay", "run a record again from itself alone, and certify what came out"),
     "bisect": ("bisect", "which commit made it slower, or worse?"),
     "publish": ("publish", "runs, a race or a claim as evidence for git: results/published/"),

@@ -117,7 +117,7 @@ def outside(arms: Sequence[Sequence[Row]], sign: int, edges: tuple[float, float]
     common_s = min(row["outside_validations_s"] for row in rows)
     values = [[row["outside_s"] - common_s for row in rows] for rows in arms]
     if not all(values) or min(min(group) for group in values) <= 0:
-        return result | {"unknown": "no time by the launcher's clock is left but for validations"}
+        return result | {"unknown": "the launcher's clock shows no time besides validations"}
     test = stats.welch(*[[math.log(value) for value in group] for group in values])
     result |= {"mean_s": [stats.mean(group) for group in values], "change_pct": 100 * math.expm1(test.difference)}
     if test.t is None:
@@ -229,7 +229,7 @@ def _one_run(groups_of_arms, names):
     for name, groups in zip(names, groups_of_arms, strict=True):
         for runs in groups:
             if len({row["seed"] for row in runs}) > 1:
-                same = f"{len(runs)} runs of {name} have the same training losses throughout, bit for bit"
+                same = f"{len(runs)} runs of {name} have bit-identical training losses"
                 yield f"{same}: they count as one loss, whatever their seeds"
 
 

@@ -67,7 +67,7 @@ def _why_inconclusive(result):
     time = result["time"]
     if effects.DISAGREE in result["flags"]:
         said = outside_words(time["outside"])
-        why = "time that an arm spends outside its own clock and the other does not is part of the difference"
+        why = "time that only one arm spends outside its own clock is part of the difference"
         return f"by the launcher's clock {said}: {why}"
     floor = text_table.two_digits(time["floor_pct"])
     if time["floor_pct"] > time["margin_pct"]:

@@ -106,7 +106,7 @@ def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | N
     passed, words = _decided(rows, result, ended.count(False), target_val_loss, p_value)
     num_losses = sum(map(len, groups))
     if target_val_loss is not None and num_losses > len(groups):
-        words = f"{num_losses} runs are {len(groups)} by their seeds and losses; {words}"
+        words = f"{num_losses} runs count as {len(groups)} by their seeds and losses; {words}"
     return result | {"passed": passed, "words": words + (doubt if num_suspect and result["n"] > 1 else "")}
 
 
@@ -123,8 +123,8 @@ def _decided(rows, result, num_lost, target_val_loss, p_value):
     if result["n"] < 2:
         return (None if len(rows) < 2 else False), "one run has no spread and gives no verdict"
     if result["p"] is None:
-        same = f"all {result['n']} val_losses are {result['mean']:.6g}, as copies and coarse rounding make them"
-        return False, f"{same}: without a spread nothing is shown of their mean"
+        same = f"all {result['n']} val_losses are {result['mean']:.6g}, as in copies or after coarse rounding"
+        return False, f"{same}: without a spread their mean cannot be tested"
     return result["below"], (
         f"mean val_loss {result['mean']:.4f} (sd {result['sd']:.4f}, n={result['n']}) is "
         f"{'below' if result['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "

@@ -33,7 +33,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
-    "one-clock": "one arm's records, of older code, have no launcher's clock: the runs' own decide",
+    "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
@@ -42,7 +42,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
     "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
     "unplanned-look": "an interim look that is not in the race's plan: the verdict is not evidence",
-    "raced-before": "the ledger has earlier races of these arms: repeated often enough, chance finds a difference",
+    "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
     "forced": "numbers were asked for although the runs are not comparable",
 }
 

@@ -22,7 +22,7 @@ class EdgePipe:
         try:
             self.fd = stamped_pipes.opened(self.path)
         except OSError as error:
-            self.path, self._why = None, f"the launcher could make no pipe for its own clock ({error.strerror})"
+            self.path, self._why = None, f"the launcher could not create a pipe for its clock ({error.strerror})"
 
     def __enter__(self):
         self._stack = contextlib.ExitStack()

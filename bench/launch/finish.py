@@ -115,7 +115,7 @@ def _stood_still(run, stalls):
     stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
     if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
         steps = ", ".join(str(event["step"]) for event in unexplained[:3])
-        words = f"{stood_s:.2f} of its {train_s:.2f} s it stood still for an unknown reason, at steps {steps}"
+        words = f"it stood still for {stood_s:.2f} of its {train_s:.2f} s for an unknown reason, at steps {steps}"
         yield {"rank": None, "instrument": "stalls", "doubt": f"{words} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 

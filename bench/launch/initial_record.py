@@ -118,8 +118,8 @@ def _of_some(job):
 def _of_secrets(job):
     if not job.secrets:
         return []
-    words = f"{', '.join(_of_some(job)['redacted'])}: looks like a credential, is recorded as {credentials.SECRET}"
-    remedy = "no claim can rest on this run: log in (wandb login, hf auth login) so that it needs none"
+    words = f"{', '.join(_of_some(job)['redacted'])}: looks like a credential and is recorded as {credentials.SECRET}"
+    remedy = "this run cannot be claimed: log in (wandb login, hf auth login) so that it needs none"
     return [{"rank": None, "instrument": "launcher", "edge": "run start", "error": f"{words}; {remedy}"}]
 
 

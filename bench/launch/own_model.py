@@ -27,7 +27,7 @@ METHODS = {  # what a run calls: what it must do
     "set_untied": "set_untied(untied): whether its embedding is apart from the head, as the run's stages say",
     "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon and optim=groups may take",
     "logits": "logits(tokens_BT): the scores of the next token, [B, T, V], from which the referee computes the loss; "
-    "track=free takes models without",
+    "track=free accepts models without it",
 }
 OF_STAGES = {"window_tokens": "set_window", "untied": "set_untied"}
 SOMETIMES = ("hidden_matrices", "logits", *OF_STAGES.values())  # not in every run

@@ -20,7 +20,7 @@ GIT_REMEDIES = {  # a word of git's message: what to do
     "dubious ownership": "git config --global --add safe.directory {repo}",
     "lfs": "git lfs install, or install git-lfs: the repository's files pass through it",
     "filter": "install the program of that filter, or remove it: git config --get-regexp '^filter'",
-    "timed out": "git status in {repo}: what takes so long there? a slow disk, or a hook of yours",
+    "timed out": "run git status in {repo} to see what takes so long: a slow disk, or one of your hooks",
     "cannot be run": "install git",
     "Permission denied": "make the file readable for this user",
 }
@@ -110,9 +110,9 @@ def quota(num_cpus, quota_cores):
 def git(failure: str | None, repo: Path) -> Check:
     """Whether git can say which commit the code is.  failure: its words where it cannot (code_state.git_failure())."""
     if failure is None:
-        return Check("git", "ok", "answers, or is not there: the code is known by its hash")
+        return Check("git", "ok", "works, or there is no repository: the code is identified by its hash")
     remedy = next((one for word, one in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
-    found = f"the commit is unknown, and a run cannot be claimed: {failure[:MAX_CHARS]}"
+    found = f"the commit is unknown, so runs cannot be claimed: {failure[:MAX_CHARS]}"
     return Check("git", "warn", found, remedy)
 
 

@@ -60,7 +60,7 @@ def held(repo: Path) -> Iterator[Path]:
     if is_copy(CODE):
         with _locked(CODE.parent / f"{CODE.name}.lock"):
             if not is_whole(CODE):
-                raise ValueError(f"{CODE}: this program runs from it, a read-only copy, and it was changed: remove it")
+                raise ValueError(f"{CODE}: this program runs from this read-only copy, which was changed: remove it")
             yield CODE
         return
     with _held(content_of(repo), _root()) as folder:
@@ -172,10 +172,12 @@ def _root():
             facts = root.stat()
             if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022 and os.access(root, os.W_OK):
                 return root
-            reasons.append(f"{root} is another user's, or others may write there")
+            reasons.append(f"{root} belongs to another user, or others can write to it")
         except OSError as error:
             reasons.append(f"{root}: {error.strerror}")
-    raise ValueError(f"no copy of the code can be written ({'; '.join(reasons)}): set XDG_CACHE_HOME to your folder")
+    raise ValueError(
+        f"no copy of the code can be written ({'; '.join(reasons)}): set XDG_CACHE_HOME to a folder of yours"
+    )
 
 
 def _stored(folder):
@@ -210,7 +212,9 @@ def _make(root, content):
         os.chmod(folder, 0o555)
     except OSError as error:
         if not folder.is_dir():  # else another process was first
-            raise ValueError(f"{root}: no copy of the code fits there ({error.strerror}): free space") from None
+            raise ValueError(
+                f"{root}: the copy of the code cannot be written there ({error.strerror}): free space"
+            ) from None
     finally:
         _remove(made)
 

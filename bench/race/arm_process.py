@@ -65,7 +65,7 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
             in_words = [word.partition("=")[0] for word in overrides if credentials.found(word)]  # of an older revision
             if hidden := result[name].get("redacted") or in_words:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
-                raise ValueError(f"{hidden[0]} looks like a credential, and a plan shows what is asked: {remedy}")
+                raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return result

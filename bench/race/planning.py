@@ -89,7 +89,7 @@ def refuse_laxer(track: str, settings: dict) -> None:
     for key, value, limit in target.laxer_than_track(track, settings):
         word = words[key]
         remedy = f"give {word}={limit:g} or less, or race on a track that fixes nothing (track=free)"
-        raise ValueError(f"{word}={value:g}: track {track} allows {limit:g} at most: {remedy}")
+        raise ValueError(f"{word}={value:g}: track {track} allows at most {limit:g}: {remedy}")
 
 
 def _fresh_seed(arms, results):

@@ -71,8 +71,11 @@ def _introduce(race):
     say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
     asked = target.of_track(known["track"])
     if asked.get("fixed") and known["n"] < asked["repeats"]:
-        few = f"n={known['n']} is too few for a claim on track {known['track']}, which takes {asked['repeats']} runs"
-        say("plan", f"{few} (n={asked['repeats']}): the verdict will stand, ./run.sh judge will refuse it")
+        few = f"n={known['n']} is too few for a claim on track {known['track']}, which requires {asked['repeats']} runs"
+        say(
+            "plan",
+            f"{few} (n={asked['repeats']}): the race will have a verdict, but ./run.sh judge will refuse a claim",
+        )
 
 
 def _refuse_changes(race, folders, results):
@@ -103,7 +106,7 @@ def _run_all(race, folders, results, show):
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
-                what = f"what it brings itself ({', '.join(own)}) changed while the race was running"
+                what = f"its own code ({', '.join(own)}) changed while the race was running"
                 remedy = (
                     f"put it back and ./run.sh race --resume {race.race_id}, or race revisions ({slot.arm}.rev=HEAD)"
                 )
@@ -174,7 +177,7 @@ def _spoilt(race, done, arm, results):
         return f"the code or conf/ changed while the race was running: {changed}"
     rules = verification.report(results / done.attempts[-1][0])["rules"] if done.status == "complete" else ()
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
-        return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so that no verdict may count it: {faults[0]}"
+        return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
     if done.status == "failed" and done.discarded:
         return f"the warm-up of {done.arm} failed: {run['failure']['kind']}: {run['failure']['message']}"
     if race.num_failed(done.arm) > race.plan["n"] - 2:

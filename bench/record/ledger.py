@@ -267,7 +267,7 @@ def _faults_along_the_chain(parsed, recounted):
         at, count = (None, None) if line is None else (_time_of(line), _count_of(line))
         link = links.get((line or {}).get("prev"), _Link()) if line else before
         if at and link.latest and (link.latest[0] - at).total_seconds() > run_folder.MAX_CLOCK_SKEW_S:
-            both = f"{line['at']}, and line {link.latest[1]}, which it follows, of {utc.text(link.latest[0])}"
+            both = f"{line['at']}, but follows line {link.latest[1]} of {utc.text(link.latest[0])}"
             wrong.append(f"line {number} is of {both}: a clock was set back, or lines were made up")
         if count and link.count:
             (counter, position), (earlier, last) = count, link.count
@@ -275,8 +275,8 @@ def _faults_along_the_chain(parsed, recounted):
             if counter != earlier:
                 recounted.append(number)
             elif num_removed:
-                lost = f"{num_removed} between them removed" if num_removed > 0 else "the count was set back"
-                wrong.append(f"line {number} is number {position} of this ledger and follows number {last}: {lost}")
+                lost = f"{num_removed} between them were removed" if num_removed > 0 else "the count was set back"
+                wrong.append(f"line {number} is number {position} of this ledger but follows number {last}: {lost}")
         latest = max((at, number), link.latest) if at and link.latest else (at and (at, number)) or link.latest
         before = links[_name(text)] = _Link(number, latest, count or link.count)
     return wrong

@@ -33,8 +33,8 @@ def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
 def words_of_start(first_nats: float, vocab_size: int) -> str:
     """The doubt that is_trained() gives."""
     least = f"{START_FRAC:g} * ln({vocab_size}) = {START_FRAC * math.log(vocab_size):.3f}"
-    words = f"its loss at step 0 is already {first_nats:.3f}, and an untrained model's is above {least}"
-    return f"{words}: it was trained before its clock, or knows the data"
+    words = f"its loss at step 0 is already {first_nats:.3f}, but an untrained model's is at least {least}"
+    return f"{words}: it was trained before its clock started, or has seen the data"
 
 
 def faults_of_run(run: dict) -> tuple[list[str], list[str]]:
@@ -47,19 +47,19 @@ def faults_of_run(run: dict) -> tuple[list[str], list[str]]:
     invalid, doubts = faults(facts)
     kept, recorded = facts["val_loss"], run["metrics"]["val_loss"]
     if None not in (kept, recorded) and not math.isclose(kept, recorded, rel_tol=1e-6):
-        invalid.append(f"its val_loss is {recorded:.6f}, and the validation that was checked gave {kept:.6f}")
+        invalid.append(f"its val_loss is {recorded:.6f}, but the validation that the referee checked gave {kept:.6f}")
     return invalid, doubts
 
 
 def faults(facts: dict) -> tuple[list[str], list[str]]:
     """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
     vocab_size, bound = facts["vocab_size"], bound_nats(facts["dtype"], facts["is_compiled"])
-    wrong = [_mismatch(one, f"of the validation at step {one['step']}", bound) for one in facts["checked"]]
+    wrong = [_mismatch(one, f"on the validation at step {one['step']}", bound) for one in facts["checked"]]
     random_tokens, held_out = facts["random_tokens"], facts["held_out"]
-    wrong += [_mismatch(random_tokens, "of random tokens", bound), _impossible(random_tokens, vocab_size)]
+    wrong += [_mismatch(random_tokens, "on random tokens", bound), _impossible(random_tokens, vocab_size)]
     doubts = []
     if not held_out.get("not_checked"):
-        wrong.append(_mismatch(held_out, "of a held-out slice of the validation data", bound))
+        wrong.append(_mismatch(held_out, "on a held-out slice of the validation data", bound))
         doubts.append(_too_good(facts, held_out))
     first = next((one["claimed_nats"] for one in facts["checked"] if one["step"] == 0), None)
     if is_trained(first, vocab_size):
@@ -72,10 +72,12 @@ def _mismatch(one, where, bound):
     if None in (claimed, own):
         return None if claimed is own else f"the loss {where} is {claimed} by forward() and {own} from its logits"
     if abs(claimed - own) > bound:
-        words = f"forward() says {claimed:.6f} nats {where}, and its logits give {own:.6f}"
-        return f"{words}: they may differ by {bound:g}; val_loss is not this model's loss"
+        words = f"forward() gives {claimed:.6f} nats {where}, but its logits give {own:.6f}"
+        return f"{words} (tolerance {bound:g}): val_loss is not this model's loss"
     if moved is None or moved > bound:
-        return f"logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
+        return (
+            f"the loss from logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
+        )
     return None
 
 
@@ -85,8 +87,8 @@ def _impossible(one, vocab_size):
     if nats is None or evalues.log_e(math.log(vocab_size), nats, one["num_tokens"]) < evalues.LOG_E:
         return None
     least = evalues.least_nats(math.log(vocab_size), one["num_tokens"])
-    words = f"its loss of {one['num_tokens']} random tokens is {nats:.4f} (standard error {one['se_nats']:.4f})"
-    return f"{words}, and no causal model is below {least:.4f} but once in a million: future tokens or targets leak"
+    words = f"its loss on {one['num_tokens']} random tokens is {nats:.4f} (standard error {one['se_nats']:.4f})"
+    return f"{words}, and a causal model is below {least:.4f} at most once in a million: future tokens or targets leak"
 
 
 def _too_good(facts, held_out):
@@ -100,5 +102,5 @@ def _too_good(facts, held_out):
     most = HELD_OUT_SE * se_nats + HELD_OUT_FRAC * claimed
     if other - claimed <= most:
         return None
-    words = f"its val_loss is {claimed:.4f}, and {other:.4f} on a held-out slice of the same data"
-    return f"{words}, {other - claimed:.4f} more where {most:.4f} is the limit: it knows the validation's tokens"
+    words = f"its val_loss is {claimed:.4f}, but its loss on a held-out slice of the same data is {other:.4f}"
+    return f"{words}, {other - claimed:.4f} higher (limit {most:.4f}): it has seen the validation data"

@@ -47,7 +47,7 @@ def of_edges(
     series = [START, *[PAUSE, GO] * num_pauses]
     if words not in ([*series, STOP], [*series[:-1], STOP] if num_pauses else None):
         seen = ", ".join(words[:4]) or "none"
-        return unknown("edges", f"its clock reported no whole series of edges, but {seen}", claimed_train_s)
+        return unknown("edges", f"its clock reported an incomplete series of edges: {seen}", claimed_train_s)
     times_ns = [t_ns for t_ns, _, _ in edges[1:]]  # from the first pause on
     pauses_s = [(end - begin) / 1e9 for begin, end in zip(times_ns[0 : 2 * num_pauses : 2], times_ns[1::2])]
     at_start_s = pauses_s[0] if pauses_s else None
@@ -113,7 +113,7 @@ def _claimed(clock):
     limit_s = tolerance_s(claimed_s, len(clock["validations_s"]), clock["reader_late_s"])
     if abs(outside_s - claimed_s) > limit_s:
         more = "less" if claimed_s < outside_s else "more"
-        both = f"it counts {claimed_s:.3f} s of training, and {outside_s:.3f} s passed by the launcher's clock"
+        both = f"it counts {claimed_s:.3f} s of training, but {outside_s:.3f} s passed by the launcher's clock"
         yield CLOCK, f"its clock counts {more} time than passed: {both} (tolerance {limit_s:.3f} s)"
 
 
@@ -130,7 +130,7 @@ def _validations(clock):
     spread_s = statistics.stdev(others_s) if len(others_s) > 1 else 0.0
     spread_s = max(spread_s, (MAX_GROWTH - 1) / SPREADS * at_start_s, clock["reader_late_s"])
     if excess_s > max(SPREADS * spread_s, TOLERANCE_S):
-        both = f"{statistics.median(others_s):.3f} s, and the one at step 0 took {at_start_s:.3f} s"
+        both = f"{statistics.median(others_s):.3f} s, against {at_start_s:.3f} s at step 0"
         yield VALIDATIONS, f"its validations take longer once it has trained: {both} (spread {spread_s:.3f} s)"
 
 
@@ -138,8 +138,8 @@ def _machine(clock):
     late_s, frozen_s, outside_s = clock["reader_late_s"], clock["frozen_s"], clock["outside_s"]
     limit_s = max(TOLERANCE_S, TOLERANCE_FRAC * outside_s)
     if frozen_s > max(limit_s, FROZEN_FRAC * outside_s):
-        part = f"the launcher was not run for {frozen_s:.2f} of the {outside_s:.2f} s that it timed"
-        yield MACHINE, f"{part}: the machine was frozen or far too busy, or somebody stopped the launcher"
+        part = f"the launcher did not run for {frozen_s:.2f} of the {outside_s:.2f} s that it timed"
+        yield MACHINE, f"{part}: the machine was frozen or overloaded, or the launcher was stopped"
     elif late_s > limit_s:
         read = f"edges or lines were read up to {late_s:.3f} s late (limit {limit_s:.3f} s)"
-        yield MACHINE, f"{read}: the machine was busy, or much was printed"
+        yield MACHINE, f"{read}: the machine was busy, or the run printed a lot"

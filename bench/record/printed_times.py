@@ -165,8 +165,8 @@ def _untimed(rows, num_untimed_steps):
         return
     first_ms, usual_ms = statistics.median(before_ms), statistics.median(after_ms)
     if first_ms > MAX_UNTIMED_TIMES * usual_ms + 1e3 * outside_clock.TOLERANCE_S:
-        both = f"{first_ms:.0f} ms, and those that it counts {usual_ms:.0f} ms"
-        yield f"the median of the first {num_untimed_steps} steps, which its clock leaves out, took {both}"
+        both = f"{first_ms:.0f} ms, that of the steps that it counts {usual_ms:.0f} ms"
+        yield f"the median of the first {num_untimed_steps} steps, which its clock excludes, is {both}"
 
 
 def _waited_s(outside):
@@ -184,7 +184,7 @@ def disturbances(rows: list[dict], num_untimed_steps: int, outside: outside_cloc
     between_s, waited_s = _portions(lines)[0], _waited_s(outside)
     if not limit_s < between_s <= limit_s + waited_s:
         return []
-    waited = f"the script was ready to run and was not run for {waited_s:.2f} s"
+    waited = f"the script waited {waited_s:.2f} s for a CPU core"
     return [f"{between_s:.2f} s passed uncounted between steps (tolerance {limit_s:.2f} s), and {waited}"]
 
 

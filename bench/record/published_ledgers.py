@@ -33,8 +33,8 @@ def faults(book: ledger.Ledger) -> list[str]:
             continue
         facts = missing[0]
         what = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))
-        remedy = f"the first is {what}: put them back, or join the two ledgers line by line"
-        result.append(f"{where} has {len(missing)} lines of this ledger that it lacks, {remedy}")
+        remedy = f"the first is {what}: restore them, or merge the two ledgers line by line"
+        result.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
     return result
 
 

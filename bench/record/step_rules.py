@@ -87,7 +87,7 @@ def the_launchers_clock_agrees(files: RunFiles, run: dict) -> tuple[bool, str]:
     """What the launcher's clock gives to doubt is recorded; records until November 2026 have no such clock."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None:
-        return True, "an older record: it had none"
+        return True, "an older record, without a launcher's clock"
     claimed_s, by_rank = clock["claimed_train_s"], run["measured"]["train_s_by_rank"]
     if claimed_s != by_rank[0]:
         return False, f"held against {claimed_s} s, and rank 0 counts {by_rank[0]} s"

@@ -10,7 +10,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
     if audit := run.get("audit"):
-        return "invalid", [f"it is an audit of {audit['run']}, on data of which something is known: it counts nowhere"]
+        return "invalid", [f"it is an audit run of {audit['run']} on substituted data, not a measurement"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     if why := _of_other_code(run):
         return "invalid", [why, *doubts]
@@ -53,11 +53,11 @@ def _of_other_code(run):
         return None
     if found["elsewhere"]:
         names = ", ".join(found["elsewhere"])
-        remedy = "a module of your own is in it if an import statement names it"
+        remedy = "name your module in an import statement to include it"
         return f"{names}: not imported from the copy of the code that this record holds ({remedy})"
     if found["copies"] != [run["code"].get("copy")]:
         names = ", ".join(found["copies"])
-        return f"its ranks imported the code of {names}, and this record holds that of {run['code'].get('copy')}"
+        return f"its ranks imported code copy {names}, but this record holds {run['code'].get('copy')}"
     return None
 
 
@@ -65,7 +65,7 @@ def _faults_of_model(run):
     """What the referee saw the model do after its last validation that no number of it survives."""
     causal, evaluation = _checks(run)
     if causal.get("found") == "not causal":
-        yield f"after the last step {causal['why']}"
+        yield f"after the last step, {causal['why']}"
     if not evaluation or evaluation["why"]:
         return
     first_nats, repeated_nats = evaluation["first_nats"], evaluation["repeated_nats"]
@@ -82,11 +82,11 @@ def _model_doubts(run):
     whys = {found["why"]: when for found, when in ((causal, "the run"), (start, "the warm-up")) if found.get("why")}
     if run.get("track") != "free":
         for why, when in whys.items():
-            yield f"whether the model sees what it must predict is unknown at the end of {when}: {why}"
+            yield f"whether the model sees what it must predict could not be checked at the end of {when}: {why}"
     if evaluation.get("why"):
-        yield f"whether evaluating the model changes it is unknown: {evaluation['why']}"
+        yield f"whether evaluation changes the model could not be checked: {evaluation['why']}"
     if evaluation.get("changed"):
-        yield f"evaluating the model leaves something behind: {', '.join(evaluation['changed'])} changed"
+        yield f"evaluating the model changes state that outlives it: {', '.join(evaluation['changed'])}"
 
 
 def _checks(run):

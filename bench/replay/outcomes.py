@@ -83,15 +83,15 @@ def of_losses(
 
 def _on_the_same_machine(where, ours, twins):
     """-> (word, sentence, needs)."""
-    same = f"{where}; machine and software are those of the record, in all that decides bits"
+    same = f"{where}; machine and software match the record in everything that decides bits"
     if not twins:
-        return UNDECIDED, f"{same}, and only a second replay can say whether this run is deterministic", TWIN
+        return UNDECIDED, f"{same}, and only a second replay can show whether this run is deterministic", TWIN
     if apart := _differing(ours, twins[0]):
         step, what = apart[0]
         values = f"{_shown(ours.get(apart[0]))} and {_shown(twins[0].get(apart[0]))}"
-        why = f"two replays here differ as well, {what} of step {step}: {values}"
+        why = f"two replays here also differ from each other, in {what} of step {step}: {values}"
         return UNDECIDED, f"{where}; {why}: the run is not deterministic on this machine; {FRESH_SEEDS}", None
-    return DIFFERS, f"{same}, and two replays here gave the same losses: nothing but identical holds", None
+    return DIFFERS, f"{same}, and two replays here agree with each other: only identical losses hold", None
 
 
 def _elsewhere(where, theirs, replays, conditions, num_perturbed):
@@ -103,34 +103,34 @@ def _elsewhere(where, theirs, replays, conditions, num_perturbed):
     if not any(any(pair.values()) for pair in pairs):
         left = (PERTURBED, len(rounding.perturbations(conditions.dtype))) if conditions.is_cpu else (TWIN, 1)
         needs = left[0] if len(replays) <= left[1] else None
-        why = "what rounding does to this run could not be measured here: all replays gave the same losses"
+        why = "the effect of rounding on this run could not be measured here: all replays gave the same losses"
         return UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", None, needs
     strange = [key for key in _differing(theirs, ours) if not _are_numbers(theirs.get(key), ours.get(key))]
     if strange:
         agree = len({_are_numbers(losses.get(strange[0])) for losses in replays}) == 1
         is_refused = agree and conditions.may_refuse
-        why = "no rounding does that" if agree else "the replays do not agree on it either"
+        why = "rounding cannot explain it" if agree else "the replays do not agree on it either"
         return DIFFERS if is_refused else UNDECIDED, f"{_where(strange[0], theirs, ours)}: {why}", None, None
     moved = rounding.moved(rounding.between(theirs, ours), pairs, _least(theirs, conditions))
     worst = max(moved, key=lambda one: one.share)
     if worst.share <= rounding.HOLDS and (grown := rounding.grown(pairs)) > rounding.MOST_FRAC:
         why = (
-            f"rounding alone moves losses of this run by {100 * grown:.2g} %, too far for any to be checked by another"
+            f"rounding alone moves the losses of this run by {100 * grown:.2g} %, too far for one run to check another"
         )
         return UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", worst.share, None
     if worst.share <= rounding.HOLDS:
-        words = f"at most {worst.share:.2g} times what rounding does to this run ({rounding.HOLDS:g} holds)"
+        words = f"at most {worst.share:.2g} times the effect of rounding on this run (up to {rounding.HOLDS:g} holds)"
         return ROUNDED, f"{where}{end}; {words}", worst.share, None
     is_refused = conditions.may_refuse and worst.share > rounding.REFUSED
     limit = rounding.REFUSED if is_refused else rounding.HOLDS
     first = min((one for one in moved if one.share > limit), key=lambda one: one.step)
-    what = f"{_moved(first, theirs, ours)}, {first.share:.3g} times as far as rounding moves this run"
+    what = f"{_moved(first, theirs, ours)}, {first.share:.3g} times the effect of rounding on this run"
     needs = PERTURBED if conditions.is_cpu and num_perturbed < len(rounding.perturbations(conditions.dtype)) else None
     if is_refused:
         is_alone = first.what == "val_loss" and _is_steady(theirs, ours, first.step)
         room = "; every training loss before it is the same" if is_alone else ""
         return DIFFERS, f"{what} (more than {rounding.REFUSED:g} is refused){room}{end}", worst.share, needs
-    between = f"{rounding.HOLDS:g} holds" + f", more than {rounding.REFUSED:g} is refused" * conditions.may_refuse
+    between = f"up to {rounding.HOLDS:g} holds" + f", more than {rounding.REFUSED:g} is refused" * conditions.may_refuse
     return UNDECIDED, f"{what} ({between}){end}; {FRESH_SEEDS}", worst.share, needs
 
 
@@ -147,7 +147,7 @@ def _least(theirs: Mapping[Key, float], conditions: Conditions) -> dict[str, flo
 
 def _moved(one, theirs, ours):
     if one.what == "train_loss":
-        return f"the training losses up to step {one.step} lie apart"
+        return f"the training losses up to step {one.step} differ"
     return _where((one.step, one.what), theirs, ours)
 
 

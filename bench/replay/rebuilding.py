@@ -74,8 +74,8 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
         texts = iter([given.pop(name) for name in shown])
         overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), word))
     if given:
-        where = "it stood in a yaml that the record does not hold"
-        raise ValueError(f"{recorded.name}: {', '.join(given)} was not typed: {where}")
+        where = "it came from a yaml that the record does not hold"
+        raise ValueError(f"{recorded.name}: {', '.join(given)} was not typed on the command line: {where}")
     return dataclasses.replace(recorded, overrides=overrides)
 
 
@@ -180,7 +180,7 @@ def _data(recorded):
 
 
 OWN = ("own", "script")  # folders of code/ with the user's own
-CHANGED = "the record was changed, or lacks a part"
+CHANGED = "the record was changed or is incomplete"
 MADE = ("pysource", "markov")  # sources that this machine can make again
 
 

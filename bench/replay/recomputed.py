@@ -1,4 +1,4 @@
-"""What a certificate is worth to whoever judges: nothing is read from it, its word is computed again.
+"""How a judge checks a certificate: nothing in it is believed, its outcome is computed again.
 
 Believed are replays that this machine made: runs of results/replays that its ledger has from start to end, unchanged
 since, which pass `verify`, ran the record's code, settings and data, and have step times of their own.  The word is
@@ -22,7 +22,7 @@ def of_record(folder: Path) -> Certificate:
     root = certificates.replays_root()
     book = ledger.read(root)
     if book.faults:
-        raise ValueError(f"the ledger of this machine's replays is not whole: {book.faults[0]}")
+        raise ValueError(f"the ledger of this machine's replays is not intact: {book.faults[0]}")
     names = made_here[-1].get("replays") or []
     replayed = [_read(book, name) for name in names]
     if not replayed:
@@ -39,10 +39,10 @@ def _claim_of(folder):
     try:
         found = certificates.read(folder)
     except ValueError as error:
-        return f"its certificate is not one that ./run.sh replay writes ({error}), and no replay was made here"
+        return f"its certificate was not written by ./run.sh replay ({error}), and no replay was made here"
     if found is None:
         return "has no certificate, and no replay of it was made here"
-    return f"'{found['outcome']}' is claimed by its bearer and was not checked here: no replay of it was made here"
+    return f"its certificate claims '{found['outcome']}', which was not checked: no replay of it was made here"
 
 
 def _read(book, name) -> Recorded:
@@ -51,7 +51,7 @@ def _read(book, name) -> Recorded:
     if entry is None or entry["end"] is None:
         raise ValueError(f"its replay {name} is not in the ledger of this machine's replays, from start to end")
     if not (folder / "run.json").is_file():
-        raise ValueError(f"its replay {name} is not there any more: replay it again")
+        raise ValueError(f"its replay {name} no longer exists: replay it again")
     if ledger.sha256_of(folder / "run.json") != entry["end"]["run_json_sha256"]:
         raise ValueError(f"its replay {name} was changed after it ran")
     failed = [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]
@@ -65,13 +65,11 @@ def _is_no_copy(recorded, replayed):
     steps_ms = [step_files.read_columns(one.folder, ["step_ms"])["step_ms"] for one in (recorded, replayed)]
     is_timed = any(value is not None for value in steps_ms[0])
     if is_timed and steps_ms[0] == steps_ms[1] or recorded.name == replayed.name:
-        raise ValueError(f"its replay {replayed.name} is a copy: each of its steps took the record's time")
+        raise ValueError(f"its replay {replayed.name} is a copy: every step time is the record's")
 
 
 def _has_the_right_seeds(recorded, replayed):
     """The record's own, or the fresh ones that nobody chooses."""
     seeds, own = [one.run["seed"] for one in replayed], recorded.run["seed"]
     if seeds not in ([own] * len(seeds), replaying.fresh_seeds(recorded, len(seeds))):
-        raise ValueError(
-            f"its replays have seeds {', '.join(map(str, seeds))}, which are not those that a replay takes"
-        )
+        raise ValueError(f"its replays have seeds {', '.join(map(str, seeds))}, which ./run.sh replay does not choose")

@@ -55,7 +55,7 @@ def alone(say: Callable[[str, str], None]) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("replay", "another replay trains here: this one waits for its end")
+            say("replay", "waiting for another replay in this results folder to end")
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:  # a file system without locks
             pass

@@ -65,9 +65,9 @@ def _judged(changes_pct, recorded_s, times_s, bound_pct):
         return REPRODUCED, f"{change}, within {bound_pct:.1f} %"
     beyond = f"{change}, more than {bound_pct:.1f} %"
     if len(times_s) == 1:
-        return UNDECIDED, f"{beyond}, and a second replay is needed to say whether this machine is steady"
+        return UNDECIDED, f"{beyond}, and a second replay is needed to show whether this machine is steady"
     if max(changes_pct) - min(changes_pct) > bound_pct:
-        return UNDECIDED, f"{beyond}, and the replays lie as far apart themselves"
+        return UNDECIDED, f"{beyond}, and the replays differ from each other by as much"
     return DIFFERS, f"{beyond}, and the replays agree with each other"
 
 

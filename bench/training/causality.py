@@ -263,10 +263,10 @@ class _Asking:
             rounding = max(rounding, abs(sum(parts) - whole - changed))
         self.asked.rounding = max(rounding, self._loss_rounding())
         if rounding > self._loss_rounding():  # then parts of it tell nothing of what came before them
-            self.asked.unchecked = f"its loss is no sum over its targets: parts of it are off by {rounding:.3g} nats"
+            self.asked.unchecked = f"its loss is not a sum over its targets: parts of it are off by {rounding:.3g} nats"
         elif abs(nats) > max(10 * rounding, self._loss_rounding()):
-            numbers = f"what the targets before a cut add to the loss moved by {abs(nats):.3g} nats"
-            why = "only tokens behind the cut were changed; mask attention (is_causal=True)"
+            numbers = f"the share of the loss from targets before a cut moved by {abs(nats):.3g} nats"
+            why = "only tokens after the cut were changed; mask attention (is_causal=True)"
             self._refuse(f"{numbers} (rounding: {self.asked.rounding:.3g}) when {why}")
 
     def _refuse(self, sentence):

@@ -73,7 +73,7 @@ class RefereeLoss:
             raise NoLogits(
                 f"model.arch={arch}: its logits(tokens_BT) cannot be used ({self._why}), and the validation loss is "
                 "computed from them: return the scores of the next token, [B, T, V], as forward() uses them, or use "
-                "track=free, which takes models without"
+                "track=free, which accepts models without logits"
             )
 
     def evaluate(self) -> float:
@@ -160,7 +160,7 @@ class RefereeLoss:
         last = num_tokens - 1 - batch_tokens
         if last < val_tokens:
             words = (
-                f"the val shards hold {num_tokens} tokens, and goal.val_tokens={val_tokens} leaves no batch of others"
+                f"the val shards hold {num_tokens} tokens, and goal.val_tokens={val_tokens} leaves too few for a batch"
             )
             return {"not_checked": words}
         places = [self._random.randint(val_tokens, last) for _ in range(self._num_counterfactual())]

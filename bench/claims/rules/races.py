@@ -60,7 +60,7 @@ def _overlapping(lines):
 
 @_of_raced
 def the_plan_asks_no_more_than_the_track(claim):
-    """Alpha and margins are no wider than the track's, its question is the track's, and no fewer runs are planned."""
+    """Alpha and margins are at most the track's, the race judges what the track judges, and enough runs are planned."""
     asked = claim.track_rules
     if not asked.fixed:
         return None, f"track {claim.track} fixes nothing"
@@ -72,10 +72,10 @@ def the_plan_asks_no_more_than_the_track(claim):
         if known["n"] < asked.repeats:
             laxer.append(f"n {known['n']}, the track's is {asked.repeats}")
         if known.get("judged", asked.rules.judged) != asked.rules.judged:
-            laxer.append(f"it asks for {known['judged']}, the track for {asked.rules.judged}")
+            laxer.append(f"it judges {known['judged']}, the track {asked.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     margin = f"a margin of {asked.rules.equivalence_margin_pct:g} %"
-    evidence = f"at most alpha {asked.rules.alpha:g} and {margin}, at least {asked.repeats} runs an arm"
+    evidence = f"at most alpha {asked.rules.alpha:g} and {margin}, at least {asked.repeats} runs per arm"
     return not faults, "; ".join(faults) or evidence
 
 

@@ -21,16 +21,16 @@ def every_record_is_true_to_itself(claim):
 
 
 def git_knew_the_code_of_every_run(claim):
-    """A run whose git failed is nobody's commit: whether its code was changed is unknown, and not that it was clean."""
+    """Git failed for no run; where it fails, nobody knows whether the code matches a commit."""
 
     def fault_of(run):
         return run.record["code"].get("git_failure")
 
-    return of_each(claim.all_runs, fault_of, f"git answered for {counted(len(claim.all_runs), 'run')}")
+    return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
 
 
 def every_run_came_out_again(claim):
-    """Replays that this machine made reproduce each claimed run, computed again from both steps.csv."""
+    """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
     from bench.replay import recomputed  # numpy, which a judge without --replayed does not need
 
     made = []
@@ -44,13 +44,14 @@ def every_run_came_out_again(claim):
 
     faults = of_each(claim.runs, fault_of, "")
     words = certificates.of_several(f"{one.outcome} (time {one.time.word})" for one in made if one.time)
-    return faults if not faults[0] else (True, f"computed again from replays made here: {words}")
+    return faults if not faults[0] else (True, f"recomputed from replays made here: {words}")
 
 
 def the_contestant_was_audited(claim):
-    """No counterfactual audit (./run.sh audit) failed.  A script, whose model nobody sees, has passed one here.
+    """No audit (./run.sh audit) of these runs failed, and a script has passed one on this machine.
 
-    Every run of a model of ours or of the user's holds its own counterfactual validations, which `verify` reads.
+    A script's logits cannot be seen.  Every other run holds its own validations on random and held-out tokens,
+    which `verify` checks.
     """
     by_run = {run.name: audits.read(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in by_run.items() if audit is not None}
@@ -65,18 +66,21 @@ def the_contestant_was_audited(claim):
     outcomes = ", ".join(f"{name} {audit['outcome']}" for name, audit in by_run.items())
     scripts = [run for run in claim.runs if run.record.get("script") and run.record.get("referee")]
     if not scripts or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
-        return (True, outcomes) if by_run else (None, "its runs hold their own counterfactual validations")
+        return (
+            (True, outcomes) if by_run else (None, "each run holds its own validations on random and held-out tokens")
+        )
     own_audits = [(run.record, by_run[run.name]) for run in scripts if run.name in by_run]
     if any(audits.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
         return True, outcomes
-    claimed = f"{outcomes}, by its bearer; " if outcomes else ""
+    claimed = f"{outcomes} according to the claimant; " if outcomes else ""
     return False, f"{claimed}the script was not audited on this machine: ./run.sh audit {scripts[0].name}"
 
 
 def the_ledger_is_whole(claim):
-    """No line of the ledger was changed or removed, by its chain, its times, its count and the copies in publications.
+    """No line of the ledger was changed or removed, by its hash chain, times, line count and published copies.
 
-    A count that began anew between the claim's runs could hide removed lines, and is refused; before them it is named.
+    A line count that restarts between the claim's runs could hide removed lines and is refused; an earlier restart is
+    reported.
     """
     book = claim.ledger
     if not book.lines:
@@ -85,13 +89,13 @@ def the_ledger_is_whole(claim):
     faults = book.faults + _lost_end(book) + published_ledgers.faults(book)
     for number in book.recounted:
         if mine and mine[0] < number <= mine[-1]:
-            anew = f"the count of lines began anew at line {number}, among those of the claim"
-            faults.append(f"{anew}, so that lines may have been removed there: race again")
+            anew = f"the line count restarted at line {number}, between the claim's runs"
+            faults.append(f"{anew}, so lines may have been removed there: race again")
     evidence = f"{len(book.lines)} lines, each names the one before it"
     before = [number for number in book.recounted if not mine or number <= mine[0]]
     if before:
         where = ", ".join(map(str, before))
-        evidence += f"; the count of lines began anew at line {where}: whether lines were removed before it is unknown"
+        evidence += f"; the line count restarted at line {where}: whether lines were removed before it is unknown"
     return not faults, "; ".join(faults[:3]) or evidence
 
 
@@ -102,7 +106,7 @@ def _lost_end(book):
         return []
     counter, number = known
     last = max((line.get("number", 0) for line in book.lines if line.get("counter") == counter), default=0)
-    lost = f"this machine has counted {number} lines of it, and the last one is number {last}: its end was removed"
+    lost = f"this machine has counted {number} lines, but the last one is number {last}: its end was removed"
     return [lost] if last < number else []
 
 
@@ -138,10 +142,10 @@ def _times_fault(run, start, end):
         return f"it ended at {run['ended_at']}, before it was started at {run['started_at']}"
     known_s = (utc.parse(end) - utc.parse(start)).total_seconds()
     if abs((began - utc.parse(start)).total_seconds()) > run_folder.MAX_CLOCK_SKEW_S:
-        return f"it was started at {run['started_at']} by its own record, and at {start} by the ledger"
+        return f"it started at {run['started_at']} by its own record, but at {start} by the ledger"
     train_s = run["metrics"].get("train_s") if run["status"] == "complete" else None
     if train_s is not None and train_s > known_s + MAX_SLACK_S:
-        return f"it trained for {train_s:.1f} s, and the ledger has {known_s:.1f} s between its start and its end"
+        return f"it trained for {train_s:.1f} s, but the ledger has only {known_s:.1f} s between its start and its end"
     return None
 
 

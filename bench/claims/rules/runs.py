@@ -21,7 +21,7 @@ def the_runs_share_config_and_code(claim):
         return False, "; ".join(kinds)
     hidden = sorted({name for run in claim.runs for name in run.record.get("redacted") or ()})
     if hidden:
-        return False, f"{', '.join(hidden)}: recorded without its value, so whether the runs share it is unknown"
+        return False, f"{', '.join(hidden)}: its value is not recorded, so whether the runs share it is unknown"
     code = claim.runs[0].record["code"]
     commit = f"commit {code['commit'][:8]}" if code["commit"] else "no commit"
     commit += " and the difference in code/" * bool(code["commit"] and code["dirty"])
@@ -47,16 +47,18 @@ def the_runs_share_one_setting(claim):
 
 
 def every_run_has_its_own_seed(claim):
-    """Two runs of one seed are one run, and so are two whose training losses are the same throughout, bit for bit."""
+    """Each run has its own seed and its own training losses; two runs that share either are one run."""
     by_seed, by_losses = {}, {}
     for run in claim.runs:
         by_seed.setdefault(run.record["seed"], []).append(run.name)
         by_losses.setdefault(step_files.losses_id_of(run.folder) or run.name, []).append(run.name)
     twice = [f"seed {seed}: {', '.join(names)}" for seed, names in by_seed.items() if len(names) > 1]
     evidence = f"seeds {_numbers(by_seed)}, no two runs with the same losses"
-    same = "have the same training losses throughout, bit for bit: one run whatever its seeds"
+    same = "have bit-identical training losses: they are one run, whatever their seeds"
     if any(run.record.get("script") for run in claim.runs):
-        evidence = f"seeds {_numbers(by_seed)}, labels alone: a script draws its own; no two runs printed the same"
+        evidence = (
+            f"seeds {_numbers(by_seed)}, which are labels: a script draws its own; no two runs printed the same losses"
+        )
         same = "printed the same losses throughout, as one seed gives them (script.args=['--seed={seed}'] may set it)"
     twice += [f"{', '.join(names)} {same}" for names in by_losses.values() if len(names) > 1]
     return not twice, "; ".join(twice) or evidence
@@ -103,7 +105,7 @@ def no_run_was_dropped(claim):
     close = f"with settings less than {100 * schema.NEAR_FRAC:g} % from the claim's"
     result = {"started and not claimed": dropped, f"started {close}, and not claimed": near}
     result |= {"no part of the claim by plan": excused, f"no part of the claim by plan, {close}": near_excused}
-    result |= {"of this code and day, with settings that are not known any more": unknown}
+    result |= {"of this code and day, with settings that are no longer known": unknown}
     evidence = [f"{words}: {_listed(claim, names)}" for words, names in result.items() if names]
     evidence = evidence or ["the ledger has no other of this config and code"]
     evidence += [f"{_other_code(claim, *kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]

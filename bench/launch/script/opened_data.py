@@ -86,7 +86,9 @@ def opened_while_training(folder: Path, job, opened: list[dict], rows: list[dict
     steps = [step for first_ns, last_ns, step in training if any(first_ns < t_ns < last_ns for t_ns in opens_ns)]
     if not steps:
         return []
-    return [f"it opened the track's validation shards while it trained, at {len(steps)} steps, the first {steps[0]}"]
+    return [
+        f"it opened the track's validation shards while it trained, at {len(steps)} steps, first at step {steps[0]}"
+    ]
 
 
 def _validation_opens_ns(folder, job, opened):

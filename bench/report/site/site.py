@@ -30,7 +30,7 @@ def write(
     """
     for path in (out, *out.glob("*")):  # in a folder that somebody sent it may lead to the reader's own pages
         if path.is_symlink():
-            raise ValueError(f"{path}: is a link, and pages are written into no folder but the one named: remove it")
+            raise ValueError(f"{path}: is a link, and pages are written only into the folder named: remove it")
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
     with curve_files.making(out, results.runs) as finish_curves:
