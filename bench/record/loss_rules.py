@@ -61,9 +61,9 @@ def faults(facts: dict) -> tuple[list[str], list[str]]:
     if not held_out.get("not_checked"):
         wrong.append(_mismatch(held_out, "of a held-out slice of the validation data", bound))
         doubts.append(_too_good(facts, held_out))
-    first = next((one["claimed_nats"] for one in facts["checked"] if one["step"] == 0), None)
-    if is_trained(first, vocab_size):
-        doubts.append(words_of_start(first, vocab_size))
+    first_nats = facts.get("val_loss_at_start")  # of all its tokens: of a few batches chance would decide
+    if is_trained(first_nats, vocab_size):
+        doubts.append(words_of_start(first_nats, vocab_size))
     return [one for one in wrong if one], [one for one in doubts if one]
 
 
