@@ -178,6 +178,14 @@ def test_random_tokens_show_a_model_that_sees_them(monkeypatch):
     assert any("no causal model is below" in words and "standard error" in words for words in invalid)
 
 
+def test_a_model_without_numbers_for_tokens_that_no_run_is_given_is_doubted():
+    facts, faults = of_model()
+    assert faults == ([], [])
+    nothing = {"claimed_nats": None, "from_logits_nats": None}
+    for key, where in (("random_tokens", "random tokens"), ("held_out", "a held-out slice")):
+        assert loss_rules.faults(facts | {key: facts[key] | nothing}) == ([], [f"its loss of {where} is not a number"])
+
+
 def test_a_model_that_begins_trained_is_doubted(monkeypatch):
     frequent = torch.zeros(PADDED)
     frequent[ord(" ")] = 4.0
