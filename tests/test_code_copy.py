@@ -140,17 +140,17 @@ def test_what_lies_beside_the_users_own_sources_is_linked(tmp_path, cache):
 
 def test_the_record_is_of_the_copy_whatever_happens_to_the_checkout(small, cache, tmp_path):
     (small / "models/b.py").write_text("x = 2\n")
-    (small / "bench/new.py").write_text("y = 2\n")
+    (small / "models/new.py").write_text("y = 2\n")
     before = code_state.state(small)
     with code_copy.held(small) as folder:
         (small / "models/b.py").write_text("x = 3\n")
-        (small / "bench/new.py").unlink()
+        (small / "models/new.py").unlink()
         (small / "conf/c.yaml").unlink()
         assert code_state.state(folder, repo=small) == before != code_state.state(small)
         code_state.write(folder, tmp_path / "code", repo=small)
     assert "+x = 2" in (tmp_path / "code/diff.patch").read_text()
-    assert (tmp_path / "code/untracked/bench/new.py").read_text() == "y = 2\n"
-    assert before["untracked"] == ["bench/new.py"]
+    assert (tmp_path / "code/untracked/models/new.py").read_text() == "y = 2\n"
+    assert before["untracked"] == ["models/new.py"]
 
 
 def test_a_file_that_git_is_told_not_to_look_at_is_dirty_all_the_same(small):

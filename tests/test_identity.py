@@ -24,6 +24,8 @@ from bench.sweep import earlier
 NOT_RACED = {
     "bench/atomic.py": "writes records",
     "bench/reading": "refuses damaged files; what it lets through is as it was",
+    "bench/record/loss_rules.py": "rules on what the referee found after the run",
+    "bench/record/outside_clock.py": "names the edges that the launcher stamps, and rules on them",
     "bench/record/shape.py": "the types of a record's fields",
     "bench/machine/utc.py": "writes times of day",
     "bench/record/run_folder.py": "writes and reads records",

@@ -55,7 +55,7 @@ def _one(a, b, callings, diagnose, options):
         ignored = ["calibration-ignored"]
     result = verdict.of_rows(a.rows, b.rows, **options) | {"about": list(about)}
     result["flags"] += ignored
-    result["earlier_races"] = earlier_races(a, b) if of_one_race else None
+    result["earlier_races"] = earlier_races(a, b) if of_one_race and diagnose else None
     result["flags"] += ["raced-before"] * bool(result["earlier_races"])
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
@@ -76,7 +76,7 @@ def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
 
     "none" counts those without a verdict.  None: there are none, or nobody knows.
     """
-    if a.in_race is None or b.in_race is None or not a.plan or not (a.folders and a.folders[0]):
+    if a.in_race is None or b.in_race is None or not (a.plan or {}).get("arms") or not (a.folders and a.folders[0]):
         return None
     results, wanted = Path(a.folders[0]).parent.parent, [_kind_in(a.plan["arms"], arm.in_race[0]) for arm in (a, b)]
     found = collections.Counter()

@@ -136,7 +136,7 @@ def state(
             commit, changes, names = ask.commit, ask.changes(), ask.untracked()
     except git.Failed as error:
         return result | {"git_failure": _one_line(error, repo or code)}
-    used = _used(names, files, composed_of)
+    used = _used(names, files, composed_of, {code, repo or code})
     excluded = {credentials.redacted(name): _sha256_of_file(Path(code, name)) for name in names if name not in used}
     result |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
     if changes:
@@ -243,13 +243,13 @@ class Asked:
         return git.run(self._repo, "-c", "core.fileMode=false", "-c", "core.fsmonitor=false", *words, **self._env)
 
 
-def _used(names, files, composed_of):
-    """Of these untracked sources those that the run uses, sorted."""
+def _used(names, files, composed_of, folders):
+    """Of these untracked sources, relative to any of the folders or to CODE, those that the run uses, sorted."""
     if not names:
         return []
     imported = filter(None, (getattr(module, "__file__", None) for module in [*sys.modules.values()]))
     yamls = composed_of() if any(name.endswith(".yaml") for name in names) else ()
-    roots = {os.path.realpath(root) for root in (CODE, REPO)}
+    roots = {os.path.realpath(root) for root in (CODE, *folders)}
     paths = {os.path.realpath(path) for path in (*yamls, *imported)}
     used = {os.path.relpath(path, root) for path in paths for root in roots if path.startswith(root + os.sep)}
     return [name for name in names if name in files or name in used]

@@ -228,8 +228,11 @@ def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
     code = recorded.run["code"]
     if code_state.identity_version(code) != code_state.IDENTITY_VERSION:
         return
+    not_kept = unused(recorded)
     for name, wanted in (code.get("files") or {}).items():
         top, _, rest = name.partition("/")
+        if name in not_kept:
+            continue
         path = made.own / rest if top in OWN else made.code / name
         if not path.is_file() or code_state.file_sha256(path)[:12] != wanted:
             raise ValueError(f"{name}, as the record holds it, is not the file that run.json names: {CHANGED}")

@@ -4,7 +4,9 @@
     .venv/bin/python tests/benchmarks contestants honest [NUM_RUNS]     honest ones in rotation: who was accused
 
 A cheat is caught where its record is not complete, is invalid, carries a doubt about the contestant (a disturbed
-machine is no such doubt), fails `verify` or fails `audit`.  An honest contestant is accused where any of these holds.
+machine is no such doubt), fails `verify` or fails `audit`; a script that moves time or work within the tolerances wins
+nothing where a race with the honest one does not call it faster.  An honest contestant is accused where any of the
+former holds.
 """
 
 import json
@@ -72,7 +74,7 @@ def main(kind="cheats", *words):
 def _cheats(results, names):
     through = []
     for name in names:
-        caught_by = examined(results, CHEATS[name])
+        caught_by = examined(results, CHEATS[name]) or no_faster(results, name)
         print(f"{name:26} {caught_by or 'NOT CAUGHT'}", flush=True)
         through += [name] if caught_by is None else []
     print(
@@ -102,11 +104,12 @@ def examined(results, overrides, audits=True, disturbed=None):
     """Run, verify and audit one contestant -> what is held against it, None for nothing."""
     from bench.record import rows
 
+    before = {path.parent for path in Path(results).glob("*/*/run.json")}
     done = _bench(results, "run", *overrides)
-    last = done.stdout.strip().splitlines()[-1].strip() if done.stdout.strip() else ""
-    folder = Path(last)
-    if not (folder / "run.json").is_file():
+    made = {path.parent for path in Path(results).glob("*/*/run.json")} - before
+    if len(made) != 1:
         return f"refused: {(done.stderr or done.stdout).strip().splitlines()[-1][:140]}"
+    (folder,) = made
     run = json.loads((folder / "run.json").read_text())
     if run["status"] != "complete":
         return f"{run['status']}: {run['failure']['message'][:140]}"
@@ -123,6 +126,22 @@ def examined(results, overrides, audits=True, disturbed=None):
     if audits and (audited := _bench(results, "audit", str(folder))).returncode == 1:
         return f"audit: {audited.stdout.strip().splitlines()[-1][:140]}"
     return None
+
+
+def no_faster(results, name):
+    """A race of a script that no check caught with the honest one -> why it wins nothing, None where it is faster."""
+    if name not in CHEATING_SCRIPTS:
+        return None
+    arms = [f'{arm}=script={BIGRAM} "script.args=[{variant}]"' for arm, variant in (("A", "plain"), ("B", name))]
+    done = _bench(results, "race", *arms, "n=3", *ON_TRACK, "--anyway", "--json")
+    if done.returncode not in (0, 2):
+        return f"race: {(done.stderr or done.stdout).strip().splitlines()[-1][:140]}"
+    found = json.loads(done.stdout)["result"]["against"]["B"]
+    return (
+        None
+        if found["verdict"] == "faster"
+        else f"raced with the honest one: {found['verdict']}: {found['words'][:160]}"
+    )
 
 
 def _bench(results, *words):

@@ -1,4 +1,5 @@
-"""A contestant that works on in its validations, while its own clock stands still."""
+"""A contestant that works on in its validations, while its own clock stands still: once it has trained for a while, so
+that what is asked of it before the first step shows nothing."""
 
 import time
 
@@ -8,11 +9,12 @@ from models.gpt2 import GPT2
 class Mine(GPT2):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.has_trained = False
+        self.num_calls, self.has_trained = 0, False
 
     def forward(self, tokens_BT, targets_BT):
         if self.training:
-            self.has_trained = True
+            self.num_calls += 1
+            self.has_trained = self.num_calls > 12
         elif self.has_trained:
             self.has_trained = False
             time.sleep(0.3)  # as long as a few steps would take
