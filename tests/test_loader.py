@@ -10,7 +10,7 @@ import torch
 from bench.data import course, shards
 from bench.data import loader as rooms
 from bench.data.course import BatchShape
-from bench.data.loader import Loader, val_batches
+from bench.data.loader import Loader, ValRows
 from bench.data.stream import Stream
 
 SIZES = (7, 1, 30, 12)  # 50 tokens in four shards; token number k is k, so that a batch shows where it came from
@@ -296,6 +296,12 @@ def test_data_without_a_document_are_refused_and_not_searched_for_ever(counting)
 
 
 # ---- validation ----
+
+
+def val_batches(*args):
+    """All that one rank validates on."""
+    rows = ValRows(*args)
+    return rows.at(rows.places)
 
 
 @pytest.mark.parametrize("micro_batch_seqs", [1, 2, 3, 100])

@@ -85,6 +85,7 @@ def test_files_that_each_node_writes_have_one_role():
 
 
 ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}
+ALIKE |= {"copy": f"{'9' * 32}-cpython-311"}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data
         ({"torch": None}, "torch, none instead of 2.13.0"),
         ({"data_sha256": ["e" * 64]}, "the shards differ: ./run.sh data show"),
         ({"config_id": "f"}, "config, f instead of c: give the same settings"),
+        ({"copy": f"{'8' * 32}-cpython-311"}, f"code, {'8' * 12} instead of {'9' * 12}: check out the same commit"),
     ],
 )
 def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):

@@ -89,6 +89,20 @@ def test_a_forward_that_returns_four_fifths_of_its_loss_in_evaluation_is_invalid
     assert f"its logits give {last['from_logits_nats']:.6f}" in invalid[1]
 
 
+def test_logits_are_asked_for_a_few_rows_at_a_time(monkeypatch):
+    asked = []
+
+    def logits(self, tokens_BT):
+        asked.append(tuple(tokens_BT.shape))
+        return HONEST(self, tokens_BT)
+
+    monkeypatch.setattr(referee, "MAX_TOKENS", 128)
+    forward = models.load("gpt2").forward
+    facts, faults = of_model(monkeypatch, logits=logits, forward=lambda *args: asked.append(None) or forward(*args))
+    of_referee = {shape for before, shape in zip([None, *asked], asked) if shape and before is not None}
+    assert faults == ([], []) and of_referee and max(rows * length for rows, length in of_referee) <= 128
+
+
 def test_a_lie_of_three_thousandths_is_found_in_bfloat16_too(monkeypatch):
     def forward(self, tokens_BT, targets_BT):
         return forward_of(self, tokens_BT, targets_BT) - (0.0 if self.training else 0.003)
@@ -162,6 +176,14 @@ def test_random_tokens_show_a_model_that_sees_them(monkeypatch):
     facts, (invalid, _) = of_model(monkeypatch, logits=logits)
     assert facts["random_tokens"]["claimed_nats"] < LN_V / 2
     assert any("and a causal model is below" in words and "standard error" in words for words in invalid)
+
+
+def test_a_model_without_numbers_for_tokens_that_no_run_is_given_is_doubted():
+    facts, faults = of_model()
+    assert faults == ([], [])
+    nothing = {"claimed_nats": None, "from_logits_nats": None}
+    for key, where in (("random_tokens", "random tokens"), ("held_out", "a held-out slice")):
+        assert loss_rules.faults(facts | {key: facts[key] | nothing}) == ([], [f"its loss of {where} is not a number"])
 
 
 def test_a_model_that_begins_trained_is_doubted(monkeypatch):

@@ -174,6 +174,19 @@ def test_what_could_not_be_asked_is_a_doubt_and_older_records_have_none():
     assert ruled({}) == ("valid", [])
 
 
+def test_a_loss_that_is_no_number_when_repeated_makes_the_run_invalid():
+    found = checked(Net(as_before)) | {"repeated_nats": None, "rounding_nats": None}  # nan, as JSON has it
+    judged, (reason, *_) = ruled(found)
+    assert judged == "invalid" and "None when repeated" in reason
+
+
+def test_a_checksum_of_a_part_of_a_tensor():
+    whole = torch.arange(10, dtype=torch.float32)
+    part = side_effects._checksum(whole[1:9], 5)  # no multiple of 8 bytes from the beginning
+    whole[8] = 0
+    assert side_effects._checksum(whole[1:9], 5) != part
+
+
 def test_a_checksum_sees_one_bit_a_swap_and_any_type():
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn):
         zeros = torch.zeros(3 * side_effects.CHUNK // 2).to(dtype)

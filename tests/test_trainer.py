@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 
 import pytest
 import real_runs
@@ -96,6 +97,19 @@ def test_what_is_asked_at_the_end_leaves_everything_as_it_was(trainer):
     assert before[2] == after[2] and trainer.model.training
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     assert trainer.evaluate() == val_loss
+
+
+def test_a_buffer_that_a_model_makes_for_each_shape_is_no_fault_of_the_check_at_the_end(trainer):
+    lengths = itertools.count(1)
+
+    def makes_buffers(model, args):
+        model.register_buffer("cache", torch.zeros(next(lengths)), persistent=False)
+        model.register_buffer(f"of_{next(lengths)}", torch.zeros(1), persistent=False)
+
+    trainer.warm_up()
+    trainer.evaluate()
+    trainer.model.register_forward_pre_hook(makes_buffers)
+    assert trainer.check_at_end()["causality"]["found"] == "causal"
 
 
 def test_the_optimizer_is_reset_with_its_memory_kept(trainer):

@@ -183,23 +183,6 @@ def _fill(pair, stream, start):
     pair[1] = span[1:]
 
 
-def val_batches(
-    shards: Sequence[Shard],
-    val_tokens: int,
-    seq_len: int,
-    micro_batch_seqs: int,
-    rank: int,
-    world_size: int,
-    device: torch.device | str,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's (tokens_BT, targets_BT) of exactly the first val_tokens tokens, int64 on the device.
-
-    Raises ValueError at once where that cannot be.
-    """
-    rows = ValRows(shards, val_tokens, seq_len, micro_batch_seqs, rank, world_size, device)
-    return rows.at(rows.places)
-
-
 class ValRows:
     """The batches of a validation that are a rank's: places, the number of each one's first token, and their shape_BT.
 

@@ -80,9 +80,9 @@ def _merge(run, result, failure, clock, edges):
     run["model"] = result.get("model", run["model"])
     run["environment"] |= result.get("torch_facts", {})
     own = {"wall_s": clock.lasted_s(), "launcher_peak_mem_gib": environment.peak_rss_gib()}
-    run["measured"] = result.get("measured", {}) | own
+    run["measured"] = private.redact_all(result.get("measured", {}), REPO) | own
     run["instrument_summaries"] = result.get("instrument_summaries", {})
-    run["referee"] = run.get("referee", {}) | result.get("referee", {})
+    run["referee"] = run.get("referee", {}) | private.redact_all(result.get("referee", {}), REPO)
     if edges and failure is None:
         run["referee"]["clock"] = edges.clock((run["measured"].get("train_s_by_rank") or [None])[0])
     of_clock = [("clock", words) for words in clock.doubts()]

@@ -111,6 +111,7 @@ def facts_of(job: Job) -> dict:
     files = job.dataset.train + job.dataset.val
     return {
         "source_sha256": job.source_sha256,
+        "copy": job.code.name,
         "commit": code_state.state(job.code, job.own_sources, REPO)["commit"],
         "torch": env["packages"].get("torch"),
         "python": env["python"],

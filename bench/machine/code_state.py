@@ -47,6 +47,7 @@ RACED = (
     "bench/machine/environment.py",
     "bench/machine/gpus.py",
     "bench/machine/processes.py",
+    "bench/machine/stamped_pipes.py",
     "bench/record/step_files.py",
     "bench/user_code/classes.py",
     "bench/units.py",

@@ -61,9 +61,10 @@ def faults(facts: dict) -> tuple[list[str], list[str]]:
     if not held_out.get("not_checked"):
         wrong.append(_mismatch(held_out, "on a held-out slice of the validation data", bound))
         doubts.append(_too_good(facts, held_out))
-    first = next((one["claimed_nats"] for one in facts["checked"] if one["step"] == 0), None)
-    if is_trained(first, vocab_size):
-        doubts.append(words_of_start(first, vocab_size))
+    doubts += [_unknown(random_tokens, "of random tokens"), _unknown(held_out, "of a held-out slice")]
+    first_nats = facts.get("val_loss_at_start")  # of all its tokens: of a few batches chance would decide
+    if is_trained(first_nats, vocab_size):
+        doubts.append(words_of_start(first_nats, vocab_size))
     return [one for one in wrong if one], [one for one in doubts if one]
 
 
@@ -79,6 +80,13 @@ def _mismatch(one, where, bound):
             f"the loss from logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
         )
     return None
+
+
+def _unknown(one, where):
+    """Of tokens that no run is given: a model that gives no number there cannot be asked what it knows."""
+    if one.get("not_checked") or one["claimed_nats"] is not None or one["from_logits_nats"] is not None:
+        return None
+    return f"its loss {where} is not a number"
 
 
 def _impossible(one, vocab_size):

@@ -69,7 +69,9 @@ def _faults_of_model(run):
     if not evaluation or evaluation["why"]:
         return
     first_nats, repeated_nats = evaluation["first_nats"], evaluation["repeated_nats"]
-    if not abs(repeated_nats - first_nats) <= evaluation["rounding_nats"]:
+    if None in (first_nats, repeated_nats):  # as JSON has what is no number
+        yield f"the loss of the same tokens was {first_nats} in the last validation and {repeated_nats} when repeated"
+    elif not abs(repeated_nats - first_nats) <= evaluation["rounding_nats"]:
         numbers = f"{first_nats:.7f} in the last validation and {repeated_nats:.7f} when repeated"
         yield f"the loss of the same tokens was {numbers} (rounding: {evaluation['rounding_nats']:.1g})"
     if evaluation["trained"]:

@@ -23,6 +23,7 @@ from bench.record.loss_rules import bound_nats
 from bench.training import distributed
 from bench.training.trainer import Trainer
 
+MAX_TOKENS = 8192  # of a pass of logits, or one row: a fused loss never holds those of a whole micro-batch
 ROWS_AT_ONCE = 2048  # of logits that are float32 at one time: 0.4 GB where V is 50,257
 COST_FRAC = 0.01  # of the run's own passes: so many batches of the last validation are asked for, if they are not all
 LEAST_FRAC = 0.25  # of the last validation's batches, whatever they cost
@@ -56,7 +57,7 @@ class RefereeLoss:
         self._vocab_size = trainer.config.data.vocab_size
         self._first: list[torch.Tensor] = []  # of the first validation, each batch's loss
         self._last: list[torch.Tensor] = []
-        self._val_loss = math.nan
+        self._val_loss = self._val_loss_at_start = math.nan
         self._seconds = 0.0
         self._why: str | None = None
         self._at_start: tuple[list[int], list[torch.Tensor]] = ([], [])
@@ -80,7 +81,9 @@ class RefereeLoss:
         """The trainer's, whose losses of each batch are kept."""
         nats = self._trainer.evaluate()
         kept = [loss.double() for loss in self._trainer.val_nats]
-        self._first, self._last, self._val_loss = self._first or kept, kept, nats
+        if not self._first:
+            self._first, self._val_loss_at_start = kept, nats
+        self._last, self._val_loss = kept, nats
         return nats
 
     def at_end(self, num_steps: int) -> dict:
@@ -98,6 +101,7 @@ class RefereeLoss:
             "dtype": hardware.dtype,
             "is_compiled": bool(hardware.compile),
             "checked": checked if self._why is None else [],
+            "val_loss_at_start": _finite(self._val_loss_at_start),
             "val_loss": _finite(self._val_loss),
             "validation": self._spread(self._last),
             "random_tokens": random_tokens if self._why is None else None,
@@ -214,6 +218,11 @@ class RefereeLoss:
         logits = getattr(self._trainer.model, "logits", None)
         if not callable(logits):
             raise NoLogits("it has none")
+        num_rows = max(1, MAX_TOKENS // tokens_BT.shape[1])
+        parts = zip(tokens_BT.split(num_rows), targets_BT.split(num_rows), strict=True)
+        return torch.cat([self._nats_of_rows(logits, *part) for part in parts])
+
+    def _nats_of_rows(self, logits, tokens_BT, targets_BT):
         logits_BTV = logits(tokens_BT)
         shape = tuple(logits_BTV.shape) if isinstance(logits_BTV, torch.Tensor) else type(logits_BTV).__name__
         if not isinstance(shape, tuple) or shape[:-1] != tuple(tokens_BT.shape) or shape[-1] < self._vocab_size:

@@ -260,9 +260,15 @@ def _worst(found):
 
 def _worst_evaluation(found):
     """Of side_effects.check() of each rank: one that could not ask, or whose loss moved most; what changed on any."""
-    worst = max(found, key=lambda rank: math.inf if rank["why"] else abs(rank["repeated_nats"] - rank["first_nats"]))
+    worst = max(found, key=_moved_nats)
     names = {kind: sorted({name for rank in found for name in rank[kind]}) for kind in ("trained", "changed")}
     return worst | names
+
+
+def _moved_nats(rank):
+    """Infinite where that is unknown, or no number."""
+    moved_nats = math.inf if rank["why"] else abs(rank["repeated_nats"] - rank["first_nats"])
+    return math.inf if math.isnan(moved_nats) else moved_nats
 
 
 def _say(text):

@@ -202,7 +202,7 @@ def _checksum(tensor, seed):
     if tensor.layout != torch.strided or tensor.is_meta:
         return str(tensor.layout)
     data = tensor.detach().contiguous().flatten().view(torch.uint8)
-    width = next(width for width in (8, 4, 2, 1) if len(data) % width == 0)
+    width = next(width for width in (8, 4, 2, 1) if len(data) % width == data.storage_offset() % width == 0)
     data = data.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
     total, factors = 0, _factors(seed, tensor.device)
     for number, chunk in enumerate(data.split(CHUNK)):

@@ -186,7 +186,8 @@ class Trainer:
         finally:
             with torch.no_grad():
                 for name, tensor in self._tensors():
-                    tensor.copy_(saved[name])
+                    if name in saved and saved[name].shape == tensor.shape:  # else made again for another shape
+                        tensor.copy_(saved[name])
         return {"causality": causal, "evaluation": evaluation_found}
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do
     "python": ("Python", "use the same Python on every node"),
     "data_sha256": ("data", "the shards differ: ./run.sh data show NAME on every node"),
     "config_id": ("config", "give the same settings on every node; where machines differ, hardware.num_threads too"),
+    "copy": ("code", "check out the same commit, with the same bench/, models/ and conf/, on every node"),
 }
 
 
