@@ -5,6 +5,7 @@ finishes it however the workers ended (finish.py).  It never imports torch.
 """
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,8 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes, audit)
                 raise
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
-            exit_code, failure = None, failures.failure(failures.kind_of(error), str(error))
+            kind = "not_started" if error.errno == errno.EMFILE else failures.kind_of(error)
+            exit_code, failure = None, failures.failure(kind, str(error))
         signals()  # the record is being finished, and once is enough
         if of_nodes:
             of_nodes.complete(run)
