@@ -18,6 +18,7 @@ from bench import atomic, paths, private
 from bench.data.sources import source
 from bench.machine import processes
 from bench.paths import REPO
+from bench.reading.damage import Damaged
 from bench.record import artifacts, run_folder, step_files
 
 RECORDS = Path(__file__).parent / "records"
@@ -511,3 +512,19 @@ def test_a_line_that_lacks_a_cell_is_not_made_whole_by_the_next_that_has_one_too
     (tmp_path / "steps.csv").write_text("step,tokens,train_loss\n1,10,5.0\n2,20\n3,30,4.0,9\n")
     assert step_files.read_columns(tmp_path, ["step"]) == {"step": [1]}
     assert [row["step"] for row in step_files.read(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    "referee",
+    [
+        {"evaluation": {"why": None}},
+        {"loss": {"vocab_size": 257}},
+        {"causality": {"end": None, "start": "x"}},
+        {"code": {"copies": []}},
+        {"clock": {"source": "edges"}},
+    ],
+)
+def test_a_record_whose_referee_found_what_no_rule_can_read_is_damaged(folder, referee):
+    edit(folder, referee=referee)
+    with pytest.raises(Damaged, match="referee cannot be read"):
+        run_folder.read(folder)

@@ -22,7 +22,7 @@ from bench.machine import processes, utc
 from bench.paths import PUBLISHED
 from bench.reading import json_file
 from bench.reading.damage import Damaged, of_record
-from bench.record import shape
+from bench.record import shape, validity
 
 SCHEMA_VERSION = 1
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
@@ -137,6 +137,11 @@ def _check_kinds(path, run):
         if value is not None and type(value) not in (int, float, bool):
             result = str(value)[:40]
             raise Damaged(f"{path}: metrics.{name}={result!r} is not a number: the file was damaged, restore it")
+    if run.get("referee") and run.get("status") == "complete":
+        try:
+            validity.of_referee(run)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise Damaged(f"{path}: referee cannot be read ({error!r}): the file was damaged, restore it") from None
 
 
 def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[dict]:

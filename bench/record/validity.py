@@ -1,6 +1,6 @@
 """Whether a finished run counts: valid, suspect or invalid, and why."""
 
-from bench.record import loss_rules
+from bench.record import loss_rules, outside_clock
 
 MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 
@@ -44,6 +44,14 @@ def validity(run: dict) -> tuple[str, list[str]]:
 def contestant_doubts(run: dict) -> list[str]:
     """What the referee found out about the model itself that makes a complete run suspect."""
     return [*loss_rules.faults_of_run(run)[1], *_model_doubts(run)]
+
+
+def of_referee(run: dict) -> list[str]:
+    """All that the rules say of what the referee found in a complete run."""
+    clock = (run["referee"] or {}).get("clock")
+    said = [*_faults_of_model(run), *loss_rules.faults_of_run(run)[0], *contestant_doubts(run)]
+    said += [words for _, words in outside_clock.doubts(clock)] if clock is not None else []
+    return said + [why for why in [_of_other_code(run)] if why]
 
 
 def _of_other_code(run):
