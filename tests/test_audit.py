@@ -254,8 +254,8 @@ def test_bigrams_know_how_hard_a_slice_is():
     assert nats(ordered).mean() < 0.01 < 2 < nats(noise).mean()
 
 
-def verdict(kind, facts, claimed, *nats, fixes=True):
-    return counterfactual.verdict(kind, facts, claimed, nats, fixes)["outcome"]
+def verdict(kind, facts, claimed, *nats):
+    return counterfactual.verdict(kind, facts, claimed, nats)["outcome"]
 
 
 def test_random_tokens_fail_at_the_e_values_bound():

@@ -102,7 +102,6 @@ def _script_path(folder):
 
 def _of_kind(kind, job, run, say):
     """{"outcome", "why", "run", ...} of one audit run."""
-    fixes = any("goal.val_tokens.".startswith(f"{key}.") for key in job.config.track.fixed)
     seed = random.SystemRandom().getrandbits(63)
     eos_token = datasets.chosen(job.config.data).eos_token
     claimed_nats, root = run["metrics"]["val_loss"], data_root()
@@ -127,7 +126,7 @@ def _of_kind(kind, job, run, say):
         return {"outcome": DOUBTED, "why": why, "run": name}
     rows = step_files.read(audited["folder"])
     nats = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-    return counterfactual.verdict(kind, data.facts, claimed_nats, nats, fixes) | {"run": name}
+    return counterfactual.verdict(kind, data.facts, claimed_nats, nats) | {"run": name}
 
 
 @contextlib.contextmanager

@@ -105,19 +105,18 @@ def make(
     return Counterfactual(kind, made, seed, facts)
 
 
-def verdict(kind: str, facts: dict, claimed_nats: float, nats: Sequence[float], fixes_val_tokens: bool) -> dict:
+def verdict(kind: str, facts: dict, claimed_nats: float, nats: Sequence[float]) -> dict:
     """{"outcome", "why", "nats", "least_nats"} of the validations that an audit run printed.
 
-    claimed_nats: the last validation of the run that is audited; fixes_val_tokens: whether its track says how many
-    tokens a validation has.
+    claimed_nats: the last validation of the run that is audited.
     """
     if not nats or not all(map(math.isfinite, nats)):
         return {"outcome": FAILED, "why": "it printed no finite validation loss", "nats": None, "least_nats": None}
     judge = {"random_tokens": _of_random_tokens, "random_training": _of_random_training, "held_out": _of_held_out}[kind]
-    return judge(facts, claimed_nats, nats, fixes_val_tokens)
+    return judge(facts, claimed_nats, nats)
 
 
-def _of_random_tokens(facts, claimed_nats, nats, fixes_val_tokens):
+def _of_random_tokens(facts, claimed_nats, nats):
     """Nobody is below ln K but by luck: bench/stats/evalues.py."""
     ln_k, lowest = math.log(facts["num_alphabet"]), min(nats)
     least = evalues.least_nats(ln_k, min(facts["val_tokens"], LEAST_TOKENS))
@@ -128,7 +127,7 @@ def _of_random_tokens(facts, claimed_nats, nats, fixes_val_tokens):
     return _said(FAILED, why, lowest, least)
 
 
-def _of_random_training(facts, claimed_nats, nats, fixes_val_tokens):
+def _of_random_training(facts, claimed_nats, nats):
     """Most of the validation is the track's, on which random training leaves ln V; its easy head has 0 at least."""
     ln_v, lowest = math.log(facts["vocab_size"]), min(nats)
     if claimed_nats > 0.95 * ln_v:
@@ -143,7 +142,7 @@ def _of_random_training(facts, claimed_nats, nats, fixes_val_tokens):
     return _said(FAILED, why, lowest, least)
 
 
-def _of_held_out(facts, claimed_nats, nats, fixes_val_tokens):
+def _of_held_out(facts, claimed_nats, nats):
     """The claimed loss, as far as two slices of the data differ: doubted by their spread, failed by four blocks'."""
     last, harder = nats[-1], max(0.0, facts["harder_nats"])
     num_blocks = max(1, facts["val_tokens"] // BLOCK_TOKENS)
@@ -151,13 +150,13 @@ def _of_held_out(facts, claimed_nats, nats, fixes_val_tokens):
     def most(num):
         return HELD_OUT_SE * facts["sd_of_blocks_nats"] * math.sqrt(2 / num) + HELD_OUT_FRAC * claimed_nats + harder
 
-    limits = most(num_blocks), most(num_blocks if fixes_val_tokens else min(4, num_blocks))
+    limit = most(num_blocks)
     words = f"its loss is {last:.4f} on a held-out slice, and it claims {claimed_nats:.4f} on the validation data"
     more = last - claimed_nats
-    if more <= limits[0]:
-        return _said(PASSED, f"{words}: within the limit of {limits[0]:.4f} that two slices may differ by", last, None)
-    outcome = FAILED if more > max(limits[1], most(min(4, num_blocks))) else DOUBTED
-    return _said(outcome, f"{words}, {more:.4f} higher; two slices may differ by {limits[0]:.4f}", last, None)
+    if more <= limit:
+        return _said(PASSED, f"{words}: within the limit of {limit:.4f} that two slices may differ by", last, None)
+    outcome = FAILED if more > most(min(4, num_blocks)) else DOUBTED
+    return _said(outcome, f"{words}, {more:.4f} higher; two slices may differ by {limit:.4f}", last, None)
 
 
 def _said(outcome, why, nats, least):
