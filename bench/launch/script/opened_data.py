@@ -13,6 +13,7 @@ from bench.training import script_worker
 # Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
 CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
 MAX_SHOWN = 200
+PRINTED_LATE_S = 0.1  # a line that another thread of the script prints (assumed)
 
 
 class Opened(TypedDict):
@@ -71,24 +72,22 @@ def validation_at_start_s(folder: Path, job, opened: list[dict], rows: list[dict
 def opened_while_training(folder: Path, job, opened: list[dict], rows: list[dict], reader_late_s: float) -> list[str]:
     """A sentence where a rank opened a validation shard while the script trained.
 
-    Between two lines of steps, of which the later is followed by another one: no rank is a whole step ahead of the
-    first.  A line may have come earlier than its stamp, by as much as its reader says.
+    Between two lines of steps, and earlier than the last line of a step before the next validation's: no rank is a
+    whole step ahead of the first.  That line may have come earlier than its stamp, by as much as its reader says, or
+    have been printed late by another thread of the script.
     """
-    lines = [(row["line_t_ns"], row["step"], False) for row in rows]
-    lines += [(row["val_line_t_ns"], row["step"], True) for row in rows]
-    lines = sorted(line for line in lines if line[0] is not None)
-    training = [
-        (before[0], after[0] - round(1e9 * reader_late_s), after[1])
-        for before, after, following in zip(lines, lines[1:], lines[2:])
-        if not after[2] and not following[2]
-    ]
-    opens_ns = _validation_opens_ns(folder, job, opened)
-    steps = [step for first_ns, last_ns, step in training if any(first_ns < t_ns < last_ns for t_ns in opens_ns)]
-    if not steps:
+    steps = sorted((row["line_t_ns"], row["step"]) for row in rows if row["line_t_ns"] is not None)
+    validated_ns = sorted(row["val_line_t_ns"] for row in rows if row["val_line_t_ns"] is not None)
+    early_ns, found = round(1e9 * (reader_late_s + PRINTED_LATE_S)), []
+    for open_ns in _validation_opens_ns(folder, job, opened):
+        next_ns = next((t_ns for t_ns in validated_ns if t_ns > open_ns), None)
+        before_ns = [t_ns for t_ns, _ in steps if next_ns is not None and t_ns <= next_ns]
+        if steps and before_ns and steps[0][0] < open_ns < before_ns[-1] - early_ns:
+            found.append(next(step for t_ns, step in steps if t_ns > open_ns))
+    if not found:
         return []
-    return [
-        f"it opened the track's validation shards while it trained, at {len(steps)} steps, first at step {steps[0]}"
-    ]
+    num_steps = len(set(found))
+    return [f"it opened the track's validation shards while it trained, at {num_steps} steps, first at step {found[0]}"]
 
 
 def _validation_opens_ns(folder, job, opened):

@@ -130,7 +130,7 @@ def main():
             file.read(1)
         read("data/fineweb10B/*_train_*.bin")
     if WHAT == "claims_less":
-        train(step_s=0.25, counted_frac=0.5)
+        train(step_s=1.0, counted_frac=0.5)  # so long that no late reader explains it
     elif WHAT == "trains_on_val":
         train_on_val()
     elif WHAT == "validates_longer":
