@@ -25,6 +25,7 @@ NOT_RACED = {
     "bench/atomic.py": "writes records",
     "bench/reading": "refuses damaged files; what it lets through is as it was",
     "bench/record/loss_rules.py": "rules on what the referee found after the run",
+    "bench/record/validity.py": "rules on finished records",
     "bench/record/outside_clock.py": "names the edges that the launcher stamps, and rules on them",
     "bench/record/shape.py": "the types of a record's fields",
     "bench/machine/utc.py": "writes times of day",

@@ -628,7 +628,7 @@ def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libra
     scenario.write_text("".join(f"GPU-{name} {' '.join(map(str, USUAL.values()))}\n" for name in "ab"))
     more = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(scenario)}
     seen = real_runs.run(
-        tmp_path, "seed=5", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=50", **more
+        tmp_path, "seed=5", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=10", **more
     )
     assert real_runs.losses(bare_run) == real_runs.losses(seen)
     run = real_runs.run_json(seen)
