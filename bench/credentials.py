@@ -71,7 +71,8 @@ TO_BLANK = re.compile(r"[^\s\"'`;]*")  # what a shell takes for one word
 NETRC = re.compile(r"\blogin[ \t]{1,8}\S{1,256}\s{1,8}password[ \t]{1,8}(\S+)")
 BEARER = re.compile(r"\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:Bearer|Basic|Token)\s+([\w.~+/=-]+)", re.I)
 HARMLESS = re.compile(
-    r"SECRET|PASSWORD|USER:PASSWORD|USER|TOKEN|VALUE|KEY|none|null|true|false|str|string|int|bytes|optional|\W*|x+|your\W.*|change_?me"
+    r"SECRET|PASSWORD|USER:PASSWORD|USER|TOKEN|VALUE|KEY|none|null|true|false|str|string|int|bytes|optional"
+    r"|\W*|x+|your\W.*|change_?me"
     r"|example|redacted|hidden|[<${%].*|[-+]?[\d.,_]+(?:e[-+]?\d+)?",
     re.I | re.S,
 )

@@ -31,6 +31,7 @@ CHEATING_SCRIPTS = (
     "lowers_val_loss", "scales_val_loss", "constant_val_loss", "validates_on_128", "easy_half", "sees_the_target",
     "knows_val",
 )  # fmt: skip
+WITHIN_TOLERANCES = ("three_percent_less", "trains_in_validations")  # of time; the race's losses are not looked at
 CHEATING_MODELS = (
     "ScaledLoss", "ScaledAtTheEnd", "EasyTokens", "StashedTargets", "RemembersValidation", "TrainsInEvaluation",
     "SeesTheNext", "SeesTheNextLater", "SeesOtherRows", "SeesItsBlock", "TrainsInItsInit", "SlowsTheClock",
@@ -130,7 +131,7 @@ def examined(results, overrides, audits=True, disturbed=None):
 
 def no_faster(results, name):
     """A race of a script that no check caught with the honest one -> why it wins nothing, None where it is faster."""
-    if name not in CHEATING_SCRIPTS:
+    if name not in WITHIN_TOLERANCES:
         return None
     arms = [f'{arm}=script={BIGRAM} "script.args=[{variant}]"' for arm, variant in (("A", "plain"), ("B", name))]
     done = _bench(results, "race", *arms, "n=3", *ON_TRACK, "--anyway", "--json")
