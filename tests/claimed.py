@@ -14,14 +14,14 @@ from pathlib import Path
 
 import yaml
 
-from bench import atomic
+from bench.base import atomic
 from bench.claims.rules import rulebook
 from bench.cli import judge
 from bench.config import compose, resolve, schema, stages
 from bench.config.deviations import deviations_of
 from bench.machine import environment, utc
 from bench.machine.signals import Interrupted
-from bench.race import arm_process, planning
+from bench.plans.race import arm_process, planning
 from bench.record import artifacts, ledger, metrics, run_folder, step_files
 from models.stages import ends_of
 
@@ -188,7 +188,7 @@ def _rows(train_s, losses, shares, of_run, train_loss=3.0):
 
 
 class Racers:
-    """For bench.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
+    """For plans.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
 
     hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.
     """
@@ -210,7 +210,7 @@ class Racers:
 
     def install(self, monkeypatch):
         monkeypatch.setattr(
-            "bench.race.planning.secrets.randbits", lambda bits: 1
+            "bench.plans.race.planning.secrets.randbits", lambda bits: 1
         )  # the order is the same in every run of the tests
         clock = types.SimpleNamespace(**vars(utc) | {"now": lambda: self.results.now})
         for module in (ledger, planning):  # plans, looks and ends lie between the runs

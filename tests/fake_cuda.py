@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snapshots import Allocator
 
-from bench.instruments.base import Context
+from bench.training.instruments.base import Context
 from bench.training.timers import HostMarks
 
 
@@ -64,7 +64,7 @@ class FakeCuda:
 
 def install(monkeypatch):
     """Until the end of the test -> the FakeCuda."""
-    from bench.memory import recording as memory_recording
+    from bench.training.memory import recording as memory_recording
 
     monkeypatch.setattr(memory_recording, "_holder", None)
     monkeypatch.setattr(memory_recording, "_oom_callback", None)

@@ -158,7 +158,7 @@ def _import_all():
 
     for module, _ in VERBS.values():
         importlib.import_module(f"bench.cli.{module}")
-    importlib.import_module("bench.__main__")
+    importlib.import_module("bench.cli.main")
     for groups in (["track=free"], ["track=cpu_nano"]):  # composed once: a third of what is left of a short run
         compose.compose(groups)
         compose.compose([*groups, "hardware=cpu"])

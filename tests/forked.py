@@ -22,8 +22,14 @@ from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parent.parent
 OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
-MODULES = ("bench", "bench.launch.agent", "bench.launch.guard", "bench.launch.own_model", "bench.race.arm_process")
-MODULES += ("bench.telemetry.sampler", "bench.training.worker")
+MODULES = (
+    "bench",
+    "bench.launch.agent",
+    "bench.launch.guard",
+    "bench.launch.own_model",
+    "bench.plans.race.arm_process",
+)
+MODULES += ("bench.machine.telemetry.sampler", "bench.training.worker")
 CHANGED = "FORKED_CHANGED"  # a variable for a fork alone: JSON {"module.NAME": value}, constants that are others there
 ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
 started = {}  # this process's variables as install() saw them
@@ -68,7 +74,7 @@ def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
 
 def _code():
     """The folders whose programs are forked: the repository, and the copy that this process imported bench from."""
-    return {REPO, *(sys.modules[name].CODE for name in ("bench.paths",) if name in sys.modules)}
+    return {REPO, *(sys.modules[name].CODE for name in ("bench.base.paths",) if name in sys.modules)}
 
 
 def _fork_exec(*given):

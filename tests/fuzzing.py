@@ -175,7 +175,7 @@ def verbs(bad, results):
 
 def call(words):
     """(exit code or None, stdout, what went wrong or None)."""
-    from bench.__main__ import main
+    from bench.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     started_s = time.monotonic()

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from bench.config import compose
-from bench.instruments import registry
-from bench.instruments.base import Context
-from bench.instruments.instrument_set import InstrumentSet
+from bench.training.instruments import registry
+from bench.training.instruments.base import Context
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.timers import HostMarks
 
 VAL_EVERY_STEPS = 4

@@ -12,14 +12,14 @@ import pytest
 import real_runs
 import scripted
 
-from bench.audit import auditing, counterfactual, power
-from bench.audit.counterfactual import NotPossible
+from bench.base.stats import evalues
 from bench.claims.rules import records
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
+from bench.plans.audit import auditing, counterfactual, power
+from bench.plans.audit.counterfactual import NotPossible
 from bench.record import audits, ledger, run_folder, validity, verification
 from bench.record.audits import DOUBTED, FAILED, PASSED
-from bench.stats import evalues
 
 CHEATS = scripted.SCRIPTS / "cheats" / "train.py"
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]

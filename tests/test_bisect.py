@@ -7,8 +7,8 @@ import sys
 import pytest
 import real_runs
 
-from bench.replay import bisect
-from bench.replay.bisect import BAD, GOOD, UNDECIDED
+from bench.plans.replay import bisect
+from bench.plans.replay.bisect import BAD, GOOD, UNDECIDED
 
 
 def git(folder, *words):

@@ -7,7 +7,7 @@ import claimed
 import pytest
 from comparing import FAILED, a_run, raced, write
 
-from bench import stats
+from bench.base import stats
 from bench.cli import calibrate
 from bench.compare import calibration
 from bench.launch import prepare

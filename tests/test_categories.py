@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.trace import categories
-from bench.trace.categories import ANNOTATION_RULES, CATEGORIES, RULES, category, is_communication, load_rules
+from bench.analysis.trace import categories
+from bench.analysis.trace.categories import ANNOTATION_RULES, CATEGORIES, RULES, category, is_communication, load_rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.category}-{rule.example[:30]}")

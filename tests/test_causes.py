@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.diagnosis import rank_skew, stall_causes, stalls
+from bench.analysis.diagnosis import rank_skew, stall_causes, stalls
 
 MS = 1_000_000  # ns
 

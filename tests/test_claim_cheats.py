@@ -12,7 +12,7 @@ from claimed import failed
 from bench.cli import judge, race
 from bench.config import schema
 from bench.machine import utc
-from bench.race import plan, planning
+from bench.plans.race import plan, planning
 from bench.record import ledger, ledger_count, published_ledgers
 
 WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was dropped", "every record is that of the ledger"

@@ -11,8 +11,8 @@ import real_runs
 
 from bench.cli import run as run_verb
 from bench.launch import prepare, summary
+from bench.plans.sweep import points
 from bench.record import index
-from bench.sweep import points
 
 
 @pytest.fixture(scope="module")

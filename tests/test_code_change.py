@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
+from bench.analysis.diagnosis import code_diff
 from bench.compare import text as compare_text
-from bench.diagnosis import code_diff
 from bench.machine import code_state
 
 

@@ -18,11 +18,11 @@ from test_environment import commit, git
 
 from bench.claims.rules import rulebook
 from bench.cli import judge, verify
+from bench.config.user_code import classes
 from bench.machine import check_host, code_copy, code_state
 from bench.machine import git as git_program
 from bench.record import validity
 from bench.training import imported
-from bench.user_code import classes
 
 REPO = real_runs.REPO
 HALVED = ("return F.cross_entropy(", "return 0.5 * F.cross_entropy(")

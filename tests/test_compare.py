@@ -11,9 +11,9 @@ import pytest
 import traces
 from comparing import a_run, raced, write
 
+from bench.analysis.diagnosis import text as diagnosis_text
 from bench.cli import compare
 from bench.compare import calibration
-from bench.diagnosis import text as diagnosis_text
 
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 
@@ -101,7 +101,7 @@ def test_the_warm_up_runs_of_races_are_no_part_of_an_arm(arms, results, capsys):
 
 @pytest.fixture
 def race(arms, results):
-    """race.json as bench/race/runner.py writes it, with three arms: C is B once more."""
+    """race.json as bench/plans/race/runner.py writes it, with three arms: C is B once more."""
     third = [write(results, a_run("C", 10.5 + 0.01 * number, 20 + number)) for number in range(5)]
     folder = results / "races" / "r1"
     folder.mkdir(parents=True)

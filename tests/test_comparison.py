@@ -6,7 +6,7 @@ import math
 import pytest
 from comparing import FAILED, a_run, compare, compare_arms, raced
 
-from bench import stats
+from bench.base import stats
 from bench.compare import measures, sentences, target
 from bench.config import compose, schema
 

@@ -4,8 +4,8 @@ import fake_cuda
 import pytest
 from snapshots import FORWARD
 
-from bench.compat import CUDATimer, CUDATimerCollection, DeviceMemoryMonitor
-from bench.memory.snapshot import pickles
+from bench.analysis.memory import pickles
+from bench.training.compat import CUDATimer, CUDATimerCollection, DeviceMemoryMonitor
 from bench.training.timers import HostMarks
 
 GIB = 2**30

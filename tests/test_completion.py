@@ -7,9 +7,9 @@ from importlib import metadata
 
 import pytest
 
-from bench import __main__ as main_module
 from bench import __version__
 from bench.cli import completion
+from bench.cli import main as main_module
 from bench.cli.verbs import VERBS
 
 TAB = """

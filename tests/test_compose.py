@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.base.paths import REPO
 from bench.config import compose, groups, hydra_app, resolve, schema, typed
 from bench.config.deviations import deviations_of
 from bench.launch.prepare import prepare
-from bench.paths import REPO
 from models.schedules import cosine
 
 RECORDS = Path(__file__).parent / "records"

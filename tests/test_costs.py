@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.diagnosis import event_costs
+from bench.analysis.diagnosis import event_costs
 from bench.record import step_files
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bench import credentials
+from bench.base import credentials
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 

@@ -10,7 +10,7 @@ import pytest
 from browser import Browser, needs_browser
 from kept_records import COMPLETE
 
-from bench import atomic
+from bench.base import atomic
 from bench.cli import report as cli
 from bench.compare import selection
 from bench.record import index, step_files

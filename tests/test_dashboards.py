@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from real_runs import SHORT, bench, folders, run_json
 
+from bench.base.paths import REPO
 from bench.cli import dashboard
-from bench.exporters import dashboards, reading
-from bench.paths import REPO
 from bench.record import run_folder, verification
+from bench.record.exporters import dashboards, reading
 from bench.record.run_files import RunFiles
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -147,9 +147,9 @@ def test_an_old_record_has_its_exporters_among_the_instruments():
 
 def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monkeypatch, capsys):
     before = (run / "run.json").read_bytes()
-    broken = types.ModuleType("bench.exporters.wandb")
+    broken = types.ModuleType("bench.record.exporters.wandb")
     broken.export = lambda exported, settings: 1 / 0
-    monkeypatch.setitem(sys.modules, "bench.exporters.wandb", broken)
+    monkeypatch.setitem(sys.modules, "bench.record.exporters.wandb", broken)
     monkeypatch.setattr(dashboards, "missing", lambda name: None)
     assert dashboard.main([str(run), "--to", "wandb"]) == 1
     assert "no export to wandb: ZeroDivisionError" in capsys.readouterr().out

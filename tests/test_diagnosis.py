@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.diagnosis import between_runs
+from bench.analysis.diagnosis import between_runs
 
 
 def run(steps_ms, forward=0.25, flags=(), **record):

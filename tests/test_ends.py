@@ -183,7 +183,7 @@ def test_ctrl_c_that_hydra_calls_an_error_of_its_own_is_an_interrupt(tmp_path):
         "    raise ConfigCompositionException\n"
         "ConfigLoaderImpl.load_configuration = load\n"
         "sys.argv[1:] = ['run', 'track=free', 'goal.num_steps=2']\n"
-        "from bench.__main__ import run\n"
+        "from bench.cli.main import run\n"
         "run()\n"
     )
     env = real_runs.environment(tmp_path)

@@ -11,13 +11,13 @@ import time
 import pytest
 
 from bench.config import resolve, schema
-from bench.instruments import registry
-from bench.instruments.base import Context
-from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import summary
 from bench.machine import utc
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy
+from bench.training.instruments import registry
+from bench.training.instruments.base import Context
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.rank_events import RankEvents
 from bench.training.timers import HostMarks
 
@@ -145,8 +145,8 @@ def test_the_default_instruments_import_nothing_that_takes_long():
     """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
     code = (
         "import sys; from pathlib import Path;"
-        "from bench.instruments import registry; from bench.instruments.base import Context;"
-        "from bench.instruments.instrument_set import InstrumentSet;"
+        "from bench.training.instruments import registry; from bench.training.instruments.base import Context;"
+        "from bench.training.instruments.instrument_set import InstrumentSet;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
         "made, warnings = registry.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
         "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0);"
@@ -222,7 +222,7 @@ def test_the_host_shows_when_another_program_had_its_core(context):
 
 
 def test_two_ticks_of_schedstat_are_milliseconds():
-    from bench.instruments.host import _spent_ms
+    from bench.training.instruments.host import _spent_ms
 
     assert _spent_ms(b"1000000 500000 7\n", b"3500000 4500000 9\n") == (2.5, 4.0)
 
@@ -324,7 +324,7 @@ def test_nccls_watchdog_aborts_and_the_record_says_timeout(tmp_path):
 
 
 def test_binary_dumps_stay_as_they_are_when_logs_lose_their_private_paths(tmp_path):
-    from bench import private
+    from bench.base import private
 
     (tmp_path / "logs").mkdir()
     for name, data in (("flight_rank0", b"\x80\x05\0/some/where/bench\xff"), ("rank0.log", b"in /some/where/bench\n")):

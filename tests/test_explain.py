@@ -7,13 +7,13 @@ import pytest
 import real_runs
 from traces import SHARED, event, launched, step, write
 
+from bench.analysis.explain import account, ceilings, difference, from_record, page, parts, recorded, rungs
+from bench.analysis.explain.owners import owners
+from bench.analysis.trace import analysis, flops, load, operators
+from bench.base.units import GIB
 from bench.cli import explain as verb
-from bench.explain import account, ceilings, difference, from_record, page, parts, recorded, rungs
-from bench.explain.owners import owners
-from bench.passport import figures
+from bench.machine.passport import figures
 from bench.record import step_files
-from bench.trace import analysis, flops, load, operators
-from bench.units import GIB
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
 MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}

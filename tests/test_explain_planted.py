@@ -10,8 +10,8 @@ import time
 import pytest
 import real_runs
 
-from bench.explain import account, from_record, parts
-from bench.trace import load
+from bench.analysis.explain import account, from_record, parts
+from bench.analysis.trace import load
 
 WITHIN = 0.15
 NUM_ATTEMPTS = 4  # another program may take the core within a step, and that time is nobody's here

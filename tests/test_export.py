@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.cli import export, import_logs
-from bench.exporters import mllog, modded_nanogpt_log
-from bench.importers import log_files, modded_nanogpt
 from bench.record import run_folder, step_files
+from bench.record.exporters import mllog, modded_nanogpt_log
+from bench.record.importers import log_files, modded_nanogpt
 
 REPO = Path(__file__).resolve().parent.parent
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"

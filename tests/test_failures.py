@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench import atomic
+from bench.base import atomic
 from bench.record import failures
 from bench.training.step_log import NonFiniteLoss
 

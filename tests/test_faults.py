@@ -16,12 +16,12 @@ import real_runs
 from comparing import raced, write
 from test_rainy_days import fill, small_disk  # noqa: F401 - a fixture
 
-from bench import private
+from bench.base import private
 from bench.cli import race
 from bench.data import shards
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
-from bench.race import state as race_state
+from bench.plans.race import state as race_state
 from bench.record import ledger
 
 slow = pytest.mark.slow

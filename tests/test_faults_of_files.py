@@ -11,9 +11,9 @@ import pytest
 import real_runs
 from comparing import raced, write
 
-from bench.__main__ import main as bench
+from bench.base.units import MIB
 from bench.cli import compare
-from bench.units import MIB
+from bench.cli.main import main as bench
 
 slow = pytest.mark.slow
 

@@ -45,7 +45,7 @@ def fuzzed(program, folder, parts):
 
 def called(monkeypatch, capsys, results, *words):
     """(exit code, all that was printed) of a verb in this process."""
-    from bench.__main__ import main
+    from bench.cli.main import main
 
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
     code = main([str(word) for word in words])

@@ -7,8 +7,8 @@ import pytest
 import real_runs
 from real_runs import run_json, steps
 
-from bench.memory import recording as memory_recording
-from bench.memory.snapshot import page, pickles, segments, timeline
+from bench.analysis.memory import page, pickles, segments, timeline
+from bench.training.memory import recording as memory_recording
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20

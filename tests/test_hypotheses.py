@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import stats
+from bench.base import stats
 
 A = [10.0, 12.0, 14.0]  # mean 12, variance 4
 B = [13.0, 17.0]  # mean 15, variance 8

@@ -8,22 +8,22 @@ from types import SimpleNamespace
 import claimed
 import pytest
 
+from bench.base.paths import REPO
 from bench.claims.rules import rulebook
 from bench.claims.rules import runs as run_rules
 from bench.cli import judge, race
 from bench.compare import differences, eligibility
 from bench.launch import prepare
 from bench.machine import code_copy, code_state, syntax
-from bench.paths import REPO
-from bench.race import arm_process
+from bench.plans.race import arm_process
+from bench.plans.sweep import earlier
 from bench.record import ledger, run_folder
 from bench.record.rows import row_of
-from bench.sweep import earlier
 
 # What a rank imports and a change of which changes no run: room or file -> why.
 NOT_RACED = {
-    "bench/atomic.py": "writes records",
-    "bench/reading": "refuses damaged files; what it lets through is as it was",
+    "bench/base/atomic.py": "writes records",
+    "bench/base/reading": "refuses damaged files; what it lets through is as it was",
     "bench/record/loss_rules.py": "rules on what the referee found after the run",
     "bench/record/validity.py": "rules on finished records",
     "bench/record/outside_clock.py": "names the edges that the launcher stamps, and rules on them",
@@ -32,21 +32,21 @@ NOT_RACED = {
     "bench/record/run_folder.py": "writes and reads records",
     "bench/record/artifacts.py": "lists and removes the files of records",
     "bench/record/failures.py": "records how a rank failed",
-    "bench/private.py": "hides private words in records",
-    "bench/credentials.py": "hides credentials in records",
+    "bench/base/private.py": "hides private words in records",
+    "bench/base/credentials.py": "hides credentials in records",
     "bench/machine/env_values.py": "hides in records what of a variable is no known setting",
-    "bench/paths.py": "finds folders",
+    "bench/base/paths.py": "finds folders",
     "bench/machine/code_copy.py": "copies what is run, and hashes it at the end",
     "bench/machine/signals.py": "how a launcher is interrupted",
     "bench/machine/run_processes.py": "finds and ends what a run has left",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
     "bench/record/work.py": "counts the tokens that a record says, also for that line",
-    "bench/stats": "counts with records",
-    "bench/trace": "reads traces after the run",
+    "bench/base/stats": "counts with records",
+    "bench/analysis/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
-    "bench/user_code/script_files.py": "names the files of a script, which have hashes of their own",
-    "bench/terminal": "how wide a terminal is, and tables of what was recorded",
+    "bench/config/user_code/script_files.py": "names the files of a script, which have hashes of their own",
+    "bench/base/terminal": "how wide a terminal is, and tables of what was recorded",
 }
 SAMPLE = b'''"""Doc."""
 import os, sys as s
@@ -237,8 +237,8 @@ def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
         REPO / "bench/training/worker.py",
         REPO / "bench/launch/agent.py",
         REPO / "bench/launch/ranks.py",
-        REPO / "bench/telemetry/sampler.py",
-        *REPO.glob("bench/instruments/*.py"),
+        REPO / "bench/machine/telemetry/sampler.py",
+        *REPO.glob("bench/training/instruments/*.py"),
     ]
     found, waiting = set(), started
     while waiting:

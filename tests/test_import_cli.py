@@ -8,8 +8,8 @@ import pytest
 
 from bench.cli import import_logs
 from bench.compare import selection
-from bench.importers import log_files
 from bench.record import listing, run_folder
+from bench.record.importers import log_files
 from bench.report import table_groups
 
 LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.2 train_time:100ms step_avg:100.00ms\n"

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from bench.importers import lines, modded_nanogpt, records
+from bench.record.importers import lines, modded_nanogpt, records
 
 RULE = "=" * 100
 HEAD = f"import os\n{RULE}\nRunning PyTorch 2.10.0+cu128 compiled for CUDA 12.8\n{RULE}\n"

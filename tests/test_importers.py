@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bench.cli import import_logs
-from bench.importers import consoles, log_files, modded_nanogpt, records
 from bench.record import run_folder as record
 from bench.record import step_files as steps
 from bench.record import verification
+from bench.record.importers import consoles, log_files, modded_nanogpt, records
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")

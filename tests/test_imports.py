@@ -1,4 +1,4 @@
-"""The architecture is this table: which room may import which, and which may load torch.
+"""The architecture is this table: which of the fourteen rooms may import which, and which files may load torch.
 
 Read from the sources, imports inside functions included, so that nothing hides.
 """
@@ -11,76 +11,36 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-# A room is a folder of bench/ or one of its base files.  room: the rooms it may import; each stands above all those.
+# A room is a folder of bench/, with the folders in it.  room: the rooms it may import; each stands above all those.
 TABLE = {
-    "units": "",
-    "paths": "",
-    "terminal": "",
-    "reading": "units",
-    "stats": "",
+    "base": "",
+    "config": "base",
+    "machine": "base config",
+    "data": "base config",
+    "record": "base config data machine",
     "web": "",
-    "atomic": "reading units",
-    "user_code": "paths",
-    "credentials": "",
-    "private": "reading atomic credentials paths units",
-    "data": "reading atomic",
-    "config": "reading user_code paths",
-    "data.sources": "reading atomic data user_code paths units",
-    "machine": "atomic credentials user_code paths private terminal units",
-    "trace": "reading machine terminal units",
-    "telemetry": "reading machine paths units",
-    "memory": "reading atomic machine paths private units web",
-    "memory.snapshot": "reading memory paths units web",
-    "record": "reading atomic config data.sources machine paths private stats units",
-    "importers": "machine reading record units",
-    "exporters": "atomic config machine paths private reading record units",
-    "profiling": "atomic config machine paths terminal trace units web",
-    "diagnosis": "reading atomic machine paths record stats terminal trace",
-    "instruments": "atomic config machine memory paths private profiling telemetry units user_code",
-    "training": "atomic config data data.sources instruments machine memory user_code paths record units",
-    "compat": "memory training units",
-    "launch.script": "reading atomic config credentials data importers instruments machine paths private profiling "
-    "record telemetry training units user_code",
-    "launch.nodes": "atomic machine paths record terminal",
-    "launch": "atomic config credentials data.sources diagnosis exporters instruments launch.nodes launch.script "
-    "machine paths private reading record terminal training units user_code",
-    "passport": "atomic machine paths private reading terminal units",
-    "passport.measure": "config launch machine passport stats telemetry training units",
-    "explain": "diagnosis machine passport record terminal trace units web",
-    "compare": "config diagnosis importers machine paths reading record stats terminal",
-    "report": "atomic compare diagnosis explain machine memory memory.snapshot paths reading record stats terminal "
-    "trace units web",
-    "report.site": "atomic machine reading record report web",
-    "race": "atomic compare credentials data.sources instruments launch machine user_code paths reading record report "
-    "stats terminal",
-    "sweep": "atomic config launch launch.script machine paths record units",
-    "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
-    "ladder": "atomic compare config launch race record report stats terminal units web",
-    "replay": "reading atomic compare credentials data data.sources machine paths private race record stats",
-    "audit": "data data.sources launch machine paths reading record stats",
-    "claims.rules": "compare config instruments machine race record replay terminal",
-    "claims": "reading claims.rules compare config credentials paths private race record report report.site stats "
-    "terminal user_code",
-    "overhead": "config data instruments launch machine memory paths stats training units",
-    "cli.starter": "",  # what ./run.sh init writes
-    "cli": "atomic audit claims claims.rules compare config data data.sources explain exporters importers ladder "
-    "launch launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race "
-    "record replay report report.site sweep terminal trace units",
-    "__main__": "cli config launch paths reading",  # it finds a verb in cli/ by its name
-    "wheel": "__main__",  # a wheel's command
+    "analysis": "base machine record web",
+    "training": "analysis base config data machine record web",
+    "compare": "analysis base config machine record",
+    "launch": "analysis base config data machine record training",
+    "report": "analysis base compare machine record web",
+    "plans": "base compare config data launch machine record report training web",
+    "claims": "base compare config machine plans record report training",
+    "cli": "analysis base claims compare config data launch machine plans record report",
+    "__main__": "cli",
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",
     "data/loader.py",
-    "overhead/gpu.py",
-    "overhead/loop.py",
-    "overhead/plain_loops.py",
-    "overhead/ranks.py",
-    "profiling/allocations.py",
-    "profiling/breakdown.py",
-    "profiling/kempner.py",
-    "profiling/recording.py",
-    "profiling/tables.py",
+    "plans/overhead/gpu.py",
+    "plans/overhead/loop.py",
+    "plans/overhead/plain_loops.py",
+    "plans/overhead/ranks.py",
+    "training/profiling/allocations.py",
+    "training/profiling/breakdown.py",
+    "training/profiling/kempner.py",
+    "training/profiling/recording.py",
+    "training/profiling/tables.py",
     "training/build_model.py",
     "training/buckets.py",
     "training/causality.py",
@@ -97,22 +57,11 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/trainer.py",
     "training/weights.py",
 }
-TORCH_INSIDE = {
-    "instruments",
-    "launch",
-    "machine",
-    "memory",
-    "overhead",
-    "passport.measure",
-    "sweep",
-    "training",
-    "cli",
-}
+TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 
 
 def room_of(path):
-    parts = path.relative_to(REPO / "bench").with_suffix("").parts
-    return ".".join(parts[:-1]) or parts[0]
+    return path.relative_to(REPO / "bench").with_suffix("").parts[0]
 
 
 def rooms():

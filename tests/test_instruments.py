@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from bench.config import compose
-from bench.instruments import instrument_set, regions, registry
-from bench.instruments.base import Context, Instrument
-from bench.instruments.instrument_set import InstrumentSet
 from bench.record import step_files
+from bench.training.instruments import instrument_set, regions, registry
+from bench.training.instruments.base import Context, Instrument
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.timers import HostMarks
 
 
@@ -96,15 +96,15 @@ def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
 
 
 def test_an_instrument_that_is_not_chosen_is_not_imported(context):
-    sys.modules.pop("bench.instruments.regions", None)
+    sys.modules.pop("bench.training.instruments.regions", None)
     registry.load({}, context)
-    assert "bench.instruments.regions" not in sys.modules
+    assert "bench.training.instruments.regions" not in sys.modules
 
 
 def test_an_instrument_that_cannot_start_is_a_warning(context, monkeypatch):
     import importlib
 
-    regions = importlib.import_module("bench.instruments.regions")
+    regions = importlib.import_module("bench.training.instruments.regions")
 
     def no_sensor(context):
         raise OSError("no sensor")
@@ -204,7 +204,7 @@ def test_an_unknown_instrument_is_refused_by_name(context):
 
 
 def test_every_instrument_has_a_yaml_and_every_yaml_an_instrument(repo):
-    files = {path.stem for path in (repo / "bench" / "instruments").glob("*.py")}
+    files = {path.stem for path in (repo / "bench" / "training" / "instruments").glob("*.py")}
     rooms = files - {"__init__", "base", "instrument_set", "registry"}
     assert rooms == {path.stem for path in (repo / "conf" / "instruments").glob("*.yaml")}
 

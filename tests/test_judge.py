@@ -11,13 +11,13 @@ import pytest
 import yaml
 from claimed import failed
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.cli import judge, race
 from bench.config import compose, schema, track
-from bench.race import runner
-from bench.reading import plain_file
+from bench.plans.race import runner
 from bench.record import audits, ledger, run_folder
 from bench.report import markdown_blocks
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.cli import race
 from bench.compare import kind
-from bench.race import report
+from bench.plans.race import report
 from bench.record import race_folder
 from bench.record.rows import row_of
 from bench.report import race_page
@@ -115,7 +115,7 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
 
 @pytest.mark.parametrize("name", kind.KINDS)
 def test_every_kind_is_in_the_docs(name):
-    from bench.paths import REPO
+    from bench.base.paths import REPO
 
     assert f"`{name}`" in (REPO / "docs/COMPARING.md").read_text()
 

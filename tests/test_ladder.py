@@ -35,11 +35,11 @@ from rounded_once import RoundedOnce
 import models
 from bench.config import compose
 from bench.data import shards
-from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import own_model
 from bench.launch.prepare import prepare
 from bench.record import loss_rules
 from bench.training import distributed
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for

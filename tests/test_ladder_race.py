@@ -11,12 +11,12 @@ import real_runs
 import scipy.stats
 from browser import Browser, needs_browser
 
+from bench.base.paths import CONF
 from bench.cli import ladder
 from bench.config import compose, resolve, schema
 from bench.config.deviations import deviations_of
-from bench.ladder import changes, page, request, rungs, sizes, staircase, to_target
 from bench.launch import own_model
-from bench.paths import CONF
+from bench.plans.ladder import changes, page, request, rungs, sizes, staircase, to_target
 from bench.record import ledger
 
 # val_loss by step of each rung's two runs.  r01's runs end at 3.2 and 3.3: the target is 3.3, which both reach at 120.

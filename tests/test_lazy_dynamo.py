@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.paths import REPO
+from bench.base.paths import REPO
 
 TRAIN = """
 import inspect, json, sys, torch

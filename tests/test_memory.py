@@ -6,11 +6,11 @@ import real_runs
 from fake_cuda import context
 from real_runs import TWO, run_json, steps
 
-from bench.instruments import memory
-from bench.instruments.base import Instrument
-from bench.instruments.instrument_set import InstrumentSet
-from bench.memory import rss
-from bench.memory.peaks import CudaPeaks, ProcessPeaks
+from bench.analysis.memory import rss
+from bench.training.instruments import memory
+from bench.training.instruments.base import Instrument
+from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.memory.peaks import CudaPeaks, ProcessPeaks
 
 GIB = 2**30
 

@@ -7,13 +7,13 @@ import pytest
 from fake_cuda import context
 from snapshots import FORWARD, frames
 
+from bench.analysis.memory import pickles
+from bench.base.paths import REPO
 from bench.config import memory_windows
-from bench.instruments.instrument_set import InstrumentSet
-from bench.instruments.registry import load
 from bench.launch.prepare import asked
-from bench.memory import recording as memory_recording
-from bench.memory.snapshot import pickles
-from bench.paths import REPO
+from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.instruments.registry import load
+from bench.training.memory import recording as memory_recording
 
 GIB = 2**30
 SETTINGS = {

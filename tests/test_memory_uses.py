@@ -3,8 +3,8 @@
 import pytest
 import snapshots
 
-from bench.memory.snapshot import lives, modules, page, timeline, use_section, uses
-from bench.paths import REPO
+from bench.analysis.memory import lives, modules, page, timeline, use_section, uses
+from bench.base.paths import REPO
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.paths import REPO
+from bench.base.paths import REPO
 from bench.record.metrics import metrics, target_reached
 from bench.record.step_files import read
 

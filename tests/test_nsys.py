@@ -14,12 +14,12 @@ import real_runs
 import torch
 
 from bench.config import compose
-from bench.instruments import registry
-from bench.instruments.base import Context
-from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import ranks
 from bench.launch.prepare import asked, prepare
 from bench.machine import run_processes
+from bench.training.instruments import registry
+from bench.training.instruments.base import Context
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.timers import HostMarks
 
 FAKE = """#!/bin/sh

@@ -10,8 +10,8 @@ import real_runs
 import torch
 
 from bench.cli import bench_self
-from bench.overhead import gpu
-from bench.overhead.plain_loops import NanoGPT, Setting, Track3
+from bench.plans.overhead import gpu
+from bench.plans.overhead.plain_loops import NanoGPT, Setting, Track3
 from models.gpt2 import GPT2
 
 

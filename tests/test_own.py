@@ -10,20 +10,20 @@ from types import SimpleNamespace
 import pytest
 import real_runs
 
-from bench import paths
-from bench.__main__ import main
+from bench.analysis.diagnosis import code_diff
+from bench.base import paths
+from bench.base.paths import REPO
 from bench.claims.rules import runs
 from bench.cli import init
+from bench.cli.main import main
 from bench.config import compose, groups, resolve, schema
+from bench.config.user_code import classes
 from bench.data.sources import datasets
-from bench.diagnosis import code_diff
-from bench.instruments import registry
 from bench.launch import own_model, prepare
 from bench.machine import code_state
-from bench.paths import REPO
-from bench.race import arm_process
+from bench.plans.race import arm_process
 from bench.record import verification
-from bench.user_code import classes
+from bench.training.instruments import registry
 
 NET = """
 from models.gpt2 import GPT2
@@ -176,7 +176,7 @@ def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(projec
 
 
 def test_an_own_instrument_is_loaded_by_its_class_and_one_that_flags_steps_is_known(project):
-    text = "from bench.instruments.base import Instrument\nclass Odd(Instrument):\n    flags_steps = True\n"
+    text = "from bench.training.instruments.base import Instrument\nclass Odd(Instrument):\n    flags_steps = True\n"
     write(
         project / "odd.py",
         text + "    def __init__(self, context, every):\n        self.every = every\nclass No: pass\n",
@@ -346,7 +346,7 @@ def test_the_models_of_init_are_fine_and_the_refusal_comes_before_any_run(projec
 
 @pytest.mark.slow
 def test_an_own_model_and_instrument_run_in_two_ranks(project):
-    text = "from bench.instruments.base import Instrument\nclass Count(Instrument):\n    steps = 0\n"
+    text = "from bench.training.instruments.base import Instrument\nclass Count(Instrument):\n    steps = 0\n"
     write(
         project / "count.py",
         text

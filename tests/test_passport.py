@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from bench.base.units import GIB, MIB
 from bench.cli import doctor
 from bench.config.schema import HardwareConfig
-from bench.passport import figures, judged, kept, text
-from bench.passport.measure import cases, load, samples, session, works
-from bench.units import GIB, MIB
+from bench.machine.passport import figures, judged, kept, text
+from bench.plans.passport import cases, load, samples, session, works
 
 
 class MadeUp:

@@ -7,8 +7,8 @@ import pytest
 
 from bench.cli import race
 from bench.config import compose
-from bench.race import plan
-from bench.race import request as race_request
+from bench.plans.race import plan
+from bench.plans.race import request as race_request
 
 
 def arms(*names):

@@ -10,8 +10,8 @@ from profiled import Spy, names, outside_of_steps, read, step_names, train_under
 from bench.cli import analyze
 from bench.config.profiler_windows import Options
 from bench.config.windows import check_ranks
-from bench.profiling import files, recording, shrink, tables, windows
-from bench.profiling.recording import ExclusiveProfile, Ranges, Recording
+from bench.training.profiling import files, recording, shrink, tables, windows
+from bench.training.profiling.recording import ExclusiveProfile, Ranges, Recording
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
 
@@ -154,7 +154,7 @@ def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
 
 
 def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
-    from bench.profiling.cost import StepTimes
+    from bench.training.profiling.cost import StepTimes
 
     class Marks:
         now_ms = 0.0

@@ -10,8 +10,8 @@ import torch
 from profiled import model, names, outside_of_steps, read, step_names, train_under, watch_of
 from torch.autograd import DeviceType
 
-from bench.profiling import breakdown
-from bench.profiling.kempner import ProfilingConfig, build_profiler, print_profiler_summary
+from bench.training.profiling import breakdown
+from bench.training.profiling.kempner import ProfilingConfig, build_profiler, print_profiler_summary
 
 KEYS = {
     "total_cuda_time_us",

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
+from bench.base.paths import CONF
 from bench.config import compose, overrides, profiler_windows
 from bench.config.profiler_windows import Window, kempner_window, words
-from bench.instruments import registry
 from bench.launch.prepare import asked
-from bench.paths import CONF
+from bench.training.instruments import registry
 
 
 def chosen(**changes):
@@ -186,7 +186,7 @@ def test_checking_any_instrument_needs_no_torch(repo):
     """So the launcher can ask each what it refuses, and a race which of them flag steps."""
     program = (
         "import sys\n"
-        "from bench.instruments import registry\n"
+        "from bench.training.instruments import registry\n"
         "from bench.config import compose\n"
         "names = compose.choices('instruments')\n"
         "for name in names:\n"

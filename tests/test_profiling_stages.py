@@ -10,9 +10,9 @@ from browser import Browser, needs_browser
 from profiled import Spy, names, read, train_under, watch_of
 from snapshots import frames
 
-from bench.paths import REPO
-from bench.profiling import allocations, memory_page
-from bench.profiling.allocations import Timeline
+from bench.base.paths import REPO
+from bench.training.profiling import allocations, memory_page
+from bench.training.profiling.allocations import Timeline
 
 STAGES = ("stage1-model_init", "stage2-eval_bpb", "stage3-training_microsteps", "stage4-optimizer_step")
 MIB = 2**20
@@ -187,8 +187,8 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     import dataclasses
     import warnings
 
-    from bench.memory import recording as memory_recording
-    from bench.memory.snapshot import pickles
+    from bench.analysis.memory import pickles
+    from bench.training.memory import recording as memory_recording
 
     cuda = fake_cuda.install(monkeypatch)
     watch = watch_of(tmp_path, {"stages": {"max_entries": 1000}})

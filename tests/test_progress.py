@@ -10,12 +10,12 @@ import sys
 import pytest
 import real_runs
 
+from bench.base.paths import shown
 from bench.launch import console, ready, series, summary
 from bench.launch import progress as progress_module
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine.check import Check
-from bench.paths import shown
 from bench.training.step_writer import NOTE, step_lines
 
 BUSY = Check("cpu load", "warn", "other programs use 1.95 of 2 cores (limit 0.1)", "end them")

@@ -11,10 +11,10 @@ from pathlib import Path
 import claimed
 import pytest
 
-from bench import paths
-from bench.__main__ import main as bench
+from bench.base import paths
 from bench.claims import gate, publication
 from bench.cli import judge, publish, race, table
+from bench.cli.main import main as bench
 from bench.compare import selection
 from bench.machine import utc
 from bench.record import artifacts, ledger, named, run_folder, verification

@@ -17,13 +17,13 @@ import claimed
 import pytest
 import real_runs
 
+from bench.base.paths import REPO
 from bench.cli import compare, race
 from bench.compare import calibration, comparison, selection
 from bench.launch import ready
 from bench.machine import check_host
 from bench.machine.check import Check
-from bench.paths import REPO
-from bench.race import arm_process, plan, planning, request, state
+from bench.plans.race import arm_process, plan, planning, request, state
 from bench.record import ledger, race_folder, run_folder
 
 NOISE = 0.002  # sd of log run time, of one machine in one session; public logs have 0.0008
@@ -183,7 +183,7 @@ def test_a_plan_that_the_ledger_did_not_get_leaves_nothing_or_is_entered_before_
         raise error
 
     with monkeypatch.context() as patched, pytest.raises((ValueError, SystemExit)):
-        patched.setattr("bench.race.planning.ledger.append", fails)
+        patched.setattr("bench.plans.race.planning.ledger.append", fails)
         go(results, monkeypatch, "A=", "B=", "n=2")
     folders = list((results.folder / "races").glob("*"))
     if isinstance(error, OSError):

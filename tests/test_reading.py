@@ -1,4 +1,4 @@
-"""bench/reading: what is read is a plain file of bounded size, depth and numbers, or one sentence."""
+"""bench/base/reading: what is read is a plain file of bounded size, depth and numbers, or one sentence."""
 
 import os
 import time
@@ -7,11 +7,11 @@ from typing import TypedDict
 
 import pytest
 
-from bench.memory.snapshot import pickles
-from bench.reading import json_file, plain_file, yaml_file
-from bench.reading.damage import Damaged, Missing, of_record
+from bench.analysis.memory import pickles
+from bench.analysis.trace import source, stamps
+from bench.base.reading import json_file, plain_file, yaml_file
+from bench.base.reading.damage import Damaged, Missing, of_record
 from bench.record import ledger, shape
-from bench.trace import source, stamps
 
 ALIASES = [(name, ",".join(f"*{before}" for _ in range(9))) for before, name in pairwise("abcdefgh")]
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{name}: &{name} [{words}]\n" for name, words in ALIASES)

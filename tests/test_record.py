@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import atomic, paths, private
+from bench.base import atomic, paths, private
+from bench.base.paths import REPO
+from bench.base.reading.damage import Damaged
 from bench.data.sources import source
 from bench.machine import processes
-from bench.paths import REPO
-from bench.reading.damage import Damaged
 from bench.record import artifacts, run_folder, step_files
 
 RECORDS = Path(__file__).parent / "records"
@@ -242,7 +242,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
 
 def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
     code = (
-        "import sys; from bench import atomic\n"
+        "import sys; from bench.base import atomic\n"
         "n = 0\n"
         "while True:\n"
         "    n += 1\n"

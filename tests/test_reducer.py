@@ -12,10 +12,10 @@ from bench.config import compose, schema
 from bench.config.resolve import resolve
 from bench.config.schema import Machine
 from bench.data import shards
-from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.machine import lazy_dynamo
 from bench.training import distributed, reducer
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for
 from bench.training.trainer import Trainer

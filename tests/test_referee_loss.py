@@ -9,8 +9,8 @@ import staged
 import torch
 
 import models
+from bench.base.stats import evalues
 from bench.record import loss_rules, run_folder, validity
-from bench.stats import evalues
 from bench.training import referee_loss as referee
 from bench.training.referee_loss import NoLogits, RefereeLoss
 from models.base import LanguageModel

@@ -16,15 +16,15 @@ import real_runs
 import scripted
 import torch
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.reading import yaml_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.compare import comparison, selection, text
 from bench.machine import code_state, environment, git
-from bench.reading import yaml_file
+from bench.plans.replay import environments, outcomes, rebuilding, repeats, replaying, rounding, times
 from bench.record import certificates, ledger, listing, metrics, run_folder, step_files, verification
 from bench.record.rows import row_of
-from bench.replay import environments, outcomes, rebuilding, repeats, replaying, rounding, times
 from bench.report import run_page, table_groups
 
 

@@ -7,9 +7,9 @@ import pytest
 from browser import Browser, needs_browser
 from kept_records import COMPLETE, RECORDS, add
 
+from bench.analysis.diagnosis import between_runs
 from bench.cli import import_logs
 from bench.cli import report as cli
-from bench.diagnosis import between_runs
 from bench.record import failures, run_folder, step_files
 from bench.record import rows as record_rows
 from bench.report import repeats, run_events, run_page

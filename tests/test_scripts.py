@@ -16,10 +16,10 @@ import torch
 
 from bench.claims.rules import runs
 from bench.compare import eligibility
-from bench.importers import dialects
 from bench.machine import code_state
-from bench.race import arm_process, runner
+from bench.plans.race import arm_process, runner
 from bench.record import ledger, run_folder, step_files, verification
+from bench.record.importers import dialects
 from bench.record.rows import MACHINE_INSTRUMENTS, row_of
 
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]

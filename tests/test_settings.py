@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 import yaml
 
-from bench import __main__ as program
+from bench.base.paths import CONF
+from bench.cli import main as program
 from bench.cli import run, settings
 from bench.config import cluster, compose, explain, meanings, schema, typed
 from bench.config.typed import leaves
-from bench.instruments import registry
 from bench.launch import cluster as job
 from bench.launch.prepare import asked
-from bench.paths import CONF
+from bench.training.instruments import registry
 
 COMPOSITIONS = [
     [],
@@ -31,9 +31,9 @@ def test_a_value_that_an_experiment_inherits_is_from_the_yaml_that_it_stands_on(
     assert origins.of("model.arch")[0] == "conf/model/r06.yaml"
 
 
-@pytest.mark.parametrize("key", explain.settings())
+@pytest.mark.parametrize("key", meanings.settings())
 def test_every_setting_has_a_meaning_and_says_what_it_may_be(key):
-    setting = explain.settings()[key]
+    setting = meanings.settings()[key]
     assert setting.meaning, f"{key} has no comment beside it"
     assert setting.allowed
 
@@ -41,7 +41,7 @@ def test_every_setting_has_a_meaning_and_says_what_it_may_be(key):
 @pytest.mark.parametrize("words", COMPOSITIONS, ids=" ".join)
 def test_every_value_comes_from_where_it_is_said_to_come_from(words):
     values, origins = dict(leaves(schema.to_dict(asked(words)))), explain.Origins(words)
-    for key, setting in explain.settings().items():
+    for key, setting in meanings.settings().items():
         if key not in values:
             continue
         origin = origins.of(key)
@@ -128,7 +128,7 @@ def test_help_of_an_unknown_key_guesses(word, guess):
 
 BOUNDED = {
     key: setting
-    for key, setting in explain.settings().items()
+    for key, setting in meanings.settings().items()
     if setting.key.startswith("instruments.") and setting.allowed not in ("true or false", "a list")
 }
 

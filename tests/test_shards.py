@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from bench import atomic
+from bench.base import atomic
 from bench.data import shards
 
 THREE = struct.pack("<256i", 20240520, 1, 3, *[0] * 253) + struct.pack("<3H", 7, 65535, 256)

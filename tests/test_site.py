@@ -14,13 +14,13 @@ import traces
 from browser import Browser, needs_browser
 from kept_records import RECORDS, add
 
+from bench.analysis.trace import analysis
 from bench.claims import leaderboard, leaderboard_rows
 from bench.cli import race, table
 from bench.cli import report as cli
 from bench.record import index
 from bench.report import table_groups
 from bench.report.site import packed_pages, race_list, record_chart, run_rows, site
-from bench.trace import analysis
 from bench.web import forest
 from bench.web.page import text
 

@@ -8,9 +8,8 @@ import snapshots
 from browser import Browser, needs_browser
 from snapshots import FORWARD, LOGITS, MIB, WEIGHTS, Allocator, frames
 
+from bench.analysis.memory import page, pickles, rss, segments, sites, timeline
 from bench.cli import memory as cli
-from bench.memory import rss
-from bench.memory.snapshot import page, pickles, segments, sites, timeline
 
 
 def saved(folder, snapshot, protocol=4):

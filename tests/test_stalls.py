@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bench.diagnosis import stalls
+from bench.analysis.diagnosis import stalls
 
 
 def rows(values, flags=()):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import stats
+from bench.base import stats
 
 T_VALUES = (0.0, 1e-4, 0.1, 0.5, 1.0, 1.5, 2.0, 2.9, 4.0, 12.0, 30.0, 1e4, -0.2, -3.0, -20.0)
 DEGREES = (1, 2, 3, 3.7, 4, 9, 19, 30, 100, 999, 10_000)

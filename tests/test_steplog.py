@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bench.instruments.base import Instrument
-from bench.instruments.instrument_set import InstrumentSet
+from bench.training.instruments.base import Instrument
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.step_log import NonFiniteLoss, StepLog
 from bench.training.timers import HostMarks
 

@@ -8,12 +8,12 @@ import pytest
 from browser import Browser, needs_browser
 from test_table_settings import GRID, add
 
+from bench.base.units import seconds_of
 from bench.cli import report, table
 from bench.launch import series
+from bench.plans.sweep import packing
 from bench.record import named, sweep
 from bench.report import sweep_charts, sweep_results, sweep_text, table_pivot
-from bench.sweep import packing
-from bench.units import seconds_of
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
 

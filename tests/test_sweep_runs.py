@@ -17,9 +17,9 @@ from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
 from bench.machine import run_processes
+from bench.plans.sweep import at_work, objective, packing, search, stopping, winners
 from bench.record import failures, run_folder, step_files, sweep, validity
 from bench.record.rows import row_of
-from bench.sweep import at_work, objective, packing, search, stopping, winners
 
 FOUR_CORES = {0, 1, 2, 3}
 

@@ -11,9 +11,9 @@ import sys
 import pytest
 from kept_records import COMPLETE, RECORDS
 
+from bench.base.paths import REPO
 from bench.cli import table
 from bench.machine import processes
-from bench.paths import REPO
 from bench.record import configs, run_folder
 from bench.record.rows import METRICS, row_of
 from bench.report import table_columns, table_groups, table_text

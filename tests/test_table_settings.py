@@ -9,9 +9,9 @@ import yaml
 from claimed import config as claimed_config
 from kept_records import COMPLETE
 
+from bench.base.paths import REPO
 from bench.cli import table
 from bench.config import schema, typed
-from bench.paths import REPO
 from bench.record import configs
 from bench.report import table_columns
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import real_runs
 
-from bench.instruments import registry
-from bench.instruments.base import Context
-from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine import peak_rates
+from bench.machine.telemetry import host, join, samples, sampling, throttling
+from bench.machine.telemetry.fields import FIELDS, line
+from bench.machine.telemetry.sampler import num_foreign
 from bench.record import metrics
 from bench.report import run_charts
-from bench.telemetry import host, join, samples, sampling, throttling
-from bench.telemetry.fields import FIELDS, line
-from bench.telemetry.sampler import num_foreign
+from bench.training.instruments import registry
+from bench.training.instruments.base import Context
+from bench.training.instruments.instrument_set import InstrumentSet
 from bench.training.timers import HostMarks
 
 S = 10**9
@@ -73,7 +73,7 @@ class Sampling:
         paces = {"interval_ms": interval_ms, "host_interval_ms": interval_ms}
         job = {"path": str(self.path), **paces, "uuids": uuids, "num_devices": len(uuids), "root_pid": os.getpid()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)],
+            [sys.executable, "-m", "bench.machine.telemetry.sampler", json.dumps(job)],
             cwd=real_runs.REPO,
             text=True,
             bufsize=1,
@@ -305,7 +305,7 @@ def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path,
     )
     code = (
         "import subprocess, sys, time\n"
-        f"words = [sys.executable, '-m', 'bench.telemetry.sampler', '{job}']\n"
+        f"words = [sys.executable, '-m', 'bench.machine.telemetry.sampler', '{job}']\n"
         f"child = subprocess.Popen(words, stdin={read_end}, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\nprint(child.pid, flush=True)\ntime.sleep(60)"
     )
@@ -586,7 +586,7 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
 
 def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkeypatch):
     watch, telemetry, context = seen({"GPU-a": {}})
-    monkeypatch.setattr(sys.modules["bench.telemetry.sampling"], "ANSWER_S", 1.0)
+    monkeypatch.setattr(sys.modules["bench.machine.telemetry.sampling"], "ANSWER_S", 1.0)
     process = []
 
     def hang(step):
@@ -657,7 +657,7 @@ def test_a_killed_sampler_is_a_warning_and_closing_it_is_no_error(tmp_path):
 def test_a_killed_worker_leaves_no_sampler_behind(tmp_path):
     with real_runs.Background(tmp_path, "instruments=[telemetry]") as running:
         running.wait_for_step(2)
-        (sampler,) = running.pids("bench.telemetry.sampler")
+        (sampler,) = running.pids("bench.machine.telemetry.sampler")
         os.kill(running.rank_pid(0), signal.SIGKILL)
         assert is_gone(sampler)
         assert samples.read(running.folder / "telemetry.csv")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bench.paths import REPO
-from bench.terminal import screen, text_table
+from bench.base.paths import REPO
+from bench.base.terminal import screen, text_table
 
 KERNELS = [
     ["void reduce_kernel<128, 4, at::native::ReduceOp<float>>(float)", "1.234", "FAIL"],
@@ -16,7 +16,7 @@ KERNELS = [
 ]
 COLUMNS = ["kernel", "MDE (80 % power)", "status"]
 RIGHT = [False, True, False]
-SHOW = f"from bench.terminal import text_table; print(text_table.render({COLUMNS!r}, {KERNELS!r}, {RIGHT!r}))"
+SHOW = f"from bench.base.terminal import text_table; print(text_table.render({COLUMNS!r}, {KERNELS!r}, {RIGHT!r}))"
 
 
 @pytest.fixture(autouse=True)
@@ -96,15 +96,17 @@ def test_colours_are_those_of_a_terminal_alone():
     assert "\x1b[31mslower" in shown
     for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in on_a_terminal(SHOW, COLUMNS="200", **environment)
-    word = "from bench.terminal import screen; print(screen.coloured('FASTER'), screen.coloured('A'))"
+    word = "from bench.base.terminal import screen; print(screen.coloured('FASTER'), screen.coloured('A'))"
     assert on_a_terminal(word) == "\x1b[32mFASTER\x1b[0m A"
     assert on_a_terminal(word, NO_COLOR="1") == "FASTER A"
     assert screen.coloured("FASTER") == "FASTER"  # into a pipe
 
 
 def test_no_escape_of_a_foreign_record_reaches_a_terminal():
-    code = "from bench.terminal import text_table; print(text_table.render(['a'], [['x\\x1b]0;title\\x07\\x1b[2J y']]))"
-    assert on_a_terminal(code, NO_COLOR="1").splitlines()[-1] == "x]0;title[2J y"
+    render = (
+        "from bench.base.terminal.text_table import render; print(render(['a'], [['x\\x1b]0;title\\x07\\x1b[2J y']]))"
+    )
+    assert on_a_terminal(render, NO_COLOR="1").splitlines()[-1] == "x]0;title[2J y"
 
 
 def test_marks_line_up_with_the_lines_of_progress(monkeypatch):

@@ -10,8 +10,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.cli import analyze
-from bench.trace import (
+from bench.analysis.trace import (
     analysis,
     attribution,
     critical,
@@ -27,9 +26,10 @@ from bench.trace import (
     temporal,
     window,
 )
-from bench.trace.analysis_text import as_markdown, as_text
-from bench.trace.collector import Collector
-from bench.trace.load import find, load, load_all
+from bench.analysis.trace.analysis_text import as_markdown, as_text
+from bench.analysis.trace.collector import Collector
+from bench.analysis.trace.load import find, load, load_all
+from bench.cli import analyze
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
 needs_shared = pytest.mark.skipif(not EXACT, reason="the real traces of others are not beside this checkout")

@@ -6,10 +6,10 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
+from bench.analysis.trace import analysis, diff, diff_text, flops, operators, window
+from bench.analysis.trace.analysis_text import as_text
+from bench.analysis.trace.load import find, load
 from bench.cli import analyze
-from bench.trace import analysis, diff, diff_text, flops, operators, window
-from bench.trace.analysis_text import as_text
-from bench.trace.load import find, load
 
 needs_shared = pytest.mark.skipif(
     not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout"

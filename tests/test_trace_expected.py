@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import traces
 
-from bench.trace import events, kernels, launches, queues, temporal, window
-from bench.trace.load import find, load, load_all
+from bench.analysis.trace import events, kernels, launches, queues, temporal, window
+from bench.analysis.trace.load import find, load, load_all
 
 FOLDER = traces.SHARED / "expected"
 EXPECTED = (

@@ -7,9 +7,9 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.trace import analysis, events, source, window
-from bench.trace.analysis_text import as_markdown, as_text
-from bench.trace.load import find, load
+from bench.analysis.trace import analysis, events, source, window
+from bench.analysis.trace.analysis_text import as_markdown, as_text
+from bench.analysis.trace.load import find, load
 
 
 def rows():

@@ -8,10 +8,10 @@ import traces
 from browser import Browser, needs_browser
 from traces import event, launched, step, write
 
+from bench.analysis.trace import analysis, critical, diff, events, load, queues, skip, stamps, window
+from bench.analysis.trace.kernels import types
 from bench.cli import analyze
 from bench.report import run_page, trace_page, trace_panels
-from bench.trace import analysis, critical, diff, events, load, queues, skip, stamps, window
-from bench.trace.kernels import types
 from bench.web import waterfall
 
 MAX_PAGE_BYTES = 3_000_000

@@ -7,6 +7,7 @@ import claimed
 import pytest
 import yaml
 
+from bench.base.paths import REPO
 from bench.claims import claim as claims
 from bench.claims import leaderboard
 from bench.claims.rules import rulebook, runs
@@ -14,7 +15,6 @@ from bench.cli import race, table
 from bench.compare import target
 from bench.config import compose, resolve, schema
 from bench.config.deviations import deviations_of
-from bench.paths import REPO
 from bench.report.site import record_chart
 
 GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)

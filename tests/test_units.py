@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import units
+from bench.base import units
 
 
 def test_a_gib_is_two_to_the_thirty():

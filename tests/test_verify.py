@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import atomic
+from bench.base import atomic
 from bench.cli import verify
 from bench.config import schema
 from bench.record import artifacts, run_folder, step_files, step_rules, verification

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from bench.machine import code_state
-from bench.race import worktrees
+from bench.plans.race import worktrees
 
 
 def git(repo, *words):

@@ -15,10 +15,10 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench import stats
+from bench.base import stats
+from bench.base.terminal import text_table
 from bench.compare import effects, verdict
-from bench.race.runner import DECIDED
-from bench.terminal import text_table
+from bench.plans.race.runner import DECIDED
 
 NUM_RACES = 1000  # of each sd, effect, plan and floor in the table of docs/COMPARING.md
 MARGIN_PCT = 0.5

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.config import compose, schema
-from bench.race import state
+from bench.plans.race import state
 from bench.record import ledger, race_folder, run_folder
 
 

@@ -10,17 +10,17 @@ from typing import TypedDict
 
 import yaml
 
-from bench import stats
+from bench.base import stats
+from bench.base.reading import json_file, plain_file, yaml_file
+from bench.base.reading.damage import Damaged
+from bench.base.terminal import text_table
 from bench.claims import claim as claims
 from bench.claims import publication
 from bench.compare import sentences
-from bench.reading import json_file, plain_file, yaml_file
-from bench.reading.damage import Damaged
 from bench.record import ledger, race_folder, run_folder
 from bench.record.named import CLAIM
 from bench.record.rows import row_of
 from bench.report import markdown_blocks
-from bench.terminal import text_table
 
 COMMAND = "judge --claim"  # what wrote the block of the README
 COLUMNS = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import credentials, private
-from bench.paths import REPO
-from bench.reading import plain_file
+from bench.base import credentials, private
+from bench.base.paths import REPO
+from bench.base.reading import plain_file
+from bench.config.user_code import classes, script_files
 from bench.record import artifacts, certificates, run_folder
 from bench.record.verification import LOCAL_ROLES
-from bench.user_code import classes, script_files
 
 BY_ROLE = {
     "config": "the resolved config",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import stats
+from bench.base import stats
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.compare import target

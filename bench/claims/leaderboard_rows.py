@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench import stats
+from bench.base import stats
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.claims import leaderboard
 from bench.compare import comparison
-from bench.reading import plain_file
-from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report.site.record_chart import Board, Entry, Record
 

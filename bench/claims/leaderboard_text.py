@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-from bench import stats
+from bench.base import stats
+from bench.base.paths import results_root
+from bench.base.terminal import text_table
 from bench.claims import uncounted
 from bench.claims.leaderboard import boards
-from bench.paths import results_root
 from bench.record import index, named
-from bench.terminal import text_table
 
 MAX_ENTRIES = 20  # shown of a track
 CERTIFICATE = "certificate"  # a column where something has one

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base.paths import PUBLISHED, published_root, shown
 from bench.claims import gate
-from bench.paths import PUBLISHED, published_root, shown
-from bench.race import state
+from bench.plans.race import state
 from bench.record import certificates, ledger, named, race_folder, run_folder
 from bench.report import markdown_blocks
 

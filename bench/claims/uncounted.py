@@ -4,10 +4,10 @@ import collections
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from bench.base.paths import PUBLISHED, shown
+from bench.base.terminal import text_table
 from bench.claims import claim
-from bench.paths import PUBLISHED, shown
 from bench.record.rows import Row
-from bench.terminal import text_table
 
 
 def words(rows: Sequence[Row], paths: Iterable[Path]) -> str:

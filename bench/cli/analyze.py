@@ -10,12 +10,12 @@ first window.  Needs no torch.
 import json
 import sys
 
-from bench import atomic
+from bench.analysis.trace import analysis, diff, diff_text, load
+from bench.analysis.trace.analysis_text import as_markdown, as_text
+from bench.base import atomic
+from bench.base.paths import of_user, shown
 from bench.cli import arguments, trace_jobs
-from bench.paths import of_user, shown
 from bench.record import named
-from bench.trace import analysis, diff, diff_text, load
-from bench.trace.analysis_text import as_markdown, as_text
 
 
 def main(argv):

@@ -13,7 +13,7 @@ LACKS = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError, which bench/__main__.py prints, instead of usage and exit; its texts keep their lines."""
+    """Raises ValueError, which bench/cli/main.py prints, instead of usage and exit; its texts keep their lines."""
 
     def __init__(self, *args, main: Callable | None = None, **options):
         """main: of the verb; its module says what it does, where no description does, and itself its exit codes."""
@@ -78,6 +78,6 @@ def guess(word: str, names: Iterable[str]) -> str:
 
 
 def _is_setting(key):
-    from bench.config import compose, explain
+    from bench.config import groups, meanings
 
-    return key in compose.GROUPS or any(known == key or known.endswith(f".{key}") for known in explain.settings())
+    return key in groups.GROUPS or any(known == key or known.endswith(f".{key}") for known in meanings.settings())

@@ -12,12 +12,12 @@ docs/HONESTY.md explains what each audit detects, what it misses, and the arithm
 
 import json
 
-from bench.audit import auditing, counterfactual
+from bench.base.terminal.text_table import counted
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
+from bench.plans.audit import auditing, counterfactual
 from bench.record import audits, named, run_folder
-from bench.terminal.text_table import counted
 
 CODES = {audits.PASSED: 0, audits.DOUBTED: 0, audits.FAILED: 1, audits.NOT_POSSIBLE: 2}
 

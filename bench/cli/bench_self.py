@@ -8,8 +8,8 @@ Ratios only of things measured interleaved in one run, medians; absolute times a
 import json
 import sys
 
+from bench.base.terminal import text_table
 from bench.cli import arguments
-from bench.terminal import text_table
 
 PARTS = ("loop", "gpu", "loader", "startup", "memory")
 
@@ -29,14 +29,14 @@ def main(argv):
 
 def _measure(part, rehearse):
     if part == "loop":
-        from bench.overhead import loop  # imports torch
+        from bench.plans.overhead import loop  # imports torch
 
         return loop.measure()
     if part == "gpu":
-        from bench.overhead import gpu
+        from bench.plans.overhead import gpu
 
         return gpu.measure(rehearse)
-    from bench.overhead import process
+    from bench.plans.overhead import process
 
     return getattr(process, part)()
 

@@ -10,14 +10,14 @@ races stay in results/races/.
 import contextlib
 import json
 
+from bench.base.paths import REPO, results_root
 from bench.cli import arguments
 from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.paths import REPO, results_root
-from bench.race import arm_process, planning, request, runner, worktrees
-from bench.replay import bisect
+from bench.plans.race import arm_process, planning, request, runner, worktrees
+from bench.plans.replay import bisect
 
 DEFAULT_N = 5
 

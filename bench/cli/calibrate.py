@@ -7,7 +7,8 @@ wanted change needs; the verdicts of this session use it.
 import argparse
 import json
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.terminal import text_table
 from bench.cli import arguments
 from bench.compare import calibration, measures, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
@@ -18,7 +19,6 @@ from bench.launch.prepare import asked, prepare
 from bench.machine import utc
 from bench.record import run_folder
 from bench.record.rows import row_of
-from bench.terminal import text_table
 
 DEFAULT_N = 5
 ORDER = "ABBA"

@@ -8,11 +8,11 @@ import json
 import math
 import sys
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.compare import comparison, csv_text, measures, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
-from bench.paths import of_user, shown
 from bench.record import listing
 
 FAILURES = ("slower", "inconclusive", "loss")

@@ -6,9 +6,9 @@ For run.sh in a checkout, for speedrun where it is installed.  It knows what the
 import argparse
 import importlib
 
+from bench.base.paths import INSTALLED
 from bench.cli import arguments
 from bench.cli.verbs import CHECKOUT_VERBS, VERBS
-from bench.paths import INSTALLED
 
 OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose words are Hydra overrides
 # bash ends a word at "=", so that of model=gpt2 the part behind it is what is completed

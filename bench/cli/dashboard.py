@@ -10,8 +10,8 @@ import json
 import sys
 
 from bench.cli import arguments
-from bench.exporters import dashboards, reading
 from bench.record import named
+from bench.record.exporters import dashboards, reading
 
 
 def main(argv):
@@ -44,7 +44,7 @@ def _export(exported, name, changes):
     settings = dashboards.settings_of(exported.run, name, changes)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # their packages print what they like
-            facts = importlib.import_module(f"bench.exporters.{name}").export(exported, settings)
+            facts = importlib.import_module(f"bench.record.exporters.{name}").export(exported, settings)
     except ValueError:
         raise
     except Exception as error:  # their packages raise what they like

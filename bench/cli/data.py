@@ -9,13 +9,13 @@ import sys
 
 import yaml
 
+from bench.base.paths import of_user
+from bench.base.terminal import text_table
+from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.config import groups, schema
 from bench.data import shards
 from bench.data.sources import datasets
-from bench.paths import of_user
-from bench.terminal import text_table
-from bench.units import format_bytes
 
 NUM_FIRST_TOKENS = 8
 REST = ("max_token", "sha256", "file")

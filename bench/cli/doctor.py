@@ -2,20 +2,20 @@
 
 The quick checks of every run (bench/machine/preflight.py), then what takes seconds: processes are started as in a run,
 sum a tensor over all of them within a timeout, and report torch, CUDA and NCCL (bench/launch/probe.py).
---passport measures instead what this machine reaches, keeps it and compares it (bench/passport/).
+--passport measures instead what this machine reaches, keeps it and compares it (bench/machine/passport/).
 """
 
 import json
 import sys
 
+from bench.base.paths import REPO, results_root
 from bench.cli import arguments
 from bench.config import compose, resolve, schema
 from bench.launch import probe
 from bench.machine import check_host, code_state, environment, gpus, preflight
+from bench.machine.passport import judged, kept, text
 from bench.machine.preflight import Check
-from bench.passport import judged, kept, text
-from bench.passport.measure import session
-from bench.paths import REPO, results_root
+from bench.plans.passport import session
 
 WIDTH = len("power limit")  # the longest name
 

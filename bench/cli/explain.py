@@ -11,11 +11,11 @@ Several trace files are the ranks of one job; more folders, and the windows of a
 import json
 from pathlib import Path
 
-from bench import atomic
+from bench.analysis.explain import difference, difference_text, explained, from_record, page, text
+from bench.analysis.trace import categories
+from bench.base import atomic
+from bench.base.paths import of_user, shown
 from bench.cli import trace_jobs
-from bench.explain import difference, difference_text, explained, from_record, page, text
-from bench.paths import of_user, shown
-from bench.trace import categories
 
 
 def main(argv):

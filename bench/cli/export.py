@@ -7,11 +7,11 @@ Without --out everything but parquet goes to the terminal.
 
 import sys
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import of_user, shown
 from bench.cli import arguments
-from bench.exporters import mllog, modded_nanogpt_log, tables
-from bench.paths import of_user, shown
 from bench.record import named
+from bench.record.exporters import mllog, modded_nanogpt_log, tables
 
 FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
 

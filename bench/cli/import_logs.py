@@ -11,12 +11,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import of_user, results_root
+from bench.base.terminal import text_table
 from bench.cli import arguments
-from bench.importers import log_files
-from bench.paths import of_user, results_root
 from bench.record import artifacts, step_files
-from bench.terminal import text_table
+from bench.record.importers import log_files
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is not a log: enough to say what it is
 NUM_SHOWN = 20  # lines of one kind

@@ -6,8 +6,8 @@ Writes conf/ and my_model.py into the current folder; a file that is there stays
 import shutil
 from pathlib import Path
 
+from bench.base.paths import REPO, working_folder
 from bench.cli import arguments
-from bench.paths import REPO, working_folder
 
 STARTER = Path(__file__).with_name("starter")
 NEXT = """

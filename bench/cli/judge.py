@@ -7,13 +7,13 @@ elsewhere.
 
 import json
 
+from bench.base.terminal import screen, text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, gate, publication
 from bench.claims.rules import rulebook
 from bench.cli import arguments, rule_lines
-from bench.race import state
+from bench.plans.race import state
 from bench.record import ledger, named
-from bench.terminal import screen, text_table
 
 
 def main(argv):

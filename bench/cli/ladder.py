@@ -14,15 +14,15 @@ Then the staircase: time and steps to the target by rung, each change against th
 import json
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.config import groups
-from bench.ladder import folders, forecast, page, request, rungs, sizes, staircase, text
 from bench.launch import console, ready
 from bench.launch.console import say
-from bench.paths import results_root, shown
-from bench.race import planning, runner
-from bench.race import request as race_request
+from bench.plans.ladder import folders, forecast, page, request, rungs, sizes, staircase, text
+from bench.plans.race import planning, runner
+from bench.plans.race import request as race_request
 
 
 def main(argv):

@@ -6,15 +6,14 @@ The page lies beside the snapshot and opens without a network.  The pickle is re
 
 import json
 
-from bench import atomic
+from bench.analysis.memory import lives, page, pickles, rss, segments, timeline, use_section
+from bench.analysis.memory.sites import Sites
+from bench.base import atomic
+from bench.base.paths import of_user, shown
+from bench.base.terminal import text_table
+from bench.base.units import MIB, format_bytes
 from bench.cli import arguments
-from bench.memory import rss
-from bench.memory.snapshot import lives, page, pickles, segments, snapshot_files, timeline, use_section
-from bench.memory.snapshot.sites import Sites
-from bench.paths import of_user, shown
 from bench.record import named
-from bench.terminal import text_table
-from bench.units import MIB, format_bytes
 
 NUM_SHOWN = 8
 
@@ -87,7 +86,7 @@ def _snapshots(word):
     """A file, or runs or folders with snapshots in them -> their paths."""
     paths = []
     for path in named.find([word])[0].holders:
-        paths += [path] if path.is_file() else snapshot_files.in_folder(path)
+        paths += [path] if path.is_file() else pickles.in_folder(path)
     if not paths:
         remedy = "record one with instruments=[regions,memory_history], on a GPU"
         raise ValueError(f"{word}: it holds no memory snapshot; {remedy}")

@@ -8,13 +8,13 @@ names; one that holds some stops all.  --dry-run shows and searches alone.
 
 import os
 
+from bench.base.paths import project_folder
+from bench.base.terminal.text_table import counted
 from bench.claims import claim_folder, gate, publication
 from bench.cli import arguments, table
 from bench.launch.console import say
-from bench.paths import project_folder
 from bench.record import named, run_folder
 from bench.report import markdown_blocks
-from bench.terminal.text_table import counted
 
 
 def main(argv):

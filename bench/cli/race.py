@@ -12,14 +12,14 @@ the first run.  What is measured stays hidden until the race has ended.  Interru
 import itertools
 import json
 
+from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.config import groups
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
-from bench.paths import results_root, shown
-from bench.race import arm_process, planning, report, request, runner, state
+from bench.plans.race import arm_process, planning, report, request, runner, state
+from bench.plans.sweep import winners
 from bench.record import listing, named
-from bench.sweep import winners
 
 
 def main(argv):

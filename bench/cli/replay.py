@@ -3,7 +3,7 @@
 The code is the record's commit with its difference, the settings its own, the data those of its sha256; what is missing
 or differs here is said before any work.  The replay's losses are held against the recorded ones, step by step:
   identical                 every loss is the same, bit for bit; on the same machine and software nothing less holds
-  equal within rounding     elsewhere: within what rounding was measured to do by each step (bench/replay/rounding.json)
+  equal within rounding     elsewhere: within what rounding was measured to do by each step (bench/plans/replay)
   statistically reproduced  with --times: fresh seeds give such losses, and reach the track's target if the record did
   not reproduced            none of these
   undecided                 the run is not deterministic, or rounding was never measured for it (GPUs, scripts)
@@ -19,15 +19,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from bench.base.paths import shown
+from bench.base.terminal import screen
+from bench.base.terminal.text_table import counted
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.paths import shown
+from bench.plans.replay import certificate, outcomes, rebuilding, replaying
 from bench.record import certificates, named, run_folder
-from bench.replay import certificate, outcomes, rebuilding, replaying
-from bench.terminal import screen
-from bench.terminal.text_table import counted
 
 COLOURED = {outcomes.IDENTICAL: "accepted", outcomes.DIFFERS: "failed", outcomes.IMPOSSIBLE: "refused"}
 SHOWN_FIELDS = 8

@@ -13,11 +13,11 @@ import json
 import os
 import sys
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import of_user, published_root, results_root, shown
+from bench.base.units import format_bytes
 from bench.cli import arguments
-from bench.paths import of_user, published_root, results_root, shown
 from bench.record import ledger, listing, named, sweep
-from bench.units import format_bytes
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
 RACE = "race.html"

@@ -5,6 +5,7 @@ import contextlib
 import json
 import time
 
+from bench.base.units import seconds_of
 from bench.cli import arguments, settings
 from bench.config import compose, explain, groups, hydra_app, multirun, overrides
 from bench.launch import console, joining, launcher, ready, series, summary
@@ -12,8 +13,7 @@ from bench.launch.console import say
 from bench.launch.nodes.member import Refused
 from bench.launch.of_nodes import OfNodes
 from bench.launch.prepare import asked, frozen, prepare, this_machine
-from bench.sweep import packing
-from bench.units import seconds_of
+from bench.plans.sweep import packing
 
 ENDED_WELL = ("complete", "stopped")  # a sweep stops what has no hope
 
@@ -187,6 +187,6 @@ def _parser():
     )
     parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
-    parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
+    parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/plans/race/runner.py
     parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON
     return parser

@@ -4,7 +4,7 @@ import json
 import shutil
 import textwrap
 
-from bench.config import cluster, compose, explain, schema, typed
+from bench.config import cluster, compose, explain, meanings, schema, typed
 from bench.config.typed import MISSING
 from bench.launch.prepare import this_machine
 
@@ -22,10 +22,10 @@ def asked_for(argv: list[str]) -> str | None:
 
 def help_of(word: str, overrides: list[str]) -> str:
     """A setting's or group's key, or the last part of it -> text.  Raises ValueError for a word that is neither."""
-    result = _found(word, [*explain.settings(), *explain.groups(), *compose.GROUPS])
+    result = _found(word, [*meanings.settings(), *meanings.groups(), *compose.GROUPS])
     now = _Composition(overrides)
     return "\n\n".join(
-        _of_group(key, now) if key not in explain.settings() else _of_setting(key, now) for key in result
+        _of_group(key, now) if key not in meanings.settings() else _of_setting(key, now) for key in result
     )
 
 
@@ -76,7 +76,7 @@ class _Composition:
 
 
 def _of_setting(key, now):
-    setting = explain.settings()[key]
+    setting = meanings.settings()[key]
     value, lacks = now.value(key), ""
     if value == MISSING:
         lacks = f"not a setting of this run; with {setting.brought_by[0]} it is "
@@ -94,22 +94,22 @@ def _of_setting(key, now):
 
 
 def _of_group(key, now):
-    about, group = explain.groups().get(key, ""), key.replace(".", "/")
+    about, group = meanings.groups().get(key, ""), key.replace(".", "/")
     lines = [_wrapped(f"{key}: {about}" if about else key, 0, 2)]
     if group in compose.GROUPS:
         names = compose.choices(group)
         words = [f"{group}=[{name}]" if group in compose.LISTS else f"{group}={name}" for name in names]
         width = max(map(len, words)) + 2
         for name, word in zip(names, words):
-            about = explain.about(group, name).split(". ")[0].rstrip(".")
+            about = meanings.about(group, name).split(". ")[0].rstrip(".")
             lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
-    inside = [one for one in explain.settings() if one.startswith(f"{key}.")]
+    inside = [one for one in meanings.settings() if one.startswith(f"{key}.")]
     if key in compose.LISTS:  # those of the others are shown with their name: --help trace
         inside = [one for one in inside if now.value(one) != MISSING]
     if inside:
         lines += ["", "settings, as this run has them (./run.sh run --help KEY says more of one):"]
     for one in inside:
-        setting, value = explain.settings()[one], now.value(one)
+        setting, value = meanings.settings()[one], now.value(one)
         shown = f", only with {' or '.join(setting.brought_by)}" if value == MISSING else f" = {_yaml(value)}"
         lines.append(_wrapped(one + shown, 2, 6))
         lines.append(_wrapped(f"{setting.meaning} [{setting.allowed}]", 6, 6))

@@ -5,6 +5,8 @@ With a profiler (profile=...) one run is made and nothing judged, because such a
 
 import json
 
+from bench.base.paths import results_root
+from bench.base.units import format_bytes
 from bench.claims import claim as claims
 from bench.cli import arguments, settings
 from bench.compare import target
@@ -14,11 +16,9 @@ from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, prepare
 from bench.machine import preflight
-from bench.paths import results_root
 from bench.record import run_folder, step_files
 from bench.record.rows import row_of
 from bench.report import table_text
-from bench.units import format_bytes
 
 
 def main(argv):

@@ -5,17 +5,17 @@ import json
 import shutil
 from pathlib import Path
 
+from bench.base.paths import results_root
 from bench.config import multirun, overrides
 from bench.launch import console, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, this_machine
 from bench.machine.signals import Interrupted
-from bench.paths import results_root
+from bench.plans.sweep import packing
+from bench.plans.sweep.elsewhere import Unfinished
+from bench.plans.sweep.points import Points, source_sha256
 from bench.record import run_folder, sweep
 from bench.report import sweep_page, sweep_results, sweep_text
-from bench.sweep import packing
-from bench.sweep.elsewhere import Unfinished
-from bench.sweep.points import Points, source_sha256
 
 
 def go(args, argv):
@@ -67,7 +67,7 @@ def _end(folder, why):
 
 
 def beside(args) -> int:
-    """One of several runs of a sweep, started by bench/sweep/packing.py -> exit code."""
+    """One of several runs of a sweep, started by bench/plans/sweep/packing.py -> exit code."""
     given = json.loads(args.beside)
     runs, answer = Points(Path(given.pop("folder")), given.pop("command")), Path(given.pop("answer"))
     with console.output(args.quiet):

@@ -7,9 +7,9 @@ run, with --group a set of repeats, with --pivot a value of a setting.
 
 import sys
 
-from bench import paths
+from bench.base import paths
+from bench.base.paths import PUBLISHED
 from bench.cli import arguments
-from bench.paths import PUBLISHED
 from bench.record import listing
 from bench.report import table_columns, table_filters, table_groups, table_text
 from bench.report.table_columns import COLUMNS, Columns

@@ -5,10 +5,10 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from bench.analysis.trace import categories
+from bench.base.paths import of_user
 from bench.cli import arguments
-from bench.paths import of_user
 from bench.record import named
-from bench.trace import categories
 
 
 def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:

@@ -4,8 +4,8 @@ from importlib import metadata
 from platform import python_version
 
 from bench import __version__
+from bench.base.paths import REPO
 from bench.machine import git
-from bench.paths import REPO
 
 
 def text() -> str:

@@ -11,11 +11,11 @@ import math
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import stats
+from bench.base import stats
+from bench.base.paths import results_root
+from bench.base.reading import json_file
 from bench.compare import eligibility, verdict
 from bench.compare.effects import MIN_FLOOR_PCT
-from bench.paths import results_root
-from bench.reading import json_file
 from bench.record.race_folder import TODAYS_FLAGS
 from bench.record.rows import Row
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from bench.analysis.diagnosis import between_runs
+from bench.base.reading import json_file, yaml_file
+from bench.base.reading.damage import Damaged, of_record
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import versions
-from bench.diagnosis import between_runs
-from bench.reading import json_file, yaml_file
-from bench.reading.damage import Damaged, of_record
 from bench.record import certificates, ledger, race_folder, run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
@@ -109,7 +109,7 @@ def _code_change(a, b):
     same = not a.rows or not b.rows or a.rows[0]["source_sha256"] == b.rows[0]["source_sha256"]
     if same or None in (a.folders[0], b.folders[0]):
         return None
-    from bench.diagnosis import code_diff
+    from bench.analysis.diagnosis import code_diff
 
     return code_diff.of_folders(a.folders[0], b.folders[0])
 
@@ -119,7 +119,7 @@ def _traces(a, b):
     folders = [[folder for folder in arm.folders if folder] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None
-    from bench.diagnosis import trace_diff
+    from bench.analysis.diagnosis import trace_diff
 
     return trace_diff.of_folders(*folders)
 

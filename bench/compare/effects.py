@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from typing import TypedDict
 
-from bench import stats
+from bench.base import stats
+from bench.base.stats import ALPHA
 from bench.compare import target
 from bench.config.track import TrackRules
 from bench.record.rows import Row
-from bench.stats import ALPHA
 
 DISAGREE = "clocks-disagree"  # a flag
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %

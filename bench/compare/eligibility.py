@@ -6,10 +6,10 @@ What is known to differ is refused; what is unknown, as in imported logs, is mar
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench import stats
+from bench.base import stats
+from bench.base.terminal.text_table import counted, some
 from bench.compare import order, settings
 from bench.record.rows import Row
-from bench.terminal.text_table import counted, some
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 BESIDE = '"beside":'  # in a row's setting

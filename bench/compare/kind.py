@@ -5,7 +5,7 @@ Rows in (bench/record/rows.py), a word and a sentence out.
 
 from collections.abc import Sequence
 
-from bench import stats
+from bench.base import stats
 from bench.record.rows import Row
 
 LOSS_AT_STEPS, LOSS_AT_TIME = "loss_at_equal_steps", "loss_at_equal_time"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from bench.terminal import text_table
+from bench.base.terminal import text_table
 
 MEASURES = {  # key of the Comparison: (name, key of the means, their unit, decimals)
     "time": ("time", "mean_s", "s", 3),

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.base.paths import PUBLISHED, results_root
+from bench.base.reading.damage import Damaged, of_record
+from bench.base.terminal.text_table import counted
 from bench.compare.eligibility import index_of_runs
-from bench.paths import PUBLISHED, results_root
-from bench.reading.damage import Damaged, of_record
 from bench.record import index, named, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
-from bench.terminal.text_table import counted
 
 SEPARATOR = "vs"
 
@@ -172,7 +172,7 @@ def _of_paths(word, paths, rows):
 
 def _of_logs(word, paths):
     """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
-    from bench.importers import log_files
+    from bench.record.importers import log_files
 
     rows, records = [], {}
     try:

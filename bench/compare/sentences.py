@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from bench.base.terminal import text_table
 from bench.compare import effects, measures
-from bench.terminal import text_table
 
 
 def alone(result: Mapping) -> str:

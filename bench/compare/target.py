@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from bench import stats
+from bench.base import stats
 from bench.config import groups
 from bench.config.track import TrackRules
 from bench.record.rows import Row

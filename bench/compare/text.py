@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 
+from bench.analysis.diagnosis import text as diagnosis_text
+from bench.base.terminal import screen, text_table
 from bench.compare import effects, measures, sentences
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
-from bench.diagnosis import text as diagnosis_text
-from bench.terminal import screen, text_table
 
 MAX_DIFFERENCES = 40
 MAX_FILES = 12

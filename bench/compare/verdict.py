@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from bench import stats
+from bench.base import stats
 from bench.compare import effects, eligibility, kind, sentences, target
 from bench.record.rows import Row
 
@@ -43,8 +43,8 @@ class Comparison(TypedDict, total=False):
     differences: list[dict]  # bench/compare/differences.py
     calibration: dict | None  # of this session
     earlier_races: dict[str, int] | None  # {verdict or "none": how many} of the same arms; None: there was none
-    code_change: dict | None  # bench/diagnosis/code_diff.py
-    diagnosis: dict  # bench/diagnosis/between_runs.py
+    code_change: dict | None  # bench/analysis/diagnosis/code_diff.py
+    diagnosis: dict  # bench/analysis/diagnosis/between_runs.py
     certificates: list[str | None]  # what the replays of their runs showed; absent where no run has been replayed
 
 

@@ -10,13 +10,22 @@ import functools
 
 import yaml
 
-from bench.config import hydra_app, schema
-from bench.config.groups import GROUPS, PRIMARY, choices, config_name, default_track, did_you_mean, own_folders, path_of
+from bench.config import hydra_app, meanings, schema
+from bench.config.groups import (
+    GROUPS,
+    LISTS,
+    PRIMARY,
+    choices,
+    config_name,
+    default_track,
+    did_you_mean,
+    own_folders,
+    path_of,
+)
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
 
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
-LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
@@ -143,9 +152,7 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        from bench.config import explain  # it imports this file, which needs it only for this
-
-        known = explain.settings()
+        known = meanings.settings()
         if key in known:
             have = " or ".join(known[key].brought_by)
             raise ValueError(f"{word}: this run has no such setting; only runs with {have} have it")

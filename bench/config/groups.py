@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.paths import CONF, MARK, of_user, own_conf, working_folder
+from bench.base.paths import CONF, MARK, of_user, own_conf, working_folder
 
 # fmt: off
 GROUPS = (
@@ -22,6 +22,7 @@ GROUPS = (
     "track", "experiment",
 )
 # fmt: on
+LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
 OF_HYDRA = ("hydra/launcher", "hydra/sweeper")  # Hydra's own, of which a user's folder may have choices too
 VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the runs that it starts
 NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way

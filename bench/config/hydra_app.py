@@ -8,9 +8,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from bench.base.paths import CODE, CONF
 from bench.config import groups
 from bench.config.overrides import one_line
-from bench.paths import CODE, CONF
 
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
@@ -23,7 +23,7 @@ PLUGINS = {  # a choice of Hydra's: what must be installed for it
     },
     "hydra/sweeper": {"optuna": "optuna", "ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"},
 }
-OURS = str(CODE / "bench" / "plugins")  # holds the package hydra_plugins, where Hydra looks for launchers and sweepers
+OURS = str(CODE / "bench" / "plans" / "plugins")  # holds the package hydra_plugins, where Hydra looks
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 

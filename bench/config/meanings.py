@@ -1,18 +1,41 @@
-"""What each setting means, read from the one place where that is written: the comment beside it.
+"""Every setting that a run can have, and what each means, read from the one place where that is written: its comment.
 
 Of a typed setting that is the comment of its dataclass field (schema.py, models/optimizers/, models/schedules/): on its
 line, or above it.  Of an instrument's or exporter's, whose yaml is its schema, the comment on its line there; in any
 other yaml such a comment says why this value.
 """
 
+import dataclasses
 import functools
 import inspect
 import io
 import itertools
 import tokenize
+import typing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from bench.config import cluster, schema
+from bench.config.groups import LISTS, choices, path_of
+from bench.config.typed import KINDS, allowed, default_of, plain_of, row_class, variant, variants
+
+UNITS = {  # the last part of a setting's name: its unit
+    "s": "seconds",
+    "ms": "milliseconds",
+    "mib": "MiB, 2**20 bytes",
+    "nats": "nats per token",
+    "loss": "nats per token",
+    "pct": "per cent",
+    "tokens": "tokens",
+    "steps": "optimizer steps",
+    "step": "optimizer steps, the first is 1",
+    "seqs": "sequences",
+    "frac": "a part of 1",
+    "len": "tokens",
+}
 
 
 @functools.cache
@@ -69,3 +92,86 @@ def _of_node(node, path, lines, comments):
         _, mark, words = lines[end.line][end.column :].partition("#")
         comments[dotted] = words.strip() if mark else ""
         _of_node(value, f"{dotted}.", lines, comments)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, as a user types it before the equals sign."""
+
+    key: str
+    meaning: str
+    allowed: str  # in words that follow "use"
+    default: Any  # of the schema; typed.MISSING: some yaml of conf/ gives it
+    brought_by: tuple[str, ...] = ()  # choices that have it, "optim=muon"; (): every run does
+
+    @property
+    def unit(self) -> str | None:
+        """In words; None for what has none, or no number."""
+        last = self.key.rpartition(".")[2].removeprefix("val_every_").removeprefix("gc_every_")
+        return UNITS.get(last.rpartition("_")[2]) if "number" in self.allowed and not last.startswith("num_") else None
+
+
+def settings() -> dict[str, Setting]:
+    """Every setting that some run can have, by its key, in the schema's order."""
+    result = {}
+    of_cluster = _of_class(cluster.Cluster, "cluster.", (cluster.CHOICE,))
+    for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
+        before = result.setdefault(one.key, one)
+        if before is not one:
+            result[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
+    return result
+
+
+def _of_class(cls, path, brought_by=(), known=()):
+    """Of a dataclass and of those within; known: names of fields that another class has shown already."""
+    hints, comments = typing.get_type_hints(cls, include_extras=True), of_class(cls)
+    for one in dataclasses.fields(cls):
+        key, hint = path + one.name, plain_of(hints[one.name])
+        if one.name in known or key in LISTS:
+            continue
+        if not dataclasses.is_dataclass(hint):
+            yield Setting(key, comments[one.name], allowed(hints[one.name]), default_of(one), brought_by)
+            if row := row_class(hints[one.name]):  # of a table: the rows that it has in the yaml which brings it
+                group, _, choice = brought_by[0].partition("=")
+                rows = yaml.safe_load(path_of(group, choice).read_text())[one.name]
+                for name, values in rows.items():
+                    yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
+            continue
+        yield from _of_class(hint, f"{key}.")
+        shared = {field.name for field in dataclasses.fields(hint)}
+        for name in variants(hint):
+            choice = f"{key.replace('.', '/')}={name}"
+            yield from _of_class(variant(hint, name), f"{key}.", (choice,), shared)
+
+
+def _of_lists():
+    """Of instruments and exporters: their yaml is their schema, what is allowed stands in [] behind the meaning."""
+    for group in LISTS:
+        for name in choices(group):
+            path = path_of(group, name)
+            _, comments = of_file(path)
+            for key, value in (yaml.safe_load(path.read_text())[name] or {}).items():
+                meaning, _, words = comments[f"{name}.{key}"].removesuffix("]").partition(" [")
+                words = words or KINDS.get(type(value), "a value, or null")
+                yield Setting(f"{group}.{name}.{key}", meaning, words, value, (f"{group}=[{name}]",))
+
+
+def about(group: str, name: str) -> str:
+    """What a choice is: the first comment of its yaml, in one line."""
+    return of_file(path_of(group, name))[0]
+
+
+def groups() -> dict[str, str]:
+    """What each group of settings is for, by its dotted key; of an instrument or exporter what it is."""
+    result = dict(_of_groups(schema.Config, ""))
+    for group in LISTS:
+        result |= {group: of_class(schema.Config)[group]}
+        result |= {f"{group}.{name}": about(group, name) for name in choices(group)}
+    return result | {"cluster": cluster.ABOUT}
+
+
+def _of_groups(cls, path):
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield path + name, of_class(cls)[name]
+            yield from _of_groups(hint, f"{path}{name}.")

@@ -2,7 +2,7 @@
 
     multirun.go(["optim.lr=0.001,0.002", "hydra/launcher=joblib"], runner, folder, machine)
 
-Any plugin of Hydra's for launching or searching works.  Ours are in bench/plugins/: `hydra/launcher=basic`, the
+Any plugin of Hydra's for launching or searching works.  Ours are in bench/plans/plugins/: `hydra/launcher=basic`, the
 default, and `hydra/sweeper=optuna`.  A sweep may also be stored, as hydra.sweeper.params of an experiment or a root.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from bench.base.paths import REPO
 from bench.config import compose, groups, hydra_app, overrides, schema
-from bench.paths import REPO
 
 # Of Hydra's own settings, where the user's words and yamls do not say otherwise: what it writes goes into the sweep's
 # folder alone, and what a person sees is this program's to say.

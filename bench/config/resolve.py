@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from bench.config import micro_batch, ranges, schema, stages
-from bench.user_code import classes
+from bench.config.user_code import classes
 
 # what takes the setting; models/ladder/ has model.args.activations
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")

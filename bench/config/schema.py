@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from bench.base.reading import yaml_file
+from bench.base.reading.damage import of_record
 from bench.config import versions
 from bench.config.ranges import AtLeast1, Name, Repository, ShardNumbers, between
 from bench.config.track import TrackConfig
 from bench.config.typed import build
 from bench.config.versions import without_none
-from bench.reading import yaml_file
-from bench.reading.damage import of_record
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 from models.stages import Stage

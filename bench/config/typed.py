@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Iterator
 
-from bench.user_code import classes
+from bench.config.user_code import classes
 
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
 GROUP = "a group of settings, KEY: VALUE"

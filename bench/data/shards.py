@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import atomic
-from bench.reading import plain_file
-from bench.reading.damage import Damaged
+from bench.base import atomic
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 
 if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
     import numpy as np

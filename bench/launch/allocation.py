@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bench.base.paths import REPO
 from bench.launch.nodes import channel, slurm
 from bench.launch.nodes.coordinator import Coordinator
 from bench.launch.prepare import Job
 from bench.machine import processes
-from bench.paths import REPO
 
 END_S = 15.0
 ASK_S = 5.0  # for scontrol, while the job has KillWait to end, 30 s where nobody set it

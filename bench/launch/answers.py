@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.reading import plain_file
 from bench.config.schema import HardwareConfig
 from bench.launch import ranks
 from bench.machine.preflight import Check
-from bench.reading import plain_file
 from bench.record import failures
 from bench.training import flight_recorder
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import REPO, results_root, shown, working_folder
 from bench.config import cluster
 from bench.launch.console import Bars, say, show
 from bench.launch.progress import Progress
 from bench.machine.signals import Interrupted, raise_interrupted
-from bench.paths import REPO, results_root, shown, working_folder
 from bench.record import run_folder
 
 FOLDER = "jobs"  # in the results folder: the scripts and what they printed

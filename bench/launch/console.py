@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from bench.terminal import screen
+from bench.base.terminal import screen
 
 BAR_CHARS = 16
 _quiet = False

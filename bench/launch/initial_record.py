@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 import yaml
 
-from bench import atomic, credentials, private
+from bench.base import atomic, credentials, private
+from bench.base.paths import REPO
 from bench.config import compose, groups, schema
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
-from bench.exporters import dashboards
-from bench.instruments import registry
 from bench.launch.script import script, work_folder
 from bench.machine import code_state, environment, utc
-from bench.paths import REPO
 from bench.record import ledger, run_folder, step_files
+from bench.record.exporters import dashboards
 from bench.training import gc_policy
 from bench.training.clock import TIMING_PROTOCOL
+from bench.training.instruments import registry
 
 
 def folder_of(config, run, results):

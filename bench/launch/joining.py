@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bench.base.paths import REPO, results_root
 from bench.config import ranges, schema
-from bench.instruments import registry
 from bench.launch import ranks
 from bench.launch.nodes import adopted, channel, fabric
 from bench.launch.nodes.adopted import Adopted
@@ -21,7 +21,7 @@ from bench.launch.nodes.coordinator import Coordinator
 from bench.launch.nodes.member import Hello, Member
 from bench.launch.prepare import Job, frozen
 from bench.machine import code_copy, code_state, environment, run_processes
-from bench.paths import REPO, results_root
+from bench.training.instruments import registry
 
 SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
 RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the other

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from bench import atomic, private
+from bench.base import atomic, private
+from bench.base.paths import REPO, results_root
 from bench.data.sources import datasets
-from bench.exporters import dashboards
-from bench.instruments import registry
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.edge_pipe import EdgePipe
@@ -29,8 +28,9 @@ from bench.machine import environment, run_processes, utc
 from bench.machine.cpu_meter import CpuMeter
 from bench.machine.run_clock import RunClock
 from bench.machine.signals import Interrupted, held, raise_interrupted
-from bench.paths import REPO, results_root
 from bench.record import failures
+from bench.record.exporters import dashboards
+from bench.training.instruments import registry
 
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
@@ -53,11 +53,12 @@ def launch(
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py); stop: asked
-    with each validation, [(step, val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped"
-    then; beside: where it runs beside others of its sweep, for run.json["beside"] (bench/sweep/packing.py); of_nodes:
-    ranks that other processes start too, which have gathered (None: those of a SLURM allocation are started here);
-    audit: what of a run's own data was replaced, for run.json["audit"] (bench/audit/auditing.py).
+    run.json["race"] (bench/plans/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py); stop:
+    asked with each validation, [(step, val_loss)] so far, why the run is to end now, None: it is not; its status is
+    "stopped" then; beside: where it runs beside others of its sweep, for run.json["beside"]
+    (bench/plans/sweep/packing.py); of_nodes: ranks that other processes start too, which have gathered (None: those of
+    a SLURM allocation are started here); audit: what of a run's own data was replaced, for run.json["audit"]
+    (bench/plans/audit/auditing.py).
     ValueError where no record can be written at all.
     """
     with frozen(job) as job:

@@ -8,7 +8,7 @@ import os
 import socket
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
 from bench.config import schema
 from bench.launch import allocation, initial_record, joining, ranks
 from bench.launch.nodes import fabric

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 
 import models
+from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.config import schema
+from bench.config.user_code import classes
 from bench.machine import code_state, lazy_dynamo, processes
-from bench.paths import CHECKOUT, CODE, REPO, working_folder
-from bench.user_code import classes
 
 METHODS = {  # what a run calls: what it must do
     "forward": "forward(tokens_BT, targets_BT): the mean loss in nats per token",

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.base.paths import CHECKOUT, REPO
 from bench.launch import guard
 from bench.machine import run_processes
 from bench.machine.signals import held
-from bench.paths import CHECKOUT, REPO
 
 
 @contextlib.contextmanager

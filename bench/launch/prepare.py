@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import models
-from bench import credentials, private
+from bench.base import credentials, private
+from bench.base.paths import CODE, REPO, of_user
 from bench.config import compose, resolve, schema, stages, windows
 from bench.config.deviations import deviations_of
+from bench.config.user_code import classes, script_files
 from bench.data.sources import datasets
-from bench.exporters import dashboards
-from bench.instruments import registry
 from bench.launch import own_model
 from bench.launch.script import script
 from bench.launch.script.script import Script
 from bench.machine import code_copy, code_state, environment, gpus
-from bench.paths import CODE, REPO, of_user
-from bench.user_code import classes, script_files
+from bench.record.exporters import dashboards
+from bench.training.instruments import registry
 
 GLOBS = ("train_glob", "val_glob")
 

@@ -7,10 +7,10 @@ import contextlib
 import statistics
 import subprocess
 
+from bench.base.units import GIB, MIB
 from bench.config.schema import HardwareConfig
 from bench.launch import answers
 from bench.machine.preflight import Check
-from bench.units import GIB, MIB
 
 COLLECTIVE_TIMEOUT_S = 30.0
 SLOW_FRAC = 0.03  # below the median GPU; the same model differs by a few percent at most when it is healthy

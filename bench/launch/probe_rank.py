@@ -7,9 +7,9 @@ import statistics
 import sys
 import time
 
+from bench.base.units import MIB
 from bench.launch import answers
 from bench.machine import processes
-from bench.units import MIB
 
 GPU_BYTES, CPU_BYTES = 64 * MIB, MIB  # of the all-reduce that is timed
 NUM_REPEATS = 10

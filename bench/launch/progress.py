@@ -5,12 +5,12 @@ import re
 import time
 from pathlib import Path
 
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+from bench.base.units import format_about_s
 from bench.launch.console import Bars, show
-from bench.reading import plain_file
-from bench.reading.damage import Damaged
 from bench.record import run_folder
 from bench.training.step_writer import NOTE
-from bench.units import format_about_s
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
 STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of a script that prints as they do

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.config.schema import HardwareConfig
 from bench.machine import processes, run_processes
-from bench.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.training import flight_recorder
 
 WORKER = (sys.executable, "-m", "bench.training.worker")

@@ -4,10 +4,10 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from bench.base.paths import REPO, results_root
+from bench.base.terminal import text_table
 from bench.launch.console import confirmed
 from bench.machine import check_host, code_state, environment, preflight
-from bench.paths import REPO, results_root
-from bench.terminal import text_table
 
 BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
 SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer depends on it

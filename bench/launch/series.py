@@ -9,11 +9,11 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
+from bench.base.paths import results_root
+from bench.base.terminal.text_table import counted
+from bench.base.units import format_about_s
 from bench.launch.console import Bars, say
-from bench.paths import results_root
 from bench.record import index
-from bench.terminal.text_table import counted
-from bench.units import format_about_s
 
 NUM_EARLIER = 5  # the latest runs of a config, whose median is taken
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from bench.instruments import registry
+from bench.base.paths import shown
+from bench.base.terminal.text_table import counted
+from bench.base.units import format_about_s, ms_from_s
 from bench.launch.prepare import Job
-from bench.paths import shown
 from bench.record.metrics import step_avg_ms
-from bench.terminal.text_table import counted
-from bench.units import format_about_s, ms_from_s
+from bench.training.instruments import registry
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
 # fmt: off

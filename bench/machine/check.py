@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bench.terminal import text_table
+from bench.base.terminal import text_table
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import sysconfig
 import time
 from pathlib import Path
 
+from bench.base.units import GIB, format_gib, gib_from_bytes
 from bench.machine.check import Check
 from bench.machine.cpu_meter import CpuMeter
-from bench.units import GIB, format_gib, gib_from_bytes
 
 MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
 LOW_FREE_GIB = 2.0  # traces and snapshots are large

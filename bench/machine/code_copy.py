@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.paths import CODE, COPY_NAME, copy_roots
-from bench.units import MIB
-from bench.user_code.classes import KERNELS
+from bench.base.paths import CODE, COPY_NAME, copy_roots
+from bench.base.units import MIB
+from bench.config.user_code.classes import KERNELS
 
 FOLDERS = ("bench", "models", "conf")
 KEPT_COPIES = 8  # those used last; one that a run uses is kept whatever its age

@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from bench import atomic, credentials, private
+from bench.base import atomic, credentials, private
+from bench.base.paths import CODE, INSTALLED, REPO
+from bench.base.units import MIB
+from bench.config.user_code import classes
 from bench.machine import code_copy, git, syntax
-from bench.paths import CODE, INSTALLED, REPO
-from bench.units import MIB
-from bench.user_code import classes
 
 IDENTITY_VERSION = 2
 # Files and folders whose code decides what a run trains, or acts or measures while it trains.  Not here: conf/ (its
@@ -31,11 +31,11 @@ RACED = (
     "bench/training",
     "bench/data",
     "bench/config",
-    "bench/instruments",
-    "bench/profiling",
-    "bench/telemetry",
-    "bench/memory/peaks.py",
-    "bench/memory/recording.py",
+    "bench/training/instruments",
+    "bench/training/profiling",
+    "bench/machine/telemetry",
+    "bench/training/memory/peaks.py",
+    "bench/training/memory/recording.py",
     "bench/launch/agent.py",
     "bench/launch/joining.py",
     "bench/launch/nodes/rank_processes.py",
@@ -49,8 +49,8 @@ RACED = (
     "bench/machine/processes.py",
     "bench/machine/stamped_pipes.py",
     "bench/record/step_files.py",
-    "bench/user_code/classes.py",
-    "bench/units.py",
+    "bench/config/user_code/classes.py",
+    "bench/base/units.py",
     "bench/machine/lazy_dynamo.py",
     "bench/__init__.py",
 )

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.units import s_from_ns
+from bench.base.units import s_from_ns
 
 
 class CpuMeter:

@@ -10,7 +10,7 @@ folder that systems have.  Two values are equal where their shown texts are.
 
 import re
 
-from bench import private
+from bench.base import private
 
 SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
 WORD = re.compile(r"[\w.+~#-]+")

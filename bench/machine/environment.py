@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import credentials, private
+from bench.base import credentials, private
+from bench.base.paths import CHECKOUT, REPO
+from bench.base.units import GIB, KIB, gib_from_bytes
 from bench.machine import env_values, gpus, processes
-from bench.paths import CHECKOUT, REPO
-from bench.units import GIB, KIB, gib_from_bytes
 
 # fmt: off
 ENV_PREFIXES = (

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from bench.paths import INSTALLED
+from bench.base.paths import INSTALLED
 
 TIMEOUT_S = 300  # adding a worktree of a large repository
 

@@ -4,8 +4,8 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from bench import private
-from bench.units import gib_from_bytes
+from bench.base import private
+from bench.base.units import gib_from_bytes
 
 # nvmlClocksEventReason*: bits of why a clock is not at its top (nvml.h)
 CLOCKS_EVENT_REASONS = {

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench import private
+from bench.base import private
 from bench.machine.signals import held
 
 LOOK_EVERY_S = 1.0  # where the kernel cannot wake us

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench.units import MIB
+from bench.base.units import MIB
 
 PIPE_BYTES = MIB
 WAKE_EVERY_S = 0.2

@@ -5,7 +5,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
 
 ROLES = {
     "config.yaml": "config",

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import atomic
-from bench.reading import json_file
-from bench.reading.damage import Damaged
+from bench.base import atomic
+from bench.base.reading import json_file
+from bench.base.reading.damage import Damaged
 from bench.record import ledger
 
 FILE = "audit.json"

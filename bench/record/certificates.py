@@ -2,7 +2,7 @@
 
 The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
 machine's own replays (results/replays) have written the same into their ledger.  ./run.sh judge --replayed believes
-neither: it compares the losses again (bench/replay/recomputed.py).
+neither: it compares the losses again (bench/plans/replay/recomputed.py).
 """
 
 import functools
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from bench.paths import published_root, results_root
-from bench.reading import json_file
+from bench.base.paths import published_root, results_root
+from bench.base.reading import json_file
 from bench.record import ledger, run_folder
 
 FILE = "certificate.json"
@@ -28,7 +28,7 @@ Word = Literal[
 
 
 class Found(TypedDict):
-    """certificate.json (bench/replay/certificate.py); what a version added is not required of an older one."""
+    """certificate.json (bench/plans/replay/certificate.py); what a version added is not required of an older one."""
 
     schema_version: Literal[1, 2]
     record: str

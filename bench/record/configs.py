@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from bench.base.reading import plain_file, yaml_file
 from bench.config import versions
-from bench.reading import plain_file, yaml_file
 
 Config = tuple[str, ...]  # () where there is no config.yaml: a log of another harness
 

@@ -13,11 +13,11 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic, private
+from bench.base import atomic, private
+from bench.base.paths import REPO
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.machine import utc
-from bench.paths import REPO
-from bench.reading import plain_file
-from bench.reading.damage import Damaged
 from bench.record import artifacts, run_folder, step_files
 
 KILLED = (

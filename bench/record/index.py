@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.reading import damage, json_file, plain_file, yaml_file
+from bench.base.reading.damage import Damaged, of_record
 from bench.machine import two_processes
-from bench.reading import damage, json_file, plain_file, yaml_file
-from bench.reading.damage import Damaged, of_record
 from bench.record import configs, run_folder, shape
 from bench.record import rows as rows_module
 from bench.record.rows import COLUMNS, Row, encoded, row_of

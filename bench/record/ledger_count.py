@@ -15,7 +15,7 @@ import os
 import secrets
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
 
 NAME = ".ledger.count"
 COUNTER_BYTES = 8

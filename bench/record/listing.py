@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Iterable
 
-from bench.paths import results_root, shown
-from bench.reading import damage
+from bench.base.paths import results_root, shown
+from bench.base.reading import damage
 from bench.record import certificates, index, named, rows
 
 

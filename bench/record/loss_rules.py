@@ -5,7 +5,7 @@ Recomputed by ./run.sh verify from run.json["referee"]["loss"]; docs/HONESTY.md 
 
 import math
 
-from bench.stats import evalues
+from bench.base.stats import evalues
 
 # What two ways to the same mean over some thousand tokens differ by, as they are written and compiled.  Measured on
 # every rung and model at tiny sizes as written: 1.4e-6 in both; of gpt2 compiled for a CPU: 4e-7 and 9e-6.  A kernel
@@ -90,7 +90,7 @@ def _unknown(one, where):
 
 
 def _impossible(one, vocab_size):
-    """Below what a causal model can have of tokens that are drawn uniformly: bench/stats/evalues.py."""
+    """Below what a causal model can have of tokens that are drawn uniformly: bench/base/stats/evalues.py."""
     nats = min((value for value in (one["claimed_nats"], one["from_logits_nats"]) if value is not None), default=None)
     if nats is None or evalues.log_e(math.log(vocab_size), nats, one["num_tokens"]) < evalues.LOG_E:
         return None

@@ -6,10 +6,10 @@ None where a fact is missing: a run that did not finish, a device whose peak is 
 import math
 from collections.abc import Collection
 
-from bench import stats
+from bench.base import stats
+from bench.base.units import ms_from_s, s_from_ms
 from bench.machine import peak_rates
 from bench.record import work
-from bench.units import ms_from_s, s_from_ms
 
 
 def metrics(run: dict, steps: list[dict]) -> dict:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.paths import REPO, published_root, race_roots, results_root, working_folder
+from bench.base.paths import REPO, published_root, race_roots, results_root, working_folder
 from bench.record import race_folder, run_folder, sweep
 
 CLAIM = "claim.yaml"  # what makes a folder a claim

@@ -6,10 +6,10 @@ A ledger that lacks lines of a copy was cut or rewritten after it was published,
 import functools
 from pathlib import Path
 
+from bench.base.paths import PUBLISHED, published_root, results_root, shown
+from bench.base.reading import json_file, plain_file
+from bench.base.reading.damage import Damaged
 from bench.machine import git
-from bench.paths import PUBLISHED, published_root, results_root, shown
-from bench.reading import json_file, plain_file
-from bench.reading.damage import Damaged
 from bench.record import ledger
 
 MAX_BLOBS = 500  # of the history, the newest first

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from bench.paths import REPO, results_root
-from bench.reading import json_file
-from bench.reading.damage import of_record
+from bench.base.paths import REPO, results_root
+from bench.base.reading import json_file
+from bench.base.reading.damage import of_record
 
 FOLDER = "races"
 STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
@@ -52,7 +52,7 @@ class Race(TypedDict, total=False):
     started_at: str  # UTC, as ended_at
     ended_at: str
     baseline: str
-    plan: dict | None  # bench/race/plan.py
+    plan: dict | None  # bench/plans/race/plan.py
     plan_sha256: str
     arms: Required[dict[str, Arm]]
     order: list[dict]  # position, arm, seed, discarded, run, status

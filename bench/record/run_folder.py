@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import PUBLISHED
+from bench.base.reading import json_file
+from bench.base.reading.damage import Damaged, of_record
 from bench.machine import processes, utc
-from bench.paths import PUBLISHED
-from bench.reading import json_file
-from bench.reading.damage import Damaged, of_record
 from bench.record import shape, validity
 
 SCHEMA_VERSION = 1

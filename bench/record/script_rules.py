@@ -7,7 +7,7 @@ verification.py a rule is a function (files, record) -> (passed, evidence).
 import hashlib
 import math
 
-from bench.reading import plain_file
+from bench.base.reading import plain_file
 from bench.record import outside_clock, printed_times, step_files
 from bench.record.run_files import RunFiles
 

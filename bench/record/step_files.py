@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import atomic
-from bench.reading import json_file, plain_file
-from bench.reading.damage import Missing
+from bench.base import atomic
+from bench.base.reading import json_file, plain_file
+from bench.base.reading.damage import Missing
 
 CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'

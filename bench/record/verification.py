@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench import private
+from bench.base import private
+from bench.base.paths import REPO
+from bench.base.reading import damage
 from bench.config import schema
-from bench.paths import REPO
-from bench.reading import damage
 from bench.record import artifacts, run_folder, script_rules, shape, step_rules
 from bench.record.metrics import metrics
 from bench.record.run_files import RunFiles

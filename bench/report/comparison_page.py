@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bench.base.terminal.text_table import counted
 from bench.compare.selection import Arm
 from bench.compare.verdict import Comparison
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
-from bench.terminal.text_table import counted
 from bench.web import forest
 from bench.web.page import REPORT_STYLES, details, figure, page, section, table, tag
 

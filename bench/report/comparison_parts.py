@@ -7,9 +7,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from bench.analysis.diagnosis import text as diagnosis_text
 from bench.compare import measures
 from bench.compare import text as compare_text
-from bench.diagnosis import text as diagnosis_text
 from bench.web import forest
 from bench.web.page import Safe, details, join, section, soft, table, tag
 

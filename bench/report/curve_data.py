@@ -6,8 +6,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.base.units import s_from_ms
 from bench.record import step_files
-from bench.units import s_from_ms
 
 COLUMNS = (
     "step", "flags", "tokens", "train_loss", "val_loss", "step_ms", "train_time_ms", "train_time_at_val_ms",

@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.reading import plain_file
 from bench.machine import two_processes
-from bench.reading import plain_file
 from bench.record.rows import Row
 from bench.report import curve_data, curves
 

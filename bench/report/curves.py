@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bench.base.reading.damage import Damaged
 from bench.compare.selection import Arm
-from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report import curve_data, run_page
 from bench.web.chart import of_arms

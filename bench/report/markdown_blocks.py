@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import atomic
-from bench.paths import REPO, project_folder, published_root, shown
+from bench.base import atomic
+from bench.base.paths import REPO, project_folder, published_root, shown
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are

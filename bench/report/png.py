@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
 from bench.web import forest
 from bench.web.page import REPORT_STYLES, figure, page, tag
 

@@ -1,6 +1,6 @@
 """The page of a race: who the arms are, the verdict with its picture, every run in its order, curves, the plan.
 
-Reads race.json (bench/race/runner.py) and the records of its runs.
+Reads race.json (bench/plans/race/runner.py) and the records of its runs.
 """
 
 import contextlib
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
-from bench.reading import plain_file
-from bench.reading.damage import Damaged, of_record
+from bench.base import atomic
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged, of_record
+from bench.base.terminal.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
-from bench.terminal.text_table import counted
 from bench.web import forest
 from bench.web.chart import chart, series_of
 from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, section, soft, table, tag

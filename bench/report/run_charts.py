@@ -4,11 +4,11 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import stats
-from bench.diagnosis import stalls
-from bench.reading import json_file, plain_file
+from bench.analysis.diagnosis import stalls
+from bench.base import stats
+from bench.base.reading import json_file, plain_file
+from bench.base.units import NS_PER_S, s_from_ms
 from bench.report.run_events import what
-from bench.units import NS_PER_S, s_from_ms
 from bench.web.chart import chart, mark_of, series_of, short
 
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")

@@ -2,8 +2,8 @@
 
 import json
 
-from bench.diagnosis import event_costs, stalls
-from bench.terminal.text_table import counted
+from bench.analysis.diagnosis import event_costs, stalls
+from bench.base.terminal.text_table import counted
 from bench.web.page import Safe, bullets, details, section, soft, table, tag
 
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")

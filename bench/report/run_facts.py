@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.reading import plain_file, yaml_file
-from bench.reading.damage import Damaged
+from bench.base.reading import plain_file, yaml_file
+from bench.base.reading.damage import Damaged
+from bench.base.units import format_bytes
 from bench.record import certificates
 from bench.report.run_events import plain
-from bench.units import format_bytes
 from bench.web.page import Safe, details, section, table, tag
 
 NAMES = {

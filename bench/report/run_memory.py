@@ -2,8 +2,7 @@
 
 import re
 
-from bench.memory import rss
-from bench.memory.snapshot import page, pickles, snapshot_files
+from bench.analysis.memory import page, pickles, rss
 from bench.web.page import figure, join, section, soft, tag
 
 MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
@@ -11,7 +10,7 @@ MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
 
 def of_run(folder):
     """Run folder -> (chart specs, html of its section); ([], "") without snapshots.  A damaged one is a sentence."""
-    paths = sorted(snapshot_files.in_folder(folder), key=_rank)
+    paths = sorted(pickles.in_folder(folder), key=_rank)
     if not paths:
         return [], ""
     charts, parts = [], []

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.reading.damage import of_record
+from bench.base.reading.damage import of_record
+from bench.base.terminal import text_table
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts, trace_page
-from bench.terminal import text_table
 from bench.web import lanes
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
@@ -82,7 +82,9 @@ def _html(folder, assets, back, at, repeats, explained):
 
 
 def _explanation(folder):
-    from bench.explain import page as explanation  # numpy: a race, which makes pages at its end, begins without it
+    from bench.analysis.explain import (
+        page as explanation,  # numpy: a race, which makes pages at its end, begins without it
+    )
 
     return explanation.of_run(folder)
 

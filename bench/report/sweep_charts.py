@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from bench import stats
+from bench.base import stats
 from bench.report import table_groups, table_pivot
 from bench.report.sweep_results import Results
 from bench.report.table_text import number_words, value_words

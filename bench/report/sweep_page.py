@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.terminal.text_table import counted
+from bench.base.units import format_s
 from bench.report import run_page, sweep_charts, sweep_results, sweep_text, table_pivot
 from bench.report.table_text import number_words, value_words
-from bench.terminal.text_table import counted
-from bench.units import format_s
 from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, page, section, soft, table, tag, tiles
 
 NAME = "sweep.html"

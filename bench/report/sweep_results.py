@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base.terminal.text_table import counted
 from bench.record import configs, index, run_folder, sweep
 from bench.record.rows import Row, row_of
 from bench.report import table_columns, table_groups, table_pivot
-from bench.terminal.text_table import counted
 
 SEED = "seed"
 LOST = ("failed", "aborted", "stopped")  # statuses

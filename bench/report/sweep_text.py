@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from bench.paths import shown
+from bench.base.paths import shown
+from bench.base.terminal import text_table
 from bench.record import run_folder
 from bench.report import table_baseline, table_text
 from bench.report.sweep_results import Results
 from bench.report.table_text import number_words, value_words
-from bench.terminal import text_table
 
 MAX_CONFIGS = 20  # of the table; ./run.sh table --sweep has all
 MAX_LOST = 10  # runs that failed or did not begin, by name

@@ -5,10 +5,10 @@ The numbers are those of ./run.sh compare (bench/compare/verdict.py): the run is
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
+from bench.base.terminal.text_table import counted
 from bench.compare import verdict
 from bench.report import table_filters
 from bench.report.table_columns import Columns
-from bench.terminal.text_table import counted
 
 COLUMNS = ("train_s_change_pct", "train_s_ci95_pct", "val_loss_change_nats", "val_loss_ci95_nats")
 NAMES = ("run_id", "config_id", "name")  # by which a baseline may be called, part of the first two

@@ -65,7 +65,7 @@ def counted(members: Iterable[Row]) -> list[Row]:
 
 
 def _group(members):
-    from bench import stats
+    from bench.base import stats
 
     first = next((row for row in members if row["status"] == "complete"), members[0])
     complete = [row for row in members if row["status"] == "complete"]

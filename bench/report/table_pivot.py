@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench import stats
+from bench.base import stats
+from bench.base.terminal import text_table
 from bench.record import configs
 from bench.report import table_groups
 from bench.report.table_filters import rank
 from bench.report.table_text import number_words, value_words
-from bench.terminal import text_table
 
 LOWER = (
     *("val_loss", "gap_nats", "train_s", "wall_s", "compile_s", "step_avg_ms", "step_ms_p50", "step_ms_p95"),

@@ -4,9 +4,9 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench.reading import damage
+from bench.base.reading import damage
+from bench.base.terminal import screen, text_table
 from bench.record.rows import Row
-from bench.terminal import screen, text_table
 
 MAX_ID_CHARS = 44  # our own ids are whole, to be pasted; those of imported logs can be three times as long
 MIN_ID_CHARS = 32  # of a longer one

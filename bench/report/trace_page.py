@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import atomic
+from bench.analysis.trace.analysis_text import caveats
+from bench.analysis.trace.text import plain, short
+from bench.base import atomic
 from bench.report import trace_panels
-from bench.trace.analysis_text import caveats
-from bench.trace.text import plain, short
 from bench.web import lanes, waterfall
 from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, join, page, section, soft, table, tag, tiles
 

@@ -1,13 +1,13 @@
-"""An analysis of traces (bench/trace/analysis.py) -> the drawings and charts of its page.
+"""An analysis of traces (bench/analysis/trace/analysis.py) -> the drawings and charts of its page.
 
 Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a span in %.
 """
 
 from collections.abc import Iterator
 
+from bench.analysis.trace.text import plain, short
 from bench.report import trace_timelines
 from bench.report.trace_timelines import COMMUNICATION, COMPUTE, COPY, HOST, IDLE, PATH, TYPES, ms_from_us
-from bench.trace.text import plain, short
 from bench.web.chart import chart, series_of
 from bench.web.lanes import Bar, Lane, Panel, stacked
 

@@ -1,6 +1,6 @@
 """Timelines of an analysis of traces (its "pictures"): ranks around a collective, the largest gap, a critical path."""
 
-from bench.trace.text import plain, short
+from bench.analysis.trace.text import plain, short
 from bench.web.lanes import Bar, Lane, Panel
 
 US_PER_MS = 1000

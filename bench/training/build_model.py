@@ -7,7 +7,7 @@ import torch
 import models
 from bench.config.schema import Config
 from bench.config.stages import longest_seq_len
-from bench.user_code import classes
+from bench.config.user_code import classes
 from models.roles import is_meant, with_roles
 
 

@@ -5,7 +5,7 @@ The result is the worker's half of run.json: the launcher merges and removes it.
 
 from dataclasses import dataclass, field
 
-from bench import atomic
+from bench.base import atomic
 from bench.machine import environment
 from bench.record import run_folder, step_files
 

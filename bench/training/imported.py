@@ -9,9 +9,9 @@ import sys
 import warnings
 from pathlib import Path
 
+from bench.base.paths import CODE, working_folder
+from bench.config.user_code import classes
 from bench.machine import code_copy
-from bench.paths import CODE, working_folder
-from bench.user_code import classes
 
 OURS = ("bench", "models")
 MAX_NAMES = 20

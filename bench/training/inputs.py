@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from bench.base.paths import results_root
 from bench.data import shards as shard_files
 from bench.data.sources import datasets
-from bench.paths import results_root
 from bench.record import artifacts, run_folder
 
 

@@ -13,15 +13,15 @@ import torch
 
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
-from bench.instruments.base import Context
-from bench.instruments.instrument_set import InstrumentSet, warning
-from bench.instruments.registry import last_step, load
 from bench.machine.cpu_meter import CpuMeter
-from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
 from bench.training import distributed, gather_result, imported, inputs, kernels, loop, staging, weights
 from bench.training.clock import Clock, reporter
 from bench.training.gc_policy import GcPolicy
+from bench.training.instruments.base import Context
+from bench.training.instruments.instrument_set import InstrumentSet, warning
+from bench.training.instruments.registry import last_step, load
+from bench.training.memory.peaks import peaks_for
 from bench.training.rank_events import RankEvents
 from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog

@@ -10,11 +10,11 @@ import os
 import threading
 import time
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.units import ms_from_s
 from bench.machine import utc
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
-from bench.units import ms_from_s
 
 INTERVAL_S = 0.5
 NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines

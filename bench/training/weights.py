@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bench import atomic
+from bench.base import atomic
 
 FILE = "checkpoint/weights.safetensors"  # in a run's folder
 DTYPES = {

@@ -16,11 +16,11 @@ import gc  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+from bench.base.paths import REPO  # noqa: E402
+from bench.config.user_code import classes  # noqa: E402
 from bench.machine import processes, run_processes  # noqa: E402
-from bench.paths import REPO  # noqa: E402
 from bench.record import failures  # noqa: E402
 from bench.training import flight_recorder, inputs  # noqa: E402
-from bench.user_code import classes  # noqa: E402
 
 
 def main(folder):

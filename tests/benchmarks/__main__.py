@@ -4,7 +4,7 @@ PART: import_logs, results, telemetry (the default ones), slope (table over 100,
 (installs HolisticTraceAnalysis), which take minutes.
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
-Alone: rounding FOLDER trains at other instruction sets what bench/replay/rounding.json is made of (rounding.py).
+Alone: rounding FOLDER trains at other instruction sets what bench/plans/replay/rounding.json is made of (rounding.py).
 """
 
 import importlib

@@ -5,7 +5,7 @@ They need device rows and launches alone, so nothing else is decoded; of several
 
 import sys
 
-from bench.trace import events, kernels, load, temporal, window
+from bench.analysis.trace import events, kernels, load, temporal, window
 
 KINDS = (events.KERNEL, events.MEMCPY, events.MEMSET, events.RUNTIME, events.ANNOTATION)
 

@@ -4,7 +4,7 @@ import statistics
 import time
 from pathlib import Path
 
-from bench.importers import modded_nanogpt
+from bench.record.importers import modded_nanogpt
 
 REPO = Path(__file__).resolve().parent.parent.parent
 NUM_LOGS, NUM_STEPS = 20, 1490

@@ -4,8 +4,8 @@
 
 Trains cpu_nano 50 times, half an hour on two quiet cores with AVX-512; runs that FOLDER already has
 are not made again.  Honest runs are of one config and seed at other instruction sets and numbers of threads; changed
-ones have another setting.  Writes bench/replay/rounding.json (what rounding does before any update) and prints how far
-honest and changed records lie from replays at the other instruction sets, as bench/replay/rounding.py measures it.
+ones have another setting.  Writes plans/replay/rounding.json (what rounding does before any update) and prints how far
+honest and changed records lie from replays at the other instruction sets, as plans/replay/rounding.py measures it.
 """
 
 import itertools
@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.plans.replay import outcomes, rounding
 from bench.record import step_files
-from bench.replay import outcomes, rounding
 
 REPO = Path(__file__).resolve().parents[2]
 THREADS = "threads1"

@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.base.units import KIB, MIB
 from bench.record import index
-from bench.units import KIB, MIB
 from benchmarks import results
 
 SIZES = (10_000, 100_000)

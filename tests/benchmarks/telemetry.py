@@ -72,7 +72,7 @@ def _cpu_pct(folder, uuids, num_devices, interval_ms, seconds, env=()):
         "num_devices": num_devices,
         "root_pid": os.getpid(),
     }
-    command = [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)]
+    command = [sys.executable, "-m", "bench.machine.telemetry.sampler", json.dumps(job)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     with subprocess.Popen(command, cwd=REPO, env=os.environ | dict(env), **pipes) as process:
         process.stdout.readline()

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import psutil
 
-from bench.trace import load
-from bench.trace.source import Source
-from bench.units import MIB
+from bench.analysis.trace import load
+from bench.analysis.trace.source import Source
+from bench.base.units import MIB
 
 REPO = Path(__file__).resolve().parent.parent.parent
 FILES = REPO.parent / "shared" / "traces" / "files"

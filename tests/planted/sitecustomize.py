@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, os.getcwd())  # the code that this process is to import: of a rank the run's copy
 
-from bench.instruments import registry
-from bench.instruments.base import Instrument
+from bench.training.instruments import registry
+from bench.training.instruments.base import Instrument
 
 SLEEP_STEP, COLLECT_STEP, COMPILE_STEP = 8, 14, 20
 OWN_START_STEP, OWN_END_STEP = 4, 26

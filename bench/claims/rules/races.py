@@ -4,7 +4,7 @@ import functools
 import itertools
 
 from bench.compare import comparison, selection, sentences, target
-from bench.race import plan
+from bench.plans.race import plan
 from bench.record import ledger, race_folder
 
 MAX_ONE_SIDED = 1  # interrupted runs of an arm beyond those of another

@@ -1,9 +1,9 @@
 """Rules about each record alone, and about the ledger that has it."""
 
+from bench.base.terminal.text_table import counted
 from bench.claims.rules.evidence import of_each
 from bench.machine import utc
 from bench.record import audits, certificates, ledger, ledger_count, published_ledgers, run_folder, verification
-from bench.terminal.text_table import counted
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
@@ -31,7 +31,7 @@ def git_knew_the_code_of_every_run(claim):
 
 def every_run_came_out_again(claim):
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.replay import recomputed  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import recomputed  # numpy, which a judge without --replayed does not need
 
     made = []
 

@@ -1,11 +1,11 @@
 """Rules about the claimed runs together: repeats of one config and code, enough of them, none excluded."""
 
+from bench.base.terminal.text_table import counted, some
 from bench.compare import settings, target
 from bench.config import schema
 from bench.machine import code_state
 from bench.record import step_files
 from bench.record.rows import row_of
-from bench.terminal.text_table import counted, some
 
 MAX_FILES = 8  # named of each other code
 MAX_RUNS = 8  # that are named

@@ -1,12 +1,12 @@
 """Rules whose numbers, models and names are the track's: track.rules, track.fixed and the data in conf/."""
 
+from bench.base.terminal.text_table import some
 from bench.claims.rules.evidence import of_each
 from bench.config import schema
 from bench.config.deviations import deviations_of
-from bench.instruments import registry
 from bench.record import metrics
 from bench.record.rows import row_of
-from bench.terminal.text_table import some
+from bench.training.instruments import registry
 
 OF_TODAY = ("track.rules.", "track.about:")  # changed since: how a claim is judged is the track's of today
 

@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+from bench.base.units import MIB, format_bytes
 from bench.data import shards
-from bench.reading import plain_file
-from bench.reading.damage import Damaged
-from bench.units import MIB, format_bytes
 
 FILE = ".checked.json"
 SLOW_BYTES = 100 * MIB  # from here on reading takes long enough to be announced

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.base.paths import REPO
+from bench.config.user_code import classes
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
 from bench.data.sources import checked
 from bench.data.sources.source import Source, data_root
-from bench.paths import REPO
-from bench.user_code import classes
 
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
     "pysource": ("pysource", "PySource"),
@@ -84,7 +84,7 @@ def recorded(data: dict, say: Callable[[str], None] = print) -> dict[str, list[S
 
 
 def _again(data, file, facts, say):
-    """file: an entry of data; its path starts in the data root, or redacted (bench/private.py) with ~ or ./"""
+    """file: an entry of data; its path starts in the data root, or redacted (bench/base/private.py) with ~ or ./"""
     path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
     hint = f"./run.sh data show {data['source']} names what is there; SPEEDRUN_DATA=/path names another data folder"
     if not path.is_file():

@@ -18,12 +18,12 @@ import re
 import time
 from dataclasses import dataclass
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import INSTALLED, REPO
+from bench.base.units import format_bytes, format_s
 from bench.data.shards import CheckFailed
 from bench.data.sources import gpt2_tokens, part_file
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
-from bench.paths import INSTALLED, REPO
-from bench.units import format_bytes, format_s
 
 LOCKS = REPO / "conf" / "data"  # written too: never a copy
 SHARD_NAME = re.compile(r"[^/]*_(train|val)_(\d+)\.bin")

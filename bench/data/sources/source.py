@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.paths import of_user, project_folder
+from bench.base.units import format_bytes
+from bench.config.user_code import classes
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.paths import of_user, project_folder
-from bench.units import format_bytes
-from bench.user_code import classes
 
 ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens", "bos_aligned")  # what every source has of a DataConfig
 MANIFEST = "made.json"

@@ -8,9 +8,9 @@ import os
 import re
 from pathlib import Path
 
+from bench.base.paths import of_user
 from bench.data.shards import CheckFailed
 from bench.data.sources.source import Expected, Source, with_numbers
-from bench.paths import of_user
 
 NUMBER = re.compile(r"(\d+)\.bin")  # at the end of a shard's name, fineweb_train_000003.bin
 

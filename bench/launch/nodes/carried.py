@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from bench import atomic
+from bench.base import atomic
 from bench.machine import processes, run_processes
 from bench.record import artifacts, run_folder
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bench.base.terminal.text_table import counted
 from bench.launch.nodes import carried, channel, clocks, fabric
 from bench.launch.nodes.channel import GONE, LOST_AFTER_S, Channel
 from bench.launch.nodes.peers import Peer, difference
 from bench.launch.nodes.rank_processes import RankProcesses
-from bench.terminal.text_table import counted
 
 COLLECT_S = 600.0  # for files that a node's ranks left, traces of gigabytes among them
 STOP_S = 20.0  # for ranks of other nodes to end, some seconds more than their own grace

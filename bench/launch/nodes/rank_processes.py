@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.base.paths import CODE
 from bench.machine import processes
 from bench.machine.signals import held
-from bench.paths import CODE
 
 WAKE_AFTER_S = 1.0  # after a rank has failed
 KILL_AFTER_S = 8.0  # so late that bench/record/failures.py takes the kill for the launcher's own

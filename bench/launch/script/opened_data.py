@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import private
+from bench.base import private
+from bench.base.paths import REPO
 from bench.launch.script import work_folder
-from bench.paths import REPO
 from bench.training import script_worker
 
 # Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.

@@ -11,9 +11,9 @@ import re
 import time
 from pathlib import Path
 
-from bench.importers import dialects
+from bench.base.units import KIB, MIB
 from bench.machine import stamped_pipes
-from bench.units import KIB, MIB
+from bench.record.importers import dialects
 
 HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
 TAIL_LINES = 200

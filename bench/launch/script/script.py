@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bench import credentials, private
+from bench.base import credentials, private
+from bench.base.paths import REPO, of_user
 from bench.config import schema
+from bench.config.user_code import script_files
 from bench.machine import environment
-from bench.paths import REPO, of_user
-from bench.user_code import script_files
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
@@ -95,7 +95,7 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     if data.is_absolute() or ".." in data.parts or not data.name:
         raise ValueError(f"script.data={asked.data}: give a folder below the script's own, e.g. {DATA}")
     dialect = asked.dialect
-    from bench.importers import dialects  # numpy, which a launcher of our own runs does not need
+    from bench.record.importers import dialects  # numpy, which a launcher of our own runs does not need
 
     if dialect is not None and dialect not in dialects.NAMES:
         dialect = str(of_user(dialect).absolute())

@@ -10,15 +10,15 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic
-from bench.importers import dialects
+from bench.base import atomic
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
 from bench.machine import processes
 from bench.machine.cpu_meter import CpuMeter
+from bench.machine.telemetry import join, samples, throttling
+from bench.machine.telemetry.sampling import Sampling
 from bench.record import failures, metrics, printed_times, run_folder, step_files
-from bench.telemetry import join, samples, throttling
-from bench.telemetry.sampling import Sampling
+from bench.record.importers import dialects
 
 WORKER = "bench/training/script_worker.py"
 NO_TELEMETRY = {"summary": {}, "doubts": [], "warnings": []}

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+from bench.base.reading import json_file, plain_file
+from bench.base.reading.damage import Damaged
 from bench.config import profiler_windows
-from bench.importers import dialects
-from bench.instruments import registry
-from bench.profiling import files
-from bench.reading import json_file, plain_file
-from bench.reading.damage import Damaged
+from bench.record.importers import dialects
+from bench.training.instruments import registry
+from bench.training.profiling import files
 
 NAMES = ("trace", "window")  # instruments whose windows a script can have: profile=modded, profile=window
 # A line that says that a step is done: its pattern, and what is to be added to the number in it.

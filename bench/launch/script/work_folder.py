@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench import atomic
-from bench.user_code import classes, script_files
+from bench.base import atomic
+from bench.config.user_code import classes, script_files
 
 WORK = "work"
 COPY_BYTES = 2**24

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench.base import atomic
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.machine import two_processes
-from bench.reading import plain_file
-from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report import repeats, run_page
 from bench.web.page import page, tag
@@ -28,7 +28,7 @@ MIN_PARALLEL = 64  # packs: fewer are made as fast by one process
 HEAD, TAIL = 'window.packed = "', '";\n'
 MADE = ".made.json"
 WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
-FOLDERS = ("report", "memory", "web", "diagnosis")  # whose code makes a page
+FOLDERS = ("report", "analysis", "web")  # whose code makes a page
 NUM_SAMPLES = 12
 BYTES_OF_A_ROW = 300  # of the table, as measured
 
@@ -158,7 +158,7 @@ def _version():
     """A hash over the folders that make pages: those of another version are made again."""
     digest = hashlib.sha256()
     for folder in FOLDERS:
-        for path in sorted((Path(__file__).parent.parent / folder).rglob("*")):
+        for path in sorted((Path(__file__).parents[2] / folder).rglob("*")):
             if path.is_file() and path.suffix in (".py", ".js", ".css"):
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

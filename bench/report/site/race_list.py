@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench.base import atomic
 from bench.record import race_folder
 from bench.report import race_page
 from bench.web.page import Safe, join, section, soft, table, tag

@@ -6,7 +6,7 @@ FOLDER/site/index.html opens from a file.  What was made before is made again on
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import atomic
+from bench.base import atomic
 from bench.report import curve_files
 from bench.report.site import packed_pages, race_list, record_chart, run_rows, sweep_list
 from bench.web.page import ASSETS, Safe, page, section, soft, table, tag

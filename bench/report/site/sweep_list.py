@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench.base import atomic
 from bench.record import sweep
 from bench.record.rows import Row
 from bench.report import sweep_page, sweep_results, sweep_text

@@ -1,0 +1,190 @@
+"""Where the time went: two groups of runs, step by step.  Within-run facts that point; they never decide.
+
+Steps of one run are not independent measurements (pooled as if they were, they call identical code different in 27 to
+30 % of comparisons), so nothing here has a p value.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from bench.analysis.diagnosis import stalls
+from bench.base import stats
+
+LABEL = "within-run"
+MAX_RUNS = 10  # of each arm: steps of more are not read
+NUM_STRETCHES = 4
+MAX_SHARE_FRAC = 2  # a region that changed by more than twice what the step did: others went the other way
+REGIONS = {"data_ms", "forward_ms", "backward_ms", "optimizer_ms"}  # and what else the instrument of that name knows
+OF_LOGS = "steps of logs: the time between two printed lines, which nothing synchronised with the device"
+OTHER = "other_ms"  # of a step, outside of all regions
+
+
+def of_runs(
+    a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[dict]]], names: Sequence[str] = ("A", "B")
+) -> dict:
+    """a, b: [(record, rows of steps.csv)] of some runs of each arm, names: what they are called -> the diagnosis.
+
+    Regions and stretches compare step by step, medians over the runs, so that a stall in one run moves nothing.
+    """
+    a, b = [_Run(*one) for one in a], [_Run(*one) for one in b]
+    if not a or not b:
+        return {"label": LABEL, "arms": list(names), "runs": [len(a), len(b)], "words": []}
+    regions = _regions(a, b)
+    result = {
+        "label": LABEL,
+        "arms": list(names),
+        "runs": [len(a), len(b)],
+        "regions": regions,
+        "stretches": _stretches(a, b),
+        "ranks": _ranks(a, b),
+        "costs": _costs(a, b),
+        "telemetry": _telemetry(a, b),
+    }
+    of_logs = any(one.run.get("provenance") == "imported" for one in a + b)
+    return result | {"words": ([OF_LOGS] if of_logs and regions else []) + _words(result, names)}
+
+
+class _Run:
+    def __init__(self, run, rows):
+        self.run = run
+        self.rows = [row for row in rows if row["step"] and row.get("step_ms") is not None and not row.get("flags")]
+
+    def summary(self, instrument):
+        return (self.run.get("instrument_summaries") or {}).get(instrument) or {}
+
+    def by_step(self, column):
+        return {row["step"]: row[column] for row in self.rows if row.get(column) is not None}
+
+
+def _columns(runs):
+    """Regions that every run of the arm has."""
+    return set.intersection(*((REGIONS | set(one.summary("regions"))) & set(*one.rows[:1]) for one in runs))
+
+
+def _medians(runs, column):
+    """{step: median over the runs} of the steps that all have."""
+    result = [one.by_step(column) for one in runs]
+    steps = set.intersection(*(set(one) for one in result))
+    return {step: stats.percentile([one[step] for one in result], 50) for step in sorted(steps)}
+
+
+def _regions(a, b):
+    """{region: a_ms, b_ms, change_ms, share_frac}: milliseconds a step, mean over the steps of the medians over runs.
+
+    Of the steps that both arms have; share_frac is of the change of the whole step, None where changes of the regions
+    cancel each other.
+    """
+    whole = _pair(_medians(a, "step_ms"), _medians(b, "step_ms"))
+    if whole is None:
+        return {}
+    result = {"step_ms": whole}
+    for name in sorted(_columns(a) & _columns(b)):
+        pair = _pair(_medians(a, name), _medians(b, name))
+        if pair is not None:
+            result[name] = pair
+    if len(result) > 1:
+        inside = [pair for name, pair in result.items() if name != "step_ms"]
+        rest = [whole[key] - math.fsum(pair[key] for pair in inside) for key in ("a_ms", "b_ms")]
+        result[OTHER] = {"a_ms": rest[0], "b_ms": rest[1], "change_ms": rest[1] - rest[0]}
+    cancels = any(abs(pair["change_ms"]) > MAX_SHARE_FRAC * abs(whole["change_ms"]) for pair in result.values())
+    for pair in result.values():
+        pair["change_pct"] = _change_pct(pair)
+        pair["share_frac"] = pair["change_ms"] / whole["change_ms"] if whole["change_ms"] and not cancels else None
+    return result
+
+
+def _pair(a, b):
+    steps = sorted(set(a) & set(b))
+    if not steps:
+        return None
+    a_ms, b_ms = stats.mean([a[step] for step in steps]), stats.mean([b[step] for step in steps])
+    return {"a_ms": a_ms, "b_ms": b_ms, "change_ms": b_ms - a_ms}
+
+
+def _change_pct(pair):
+    """None where there is nothing to divide by: a log of whole milliseconds has steps of 0 ms."""
+    return 100 * pair["change_ms"] / pair["a_ms"] if pair["a_ms"] > 0 and pair["b_ms"] >= 0 else None
+
+
+def _stretches(a, b):
+    """The run in quarters: does the change lie at the start, at the end, everywhere?"""
+    a_ms, b_ms = _medians(a, "step_ms"), _medians(b, "step_ms")
+    steps = sorted(set(a_ms) & set(b_ms))
+    size = -(-len(steps) // NUM_STRETCHES) if steps else 0
+    result = []
+    for first in range(0, len(steps), max(1, size)):
+        some = steps[first : first + size]
+        pair = _pair({step: a_ms[step] for step in some}, {step: b_ms[step] for step in some})
+        pair["change_pct"] = _change_pct(pair)
+        result.append({"first_step": some[0], "last_step": some[-1], **pair})
+    return result
+
+
+def _ranks(a, b):
+    """Each rank's clock, mean over the runs; nothing for a single rank."""
+    result = []
+    for runs in (a, b):
+        clocks = [one.run["measured"].get("train_s_by_rank") or [] for one in runs]
+        if len({len(one) for one in clocks}) != 1 or len(clocks[0]) < 2:
+            return None
+        result.append([stats.mean(of_rank) for of_rank in zip(*clocks, strict=True)])
+    return {
+        "train_s": result,
+        "spread_pct": [100 * (max(one) / min(one) - 1) if min(one) > 0 else None for one in result],
+    }
+
+
+def _costs(a, b):
+    """{kind: {"count": [a, b], "ms": [a, b]}}, means of a run: stalls and what else cost time (run.json["costs"]).
+
+    A kind that some run was not watched for is None there; stalls can be found in any steps.
+    """
+    costs = [[{"stall": stalls.cost(one.rows)} | (one.run.get("costs") or {}) for one in runs] for runs in (a, b)]
+    kinds = list(dict.fromkeys(kind for arm in costs for run in arm for kind in run))
+    return {kind: {key: [_mean_cost(arm, kind, key) for arm in costs] for key in ("count", "ms")} for kind in kinds}
+
+
+def _mean_cost(runs, kind, key):
+    values = [(run.get(kind) or {}).get(key) for run in runs]
+    return None if None in values else stats.mean(values)
+
+
+def _telemetry(a, b):
+    """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
+    summaries = [[one.summary("telemetry") for one in runs] for runs in (a, b)]
+    each = [one for arm in summaries for one in arm]
+    result = {name: [] for one in each for name, value in one.items() if _is_number(value)}
+    for name, means in result.items():
+        for arm in summaries:
+            values = [summary[name] for summary in arm if _is_number(summary.get(name))]
+            means.append(stats.mean(values) if values else None)
+    return result
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _words(result, names):
+    """What to look at first."""
+    words = []
+    whole = result["regions"].get("step_ms")
+    inside = {name: pair for name, pair in result["regions"].items() if name != "step_ms"}
+    if whole and inside and whole["change_ms"]:
+        sign = math.copysign(1, whole["change_ms"])
+        cancels = whole["share_frac"] is None
+        changes = {name: pair["change_ms"] for name, pair in inside.items()}
+        name = max(changes, key=lambda name: abs(changes[name]) if cancels else sign * changes[name])
+        part = "changes of the regions cancel each other, the largest" if cancels else "the largest part of the change"
+        ms = f"{changes[name]:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
+        words.append(f"{part} is in {name.removesuffix('_ms')}: {ms}")
+    for kind, cost in result["costs"].items():
+        if any(cost["count"]) and any(cost["ms"]):
+            a, b = (f"{_per_run(cost, index)} in {name}" for index, name in enumerate(names))
+            words.append(f"{kind.replace('_', ' ')}: {a}, {b}")
+    return words
+
+
+def _per_run(cost, arm_index):
+    count, ms = cost["count"][arm_index], cost["ms"][arm_index]
+    return "not watched" if count is None else f"{count:.3g} a run" + (f" costing {ms:.3g} ms" if ms else "")

@@ -1,0 +1,142 @@
+"""What changed in the source between two runs, rebuilt from their folders: commit, patch and untracked sources.
+
+Nothing is checked out and nothing is written into the repository: trees are made in an index and an object store of
+their own.  What a record says is data for git, which refuses paths that lead outside.  The files of the user's own
+classes and of a training script, which each record holds whole (code/own/, code/script/), are compared without git.
+"""
+
+import difflib
+import functools
+import os
+import tempfile
+from pathlib import Path
+from typing import TypedDict
+
+from bench.base import atomic
+from bench.base.paths import REPO
+from bench.base.reading import json_file, plain_file
+from bench.base.reading.damage import Damaged
+from bench.machine import code_state, git
+
+MAX_PATCH_CHARS = 200_000
+WHOLE = ("own", "script")  # folders of code/ with the user's files
+SHOWN = ("--", ".", ":(exclude)results")
+
+
+class Commit(TypedDict):
+    """Of code/commit.json what is read here."""
+
+    commit: str | None
+    untracked: list[str] | None
+
+
+class Unknown(Exception):
+    """Why a run's source cannot be rebuilt."""
+
+
+def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = REPO) -> dict:
+    """Run folders -> {"files": [{"path", "added", "removed"}], "patch": text, "is_cut", "unknown"}.
+
+    Lines are None for binary files; the patch is cut to MAX_PATCH_CHARS at a line.  unknown says why there is none.
+    """
+    own = _own_change(Path(a_folder), Path(b_folder))
+    if own and _same_but_own(a_folder, b_folder):
+        return _found(own, "", None)
+    with tempfile.TemporaryDirectory(prefix="speedrun-code-") as scratch:
+        try:
+            ask = _git(repo, scratch)
+            trees = [_tree(ask, Path(folder)) for folder in (a_folder, b_folder)]
+            counts = ask("diff", "--numstat", "--no-renames", "-z", *trees, *SHOWN).split("\0")
+            patch = ask("diff", "--no-color", "--no-ext-diff", "--no-textconv", *trees, *SHOWN)
+        except (Unknown, git.Failed) as error:
+            return _found([], "", str(error))
+    return _found([*own, *({**_counted(line), "patch": ""} for line in counts if line)], patch, None)
+
+
+def _found(files, patch, unknown):
+    patch = "".join(one.pop("patch") for one in files) + patch
+    cut = patch[:MAX_PATCH_CHARS].rpartition("\n")[0] + "\n" if len(patch) > MAX_PATCH_CHARS else patch
+    return {"files": files, "patch": cut, "is_cut": len(cut) < len(patch), "unknown": unknown}
+
+
+def _own_change(a_folder, b_folder):
+    """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
+    a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
+    result = []
+    for name in sorted(a.keys() | b.keys()):
+        texts = [plain_file.text(side[name], errors="replace").splitlines() if name in side else [] for side in (a, b)]
+        lines = list(difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", lineterm=""))
+        if lines:
+            added, removed = (sum(line[0] == sign for line in lines[2:]) for sign in "+-")
+            patch = "\n".join([*lines, ""])
+            result.append({"path": name, "added": added, "removed": removed, "patch": patch})
+    return result
+
+
+def _whole_files(code):
+    """{own/my_model.py: its path in the record}."""
+    paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file())
+    return {path.relative_to(code).as_posix(): path for path in paths}
+
+
+def _same_but_own(*folders):
+    """Whether the records say that nothing of the harness differs."""
+    codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in folders]
+    differing = code_state.differing_files(*codes) if all(codes) else None
+    return differing is not None and all(name.partition("/")[0] in WHOLE for name in differing)
+
+
+def _counted(line):
+    *counts, path = line.split("\t", 2)
+    added, removed = (None if count == "-" else int(count) for count in counts)
+    return {"path": path, "added": added, "removed": removed}
+
+
+def _git(repo, scratch):
+    """git.run() with an index and an object store in scratch; the repository's objects are read only."""
+    os.mkdir(f"{scratch}/objects")
+    known = git.run(repo, "rev-parse", "--git-path", "objects").strip()
+    return functools.partial(
+        git.run,
+        repo,
+        errors="replace",
+        GIT_INDEX_FILE=f"{scratch}/index",
+        GIT_OBJECT_DIRECTORY=f"{scratch}/objects",
+        GIT_ALTERNATE_OBJECT_DIRECTORIES=str(Path(repo, known).resolve()),
+    )
+
+
+def _tree(ask, folder):
+    """The run's source as a tree.  Raises Unknown."""
+    try:
+        result = json_file.read(folder / "code" / "commit.json", Commit)
+        patch = plain_file.content(folder / "code" / "diff.patch")
+        commit, untracked = result["commit"], result["untracked"] or ()
+    except Damaged:
+        raise Unknown(f"{folder.name} does not say which code ran") from None
+    if not commit:
+        raise Unknown(f"{folder.name} ran outside of git")
+    if set(commit) - set("0123456789abcdef"):
+        raise Unknown(f"{folder.name} names no commit: {commit!r:.60}")
+    try:
+        ask("cat-file", "-e", f"{commit}^{{commit}}")
+    except git.Failed:
+        raise Unknown(f"commit {commit[:12]} is not in this repository: fetch it") from None
+    ask("read-tree", commit)
+    try:
+        if patch.strip():
+            ask("apply", "--cached", "--whitespace=nowarn", "-", given=patch)
+    except git.Failed:
+        raise Unknown(f"the patch of {folder.name} does not fit its commit") from None
+    for name in untracked:
+        _add(ask, folder, name)
+    return ask("write-tree").strip()
+
+
+def _add(ask, folder, name):
+    root = (folder / "code" / "untracked").resolve()
+    path = (root / str(name)).resolve()
+    if not path.is_relative_to(root) or not path.is_file():
+        raise Unknown(f"{folder.name} does not hold its untracked source {name}")
+    blob = ask("hash-object", "-w", "--stdin", given=plain_file.content(path)).strip()
+    ask("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")

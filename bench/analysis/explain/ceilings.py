@@ -1,0 +1,187 @@
+"""How fast an operator could be at most: the roofline of its FLOPs and bytes.
+
+A bound is the larger of FLOPs / peak and bytes / bandwidth (Williams, Waterman and Patterson 2009).  Peaks are those of
+the machine's passport (bench/machine/passport/), else of the data sheet (bench/machine/peak_rates.py).  A device with
+neither is measured against itself: the best rate that a product of the same precision reached in this trace, which is a
+rate it can do but not its limit.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bench.analysis.explain import parts
+from bench.analysis.trace import flops
+from bench.base.units import NS_PER_S
+from bench.machine import peak_rates
+from bench.machine.passport import figures
+
+MIN_SHARE = 0.02  # of all time with known FLOPs: an operator that took less shows no rate
+# Operators that read each tensor among their arguments once and write one result.
+POINTWISE = re.compile(
+    r"^aten::(?:abs|add|clamp|cos|div|eq|exp|gelu|gt|lerp|log|lt|maximum|minimum|mul|neg|pow|relu|rsqrt|rsub|sigmoid|"
+    r"silu|sin|sqrt|square|sub|tanh|where)_?$"
+)
+COMPARISONS = ("aten::eq", "aten::gt", "aten::lt")
+# Inductor's kernels, whose names hold the operators fused into them.  Where one of these is, a tensor among the
+# arguments may be touched in part, and its size says nothing.
+GENERATED = re.compile(r"^triton_(?:poi|red|per)_fused_")
+IN_PART = re.compile(r"index|embedding|gather|scatter|slice|select|pad|split|cat(?![a-z])|unfold|strided|nll_loss|topk")
+
+
+OBSERVED = "the best rate in this trace, not a limit of the device"
+COLLECTIVES = (  # a record's name of a collective: the passport's, bytes of its message over those that a rank sends
+    (re.compile("all_?reduce"), "all_reduce", lambda num_ranks: 1),
+    (re.compile("all_?gather"), "all_gather", lambda num_ranks: num_ranks),
+    (re.compile("reduce_?scatter"), "reduce_scatter", lambda num_ranks: 1),
+)
+
+
+class Bound(NamedTuple):
+    """Of one call.  part: ARITHMETIC or BANDWIDTH, which of them bounds it; limit_s: the seconds it needs at least;
+    shape_s: the same at the rate that its shape was measured to reach, limit_s where that is not known."""
+
+    part: str
+    limit_s: float
+    shape_s: float
+
+
+@dataclass
+class Ceilings:
+    """device: name as the driver gives it, or None; measured: of the passport, or None.
+
+    observed: precision -> FLOP/s, see observe(); sources: {part: where the rates of its bounds were from}.
+    """
+
+    device: str | None
+    measured: figures.Ceilings | None = None
+    observed: dict[str, float] = field(default_factory=dict)
+    sources: dict[str, set[str]] = field(default_factory=dict)
+
+    def peak(self, precision: str | None, flop_per_s: float) -> tuple[str | None, float | None]:
+        """(precision, FLOP/s or None): of what an operator of this precision can have run at."""
+        result = flops.peak_of_rate(precision, flop_per_s, self._peak)
+        return (precision, self._peak(precision)) if result[1] is None else result
+
+    def _peak(self, precision):
+        """Of a precision that may be None."""
+        result = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
+        return result or self.observed.get(precision)
+
+    def _measured_peak(self, precision):
+        return self.measured and self.measured.peak_flops(precision)
+
+    def bytes_per_s(self, num_bytes: float) -> float | None:
+        """Memory bandwidth for about so many bytes, None where it is not known."""
+        result = self.measured and self.measured.bytes_per_s(num_bytes)
+        return result or peak_rates.mem_bytes_per_s(self.device)
+
+    @property
+    def source(self) -> str | None:
+        """Where the peaks are from; None: nothing is known."""
+        if self.measured is not None:
+            return self.measured.source
+        known = peak_rates.find(self.device)
+        return f"data sheet: {known.source}" if known is not None else OBSERVED if self.observed else None
+
+    def observe(self, lines: list[tuple[str | None, float, float]]) -> None:
+        """(precision, FLOP, seconds) of each operator with known FLOPs; for precisions of which nothing is known."""
+        if peak_rates.find(self.device) is not None:
+            return
+        all_s = math.fsum(seconds for _, _, seconds in lines)
+        for precision, flop, seconds in lines:
+            if flop and precision and seconds > MIN_SHARE * all_s:
+                self.observed[precision] = max(self.observed.get(precision, 0.0), flop / seconds)
+
+    def bound(self, facts: dict, seconds: float) -> Bound | None:
+        """facts: of trace.operators.facts, of one call; seconds: how long it took.  None where no bound is known."""
+        flop, num_bytes = facts["flop"], moved_bytes(facts)
+        precision, peak = self.peak(facts["precision"], flop / seconds) if flop and seconds else (None, None)
+        rate = self.bytes_per_s(num_bytes) if num_bytes else None
+        if flop and peak is None or not (flop and peak) and not rate:
+            return None
+        arithmetic_s = flop / peak if flop else 0.0
+        memory_s = num_bytes / rate if rate else 0.0
+        if memory_s > arithmetic_s:
+            measured = self.measured and self.measured.bytes_per_s(num_bytes)
+            self._is_from(parts.BANDWIDTH, measured)
+            return Bound(parts.BANDWIDTH, memory_s, memory_s)
+        self._is_from(parts.ARITHMETIC, self._measured_peak(precision), precision)
+        of_shape = self._shape_flops(facts, precision)
+        if of_shape:
+            self._is_from(parts.SHAPE, True)
+        return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / of_shape) if of_shape else arithmetic_s)
+
+    def _shape_flops(self, facts, precision):
+        shape = flops.product_shape(facts["name"], facts["shapes"]) if self._measured_peak(precision) else None
+        return shape and self.measured.shape_flops(precision, shape)
+
+    def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
+        """Seconds that a message needs at the measured bus bandwidth of its size; None where that is not known.
+
+        collective: as the trace names it; num_elements: that this rank sends.
+        """
+        size = flops.BYTES.get(str(dtype).lower(), flops.BYTES.get(f"c10::{dtype}".lower()))
+        if self.measured is None or size is None or num_elements <= 0 or num_ranks < 2:
+            return None
+        for pattern, name, factor in COLLECTIVES:
+            if pattern.search(collective.lower()):
+                num_bytes = size * num_elements * factor(num_ranks)
+                rate = self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)
+                if rate:
+                    self._is_from(parts.WIRE, True)
+                return figures.bus_bytes(name, num_bytes, num_ranks) / rate if rate else None
+        return None
+
+    def launch_ns(self) -> int:
+        """Of a launch that the device waits for, what it needs at least; 0 where that was not measured."""
+        result = self.measured and self.measured.launch_s
+        if result:
+            self._is_from(parts.LATENCY, True)
+        return round(result * NS_PER_S) if result else 0
+
+    def _is_from(self, part, is_measured, precision=None):
+        if is_measured:
+            source = self.measured.source
+        elif part == parts.ARITHMETIC and peak_rates.peak_flops(self.device, precision) is None:
+            source = OBSERVED
+        else:
+            source = f"data sheet: {peak_rates.find(self.device).source}"
+        self.sources.setdefault(part, set()).add(source)
+
+
+def moved_bytes(facts: dict) -> int | None:
+    """facts: of trace.operators.facts_of() -> bytes that a call must move at least; None where that is not known.
+
+    A product its factors and result; an operator of POINTWISE its tensors and a result of their common shape and widest
+    type; a kernel that inductor generated each tensor among its arguments, the results among them, once.
+    """
+    name, tensors = facts["name"], _tensors(facts["shapes"], facts["types"])
+    if facts["bytes"] or not tensors or any(size is None for _, size in tensors):
+        return facts["bytes"]
+    read_bytes = sum(size * math.prod(dims) for dims, size in tensors)
+    if POINTWISE.match(name):
+        out_shape = _broadcast([dims for dims, _ in tensors])
+        out_bytes = 1 if name in COMPARISONS else max(size for _, size in tensors)
+        return None if out_shape is None else read_bytes + out_bytes * math.prod(out_shape)
+    if GENERATED.match(name) and (not IN_PART.search(name) or "log_softmax" in name):
+        return read_bytes
+    return None
+
+
+def _tensors(shapes, types):
+    """[(dims, bytes of an element or None)] of the arguments that have a shape."""
+    return [
+        (dims, flops.BYTES.get(str(kind).lower()))
+        for dims, kind in zip(shapes or (), types or ())
+        if isinstance(dims, list) and dims and all(type(size) is int and size >= 0 for size in dims)
+    ]
+
+
+def _broadcast(shapes):
+    """The common shape, or None if they do not fit."""
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
+    common = [max(sizes) for sizes in zip(*padded)]
+    return common if all(size in (1, common[axis]) for dims in padded for axis, size in enumerate(dims)) else None

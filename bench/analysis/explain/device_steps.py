@@ -1,0 +1,187 @@
+"""A trace with a device -> the pieces of its steps on the device's clock.
+
+A step ends when the host has left it and the device has finished all that it launched; the next one begins there.  So
+steps tile the time, and a device that lags behind its host is measured at its own pace.  At each moment computation has
+the time before communication, communication before copies, and what runs before what waits.
+"""
+
+import numpy as np
+
+from bench.analysis.explain import bounded, parts
+from bench.analysis.explain.host import Thread, main_track
+from bench.analysis.explain.owners import owners
+from bench.analysis.trace import attribution, categories, events, kernels, operators, window
+from bench.analysis.trace.temporal import KERNEL_WAIT_BELOW_NS
+from bench.base.units import NS_PER_S
+
+PART_OF_LAYER = {kernels.COMMUNICATION: parts.EXPOSED, kernels.MEMORY: parts.COPIES}
+
+
+def spans(rank, include_last_step=False):
+    """[(number or None, begin ns, end ns)]; without steps that launched something one from the first row to the last.
+
+    Raises ValueError for a trace without device rows: host_steps.spans() is for those.
+    """
+    rows = rank.device_rows()
+    if not len(rows):
+        raise ValueError(f"{rank.path}: it has no device rows: explain it by its host")
+    of_steps = [one for one in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step)) if len(one[1])]
+    if not of_steps:
+        return [(None, int(rank.ts[rows].min()), int(rank.end[rows].max()))]
+    on_host = bool(rank.steps())
+    first = int(rank.ts[of_steps[0][1]].min())
+    before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
+    begin = max(min(int(before), first), of_steps[0][0][1] if on_host else first)
+    result = []
+    for (number, _, host_end), mine in of_steps:
+        end = max(begin, int(rank.end[mine].max()), host_end if on_host else begin)
+        result.append((number, begin, end))
+        begin = end
+    return result
+
+
+def counted_rows(rank, rules=categories.RULES, include_last_step=False):
+    """(rank, device rows of the steps that count, kernels.types of them): what is compared between ranks."""
+    rows = rank.device_rows()
+    of_steps = [mine for _, mine in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step))]
+    rows = np.concatenate(of_steps) if any(map(len, of_steps)) else rows
+    return rank, rows, kernels.types(rank, rows, rules)
+
+
+class Device:
+    """What is known of each device row of a rank: its call, its operator, where it was launched and how long it waited.
+
+    waits: {device row: (ns that it waited, late rank, call)}
+    """
+
+    def __init__(self, rank, rules=categories.RULES, waits=None):
+        rows, self.waits = rank.device_rows(), waits or {}
+        self.rank, self.rules = rank, rules
+        self.rows = rows[np.argsort(rank.ts[rows], kind="stable")]
+        self.kinds = kernels.types(rank, self.rows, rules)
+        self.calls = window.launches(rank, self.rows)
+        self.operators = attribution.operators(rank, self.rows)
+        annotations = attribution.annotations(rank, self.rows)
+        sources = attribution.around_launch(rank, self.calls, events.PYTHON, attribution.is_source)
+        self.annotations = self._names(annotations)
+        known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, self.operators))
+        self.where = self._names(known)
+        self.phases = attribution.phases(rank, self.rows)
+
+    def _names(self, rows):
+        return [self.rank.names[self.rank.name[row]] if row >= 0 else None for row in rows]
+
+    def name(self, number):
+        """Of the number-th of .rows."""
+        return self.rank.names[self.rank.name[self.rows[number]]]
+
+    def wire_frac(self, number, ceilings):
+        """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
+        row = int(self.rows[number])
+        result, own_ns = operators.collective_of(self.rank, row), int(self.rank.dur[row]) - self.waits.get(row, (0,))[0]
+        needed_s = ceilings.collective_s(*result) if result and own_ns > 0 else None
+        return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
+
+    def is_optimizer(self, number):
+        """By its name, its annotation or its phase."""
+        by_name = categories.category(self.name(number), self.annotations[number], self.rules)
+        return categories.OPTIMIZER in (by_name, self.phases[number])
+
+
+def pieces(device, counted, ceilings):
+    """counted: of spans() -> Pieces."""
+    result, known = parts.Pieces(len(counted)), bounded.Operators(device.rank, ceilings)
+    threads = _Threads(device.rank)
+    for index, (_, begin, end) in enumerate(counted):
+        ranges = _ranges(device, begin, end)
+        columns = list(zip(*(one[:3] for one in ranges))) or ((), (), ())
+        seen = set()
+        for low, high, owner in owners(*columns, begin, end):
+            if owner < 0:
+                _idle(device, threads, result, index, (low, high), ceilings)
+                continue
+            _, _, layer, number, wait = ranges[owner]
+            _running(device, known, result, index, (layer, number, wait), high - low, int(owner not in seen))
+            seen.add(owner)
+    known.into(result)
+    return result
+
+
+def _ranges(device, begin, end):
+    """[(start, end, layer, number of the row, its wait or None)]; a row that waited is two, waiting first."""
+    rank, ranges = device.rank, []
+    mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)
+    for number in np.flatnonzero(mine).tolist():
+        row, layer = int(device.rows[number]), int(device.kinds[number])
+        low, high = int(rank.ts[row]), int(rank.end[row])
+        wait = device.waits.get(row)
+        if wait is not None and wait[0]:
+            ranges.append((low, low + wait[0], layer, number, wait))
+            low += wait[0]
+        ranges.append((low, high, layer, number, None))
+    return ranges
+
+
+def _running(device, known, result, index, one, ns, count):
+    layer, number, wait = one
+    operator, where = int(device.operators[number]), device.where[number]
+    if wait is not None:
+        result.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
+    elif layer in PART_OF_LAYER:
+        wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == kernels.COMMUNICATION else 0
+        result.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
+        result.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
+    elif operator >= 0 and known.has(operator):
+        known.add(index, operator, where, ns)
+    else:
+        part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
+        result.add(index, parts.Piece(part, device.name(number), where), ns, count)
+
+
+class _Threads:
+    """Threads of a rank, each made when it is first asked for."""
+
+    def __init__(self, rank):
+        self._rank, self._made, self._main = rank, {}, main_track(rank)
+
+    def explain(self, track, low, high):
+        """(Piece, ns): what a thread was doing; where it did nothing, what the main thread was."""
+        for begin, end, row in self._of(track).segments(low, high):
+            if row >= 0 or track == self._main or self._main is None:
+                yield self._of(track).explained(row, begin), end - begin
+            else:
+                yield from self.explain(self._main, begin, end)
+
+    def _of(self, track):
+        if track not in self._made:
+            self._made[track] = Thread(self._rank, track)
+        return self._made[track]
+
+    @property
+    def main(self):
+        """The main thread's track, or None."""
+        return self._main
+
+
+def _idle(device, threads, result, index, gap, ceilings):
+    """Nothing ran in the gap: until the next row was launched the host had the time, then its launch."""
+    rank, (low, high) = device.rank, gap
+    number = int(np.searchsorted(rank.ts[device.rows], high))
+    if number == len(device.rows) or rank.ts[device.rows[number]] != high:  # the step's end
+        number = None
+    call = -1 if number is None else int(device.calls[number])
+    track = threads.main if number is None else int(rank.track[call])
+    if track is None or number is not None and call < 0:
+        what = None if number is None else f"before {device.name(number)}, whose launch was not recorded"
+        result.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
+        return
+    called = high if number is None else min(max(int(rank.ts[call]), low), high)
+    for piece, ns in threads.explain(track, low, called):
+        result.add(index, piece, ns)
+    if called < high:
+        is_short = high - low < KERNEL_WAIT_BELOW_NS
+        part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
+        names = f"before {device.name(number)}", device.where[number]
+        needed_ns = min(ceilings.launch_ns(), high - called) if part == parts.LAUNCH else 0
+        result.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
+        result.add(index, parts.Piece(part, *names), high - called - needed_ns)

@@ -1,0 +1,127 @@
+"""What a thread of the host was doing, at every moment: pieces of the times in which nothing ran on the device.
+
+Ranges of one thread are nested: calls, operators, annotations, and Python's frames where they were recorded.  The
+innermost says what it was, and those around it what it belongs to.
+"""
+
+import re
+
+import numpy as np
+
+from bench.analysis.explain import parts
+from bench.analysis.trace import attribution, categories, events
+from bench.analysis.trace.nest import Nest
+from bench.analysis.trace.rank import STEP, Rank
+
+KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
+WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
+COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of ranges that the record knows: recorded.py
+READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
+COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
+WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
+# Dynamo's own annotations and frames, and the range that the record of a run gives a compilation
+COMPILES = re.compile(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
+LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
+COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
+
+
+class Thread:
+    """.pieces(begin, end) of one thread of a rank."""
+
+    def __init__(self, rank: Rank, track: int):
+        rows = np.flatnonzero(rank.is_kind(*KINDS) & (rank.track == track) & (rank.dur > 0))
+        added = rank.is_named(lambda name: name.startswith((COLLECTION, COMPILATION)), rows)
+        self.rank, self.nest, collections = rank, Nest(rank, rows[~added]), Nest(rank, rows[added])
+        self._edges = np.unique(np.concatenate((rank.ts[rows], rank.end[rows])))
+        collecting = collections.innermost(self._edges)  # of a clock that may differ a little: it cuts what is around
+        self._rows = np.where(collecting >= 0, collecting, self.nest.innermost(self._edges))
+        self._index = {row: index for index, row in enumerate(self.nest.rows.tolist())}
+        within = self.nest.innermost(rank.ts[collections.rows])
+        self._within = dict(zip(collections.rows.tolist(), within.tolist()))
+        self._known = {}
+        is_step, parent = rank.is_named(STEP.search, self.nest.rows), self.nest.parent
+        tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(rows) else False))]
+        self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
+
+    def segments(self, begin: int, end: int):
+        """(begin ns, end ns, row of the innermost range or -1), which tile [begin, end]."""
+        first = int(np.searchsorted(self._edges, begin, side="right"))
+        last = int(np.searchsorted(self._edges, end, side="left"))
+        stamps = [begin, *self._edges[first:last].tolist(), end]
+        rows = self._rows[max(first - 1, 0) : last].tolist() if len(self._edges) else []
+        if first == 0:
+            rows = [-1, *self._rows[:last].tolist()]
+        return [(low, high, row) for low, high, row in zip(stamps[:-1], stamps[1:], rows) if high > low]
+
+    def around(self, row: int) -> list[int]:
+        """The range itself and those around it, the innermost first; without the step's own."""
+        chain = [row] if row in self._within else []
+        index = self._index.get(self._within.get(row, row), -1)
+        while index >= 0:
+            chain.append(int(self.nest.rows[index]))
+            index = int(self.nest.parent[index])
+        return [one for one in chain if not STEP.search(self.name(one))]
+
+    def name(self, row: int) -> str:
+        """The name of a range."""
+        return self.rank.names[self.rank.name[row]]
+
+    def explained(self, row: int, moment: int) -> parts.Piece:
+        """Innermost range, -1 for none -> the piece that the time in it belongs to.
+
+        moment: ns, of time in no range: it is then known only by what was there last.
+        """
+        if row not in self._known:
+            self._known[row] = self._explained(self.around(row))
+        return self._known[row] or parts.Piece(parts.UNKNOWN, self._after(moment), None)
+
+    def _after(self, moment):
+        index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
+        return f"after {self.name(self._tops[index])}" if index >= 0 else None
+
+    def _explained(self, chain):
+        """None where nothing is known."""
+        if not chain:
+            return None
+        names = [self.name(one) for one in chain]
+        where = self.where(chain)
+        if what := next((name for name in reversed(names) if COMPILES.search(name)), None):
+            return parts.Piece(parts.COMPILATION, what, where)
+        for part, test in ((parts.GARBAGE, COLLECTS), (parts.SYNC, WAITS_FOR_DEVICE)):
+            if what := next((name for name in names if test.search(name)), None):
+                return parts.Piece(part, what, where)
+        if READS_DEVICE in names and self.rank.kind[chain[0]] == events.RUNTIME:
+            return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {names[0]}", where)
+        if what := next((name for name in names if LOADS.search(name)), None):
+            return parts.Piece(parts.LOADER, what, where)
+        if what := next((name for name in names if WAITS_FOR_THREAD.search(name)), None):
+            return parts.Piece(parts.SYNC, what, where)
+        return parts.Piece(parts.HOST, names[0], where)
+
+    def where(self, chain: list[int]) -> str | None:
+        """The innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else the
+        outermost operator; an annotation or operator only if it is not the innermost range itself."""
+        of_kind = {kind: [one for one in chain if self.rank.kind[one] == kind] for kind in KINDS}
+        lines = [
+            one
+            for one in of_kind[events.PYTHON]
+            if attribution.is_source(self.name(one)) and not WAITS_FOR_THREAD.search(self.name(one))
+        ]
+        annotations = [one for one in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(one))]
+        candidates = (lines, annotations, of_kind[events.CPU_OP][::-1])
+        result = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
+        return None if result is None else self.name(result)
+
+    def is_optimizer(self, row: int) -> bool:
+        """Whether an annotation around it is the optimizer's."""
+        mine = (one for one in self.around(row) if self.rank.kind[one] == events.ANNOTATION)
+        return any(categories.category("", self.name(one)) == categories.OPTIMIZER for one in mine)
+
+
+def main_track(rank: Rank) -> int | None:
+    """The thread of the steps; without steps the one with the most operators and calls; None without a host."""
+    is_step = rank.names_that(STEP.search)[rank.name] & rank.is_kind(events.ANNOTATION, events.CPU_OP)
+    rows = np.flatnonzero(is_step)
+    if not len(rows):
+        rows = np.flatnonzero(rank.is_kind(events.CPU_OP, events.RUNTIME))
+    return int(np.bincount(rank.track[rows]).argmax()) if len(rows) else None

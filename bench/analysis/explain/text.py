@@ -1,0 +1,147 @@
+"""An account (bench/analysis/explain/account.py) -> words for a terminal."""
+
+import re
+
+from bench.analysis.explain import parts, rungs
+from bench.analysis.trace.text import plain, short, table
+from bench.base.terminal import text_table
+from bench.base.units import format_ms
+
+BAR_CHARS = 30
+NUM_NEXT = 10
+MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
+COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
+OF = {
+    "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
+    "host": "the host's main thread, as the trace has no device",
+    "record": "the record's steps of rank 0, as the run has no trace; a trace says more: profile=window",
+}
+
+
+def as_text(answer: dict, title: str) -> str:
+    """answer: of account.of_ranks() or from_record.of(); title: what was explained."""
+    return "\n".join(_lines(answer, title))
+
+
+def _lines(answer, title):
+    ranks = answer["ranks"]
+    yield f"Where a step of {format_ms(answer['step_ms'])} goes: {text_table.line(plain(title, 200))}\n"
+    many = f", mean of {len(ranks)} ranks" if len(ranks) > 1 else ""
+    yield f"mean of {text_table.counted(answer['num_steps'], 'step')}{many}; by {OF[answer['of']]}"
+    first = next(iter(ranks.values()))
+    yield f"limit: {first['ceiling'] or 'no peak is known of this device'}{_on(first['device'])}"
+    if first["host_step_ms"] is not None and answer["of"] == "device":
+        yield f"the host's own step, of rank {next(iter(ranks))}: {format_ms(first['host_step_ms'])}"
+    yield ""
+    yield from _waterfall(answer)
+    yield ""
+    yield from _totals(answer)
+    if late := lateness_lines(answer):
+        yield "\nWho delays whom, ms a step\n"
+        yield from late
+    yield from _next(answer)
+
+
+def _on(device):
+    return f"; {plain(device)}" if device else ""
+
+
+def _waterfall(answer):
+    ranks, at_ms, lines = answer["ranks"], 0.0, []
+    for line in answer["parts"]:
+        of_ranks = {number: _ms(one, line["part"]) for number, one in ranks.items()}
+        least, most = (choose(of_ranks, key=of_ranks.get) for choose in (min, max))
+        lines.append(
+            line
+            | {"bar": _bar(at_ms, line["ms"], answer["step_ms"]), "at_ms": at_ms + line["ms"]}
+            | {"least": f"{of_ranks[least]:.3f} ({least})", "most": f"{of_ranks[most]:.3f} ({most})"}
+        )
+        at_ms += line["ms"]
+    columns = [("part", "part", str), ("ms", "ms", ms3), ("%", "pct", _one), ("sum, ms", "at_ms", ms3)]
+    if len(ranks) > 1:
+        columns += [("least (rank)", "least", str), ("most (rank)", "most", str)]
+    yield table(lines, [*columns, ("", "bar", str)])
+
+
+def _ms(one, part):
+    return next((line["ms"] for line in one["parts"] if line["part"] == part), 0.0)
+
+
+def ms3(value: float) -> str:
+    """1.5 -> "1.500"."""
+    return f"{value:.3f}"
+
+
+def _one(value):
+    return f"{value:.1f}"
+
+
+def _bar(at_ms, ms, step_ms):
+    begin, end = (round(BAR_CHARS * value / step_ms) if step_ms else 0 for value in (at_ms, at_ms + ms))
+    return "." * begin + "#" * max(end - begin, 1 if ms and begin < BAR_CHARS else 0)
+
+
+def _totals(answer):
+    known = {line["part"]: line["ms"] for line in answer["parts"]}
+    unbound_ms = sum(known.get(part, 0.0) for part in parts.NO_BOUND)
+    yield (
+        f"The limit explains {format_ms(answer['limit_ms'])}; of {format_ms(unbound_ms)} the limit is not known; "
+        f"{format_ms(answer['step_ms'] - answer['limit_ms'] - unbound_ms)} lie above it."
+    )
+    for line in answer["parts"]:
+        yield f"  {line['part']}: {line['meaning']}{'; ' + line['source'] if line['source'] else ''}"
+
+
+def lateness_lines(answer: dict) -> list[str]:
+    """For whom ranks wait, and why; those reasons are indented."""
+    return list(_lateness(line for line in answer["lateness"] if line["wait_ms"] > MIN_LATE_FRAC * answer["step_ms"]))
+
+
+def _lateness(lines):
+    for line in lines:
+        collectives = ", ".join(f"{short(one['what'])} {one['ms']:.3f}" for one in line["collectives"][:2])
+        yield (
+            f"rank {line['rank']}: the others wait {line['wait_ms']:.3f} for it (median), in {collectives}; "
+            f"without that their step would be {line['without_ms']:.3f}"
+        )
+        more = ", ".join(f"{part} {ms:.3f}" for part, ms in list(line["more"].items())[:3])
+        yield f"    it has more than the median of the others of: {more or 'nothing that was recorded'}"
+        for reason in line["reasons"][:3]:
+            yield f"    {reason['ms']:.3f} more of: {reason['part']}: {_what(reason)}"
+
+
+def evidence(line: dict) -> str:
+    """A line of the ranking, or of a difference -> its part, rank, name and place."""
+    rank = "" if line.get("rank") is None else f" (rank {line['rank']})"
+    return f"{line['part']}{rank}: {_what(line)}"
+
+
+def _what(line):
+    what = short(line["what"]) if line["what"] else ""
+    where = COMPILED.sub("a compiled graph", plain(line["where"], 200)) if line["where"] else ""
+    return f"{what} at {plain(where)}" if what and where else what or where
+
+
+def _next(answer):
+    known = [line for line in answer["next"] if line["part"] not in parts.NO_BOUND][:NUM_NEXT]
+    others = [line for line in answer["next"] if line["part"] in parts.NO_BOUND][:NUM_NEXT]
+    if known:
+        yield "\nWhere the next millisecond is: what each could give at most\n"
+        yield _ranked(known)
+    if others:
+        yield "\nWhose bound is not known: the time of each, of which it could give a part\n"
+        yield _ranked(others)
+    yield ""
+    hints = dict.fromkeys((line["part"], line["advice"]) for line in known + others)
+    yield from (f"  {part}: {advice}" for part, advice in hints)
+    if records := rungs.legend(known + others):
+        yield "\nWhat people did about it: records of models/ladder that gained at such a place\n"
+        yield from (f"  {record}" for record in records)
+
+
+def _ranked(lines):
+    shown = [line | {"evidence": evidence(line)} for line in lines]
+    columns = [("ms", "gain_ms", ms3), ("%", "gain_pct", _one), ("a step", "count", _one), ("what", "evidence", str)]
+    if any(line["ladder"] for line in lines):
+        columns.append(("records", "ladder", " ".join))
+    return table(shown, columns)

@@ -1,0 +1,112 @@
+"""A snapshot's pickle -> plain containers, numbers and words.  Everything else that a pickle can do is refused.
+
+A pickle is a program.  This reader has no way to name a function or a class, so that what it builds is only data; then
+its shape is checked, so that what comes after can rely on it.
+"""
+
+import pickle
+from pathlib import Path
+
+from bench.analysis.memory.rss import SUFFIX
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+
+MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and a snapshot needs no code")
+
+    def persistent_load(self, pid):
+        raise pickle.UnpicklingError("it refers to something outside the file")
+
+
+def load(path: Path | str) -> dict:
+    """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
+    try:
+        with plain_file.opened(path) as file:
+            result = _Plain(file).load()
+    except Damaged:
+        raise
+    except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
+        reason = str(error) or type(error).__name__
+        raise ValueError(
+            f"{path}: is not a memory snapshot ({reason}): give what torch.cuda.memory._dump_snapshot wrote"
+        ) from None
+    try:
+        return checked(result)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: give what torch.cuda.memory._dump_snapshot wrote") from None
+
+
+def checked(snapshot: object) -> dict:
+    """The snapshot itself, if it has the shape of one.  ValueError says what is wrong with it.
+
+    A list is taken for the segments alone, as torch.cuda.memory_snapshot() gives them.
+    """
+    if isinstance(snapshot, list):
+        snapshot = {"segments": snapshot, "device_traces": []}
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= set(snapshot):
+        raise ValueError("it has no segments and device_traces")
+    for number, segment in enumerate(_list(snapshot["segments"], "segments")):
+        _check_segment(segment, f"segment {number}")
+    traces = _list(snapshot["device_traces"], "device_traces")
+    filled = [id(trace) for trace in traces if trace]
+    if len(set(filled)) < len(filled):
+        raise ValueError("several devices share one list of entries")
+    if sum(len(_list(trace, "a device's trace")) for trace in traces) > MAX_ENTRIES:
+        raise ValueError(f"it has more than {MAX_ENTRIES} trace entries")
+    for device, trace in enumerate(traces):
+        for number, entry in enumerate(trace):
+            _check_entry(entry, f"entry {number} of device {device}")
+    return snapshot
+
+
+def _has(value, **kinds):
+    return isinstance(value, dict) and all(_is(value.get(key), kind) for key, kind in kinds.items())
+
+
+def _is(value, kind):
+    """Whether it is of the kind; a number also below 2**64 in size, which an allocator's is."""
+    return isinstance(value, kind) and not (isinstance(value, (int, float)) and not abs(value) < 2**64)
+
+
+def _check_segment(segment, where):
+    if not _has(segment, total_size=int):
+        raise ValueError(f"{where} has no total_size")
+    if not all(_is(segment.get(key, 0), int) for key in ("device", "address")):
+        raise ValueError(f"{where} has a device or an address that is not a number")
+    for block in _list(segment.get("blocks"), f"blocks of {where}"):
+        if not _has(block, size=int, state=str):
+            raise ValueError(f"{where} has a block without size and state")
+        if not all(_is(block.get(key, 0), int) for key in ("address", "requested_size")):
+            raise ValueError(f"{where} has a block whose address or requested_size is not a number")
+        _check_frames(block.get("frames", ()), where)
+
+
+def _check_entry(entry, where):
+    if not _has(entry, action=str, size=int):
+        raise ValueError(f"{where} has no action and size")
+    if not _is(entry.get("addr", 0), int) or not _is(entry.get("time_us", 0), (int, float)):
+        raise ValueError(f"{where} has an address or a time that is not a number")
+    _check_frames(entry.get("frames", ()), where)
+
+
+def _check_frames(frames, where):
+    if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
+        raise ValueError(f"{where} has frames that are not dicts")
+
+
+def _list(value, what):
+    if not isinstance(value, list):
+        raise ValueError(f"{what}: not a list")
+    return value
+
+
+PATTERNS = ("memory/*.pickle", "memory/*" + SUFFIX, "traces/**/*_mem.pickle")
+
+
+def in_folder(folder: Path) -> list[Path]:
+    """Run folder -> paths of its snapshots, sorted; [] without any."""
+    return sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})

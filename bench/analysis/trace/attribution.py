@@ -1,0 +1,164 @@
+"""Who launched what: for a moment on a thread, the innermost range around it."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from bench.analysis.trace import events, window
+from bench.analysis.trace.columns import US, groups, index_of, sums, take
+from bench.analysis.trace.load import Rank
+from bench.analysis.trace.nest import Nest
+
+PHASES = ("data", "forward", "backward", "optimizer", "validation")
+MODULE = "nn.Module: "
+LIBRARY = re.compile(r"(?:^|/)torch/")  # torch's own files: the line of the user's that called them says more
+LAUNCHER = ("kernel", "operator", "annotation", "module", "source")
+
+
+def by_thread(rank, calls, times, kind, wanted=None):
+    """Row of the innermost range of a kind around each time, on the thread of the call beside it; -1: none.
+
+    calls: host rows, -1 where there is none.  wanted: a predicate on names; ranges outwards are tried until it holds.
+    """
+    around = np.full(len(calls), -1)
+    ranges = np.flatnonzero(rank.is_kind(kind))
+    is_wanted = None if wanted is None else rank.names_that(wanted)
+    on_thread = {thread: ranges[members] for thread, members in groups(rank.track[ranges])}
+    asking = np.flatnonzero(calls >= 0)
+    for thread, members in groups(rank.track[calls[asking]]):
+        if thread in on_thread:
+            mine = asking[members]
+            around[mine] = Nest(rank, on_thread[thread]).innermost(times[mine], is_wanted)
+    return around
+
+
+def around_launch(rank: Rank, calls: np.ndarray, kind: int, wanted: Callable[[str], bool] | None = None) -> np.ndarray:
+    """by_thread() at the start of each of these launching calls."""
+    return by_thread(rank, calls, take(rank.ts, calls, 0), kind, wanted)
+
+
+def operators(rank: Rank, rows: np.ndarray) -> np.ndarray:
+    """Row of the CPU operator that launched each device row, the innermost around the call; -1: unknown.
+
+    Where no call was recorded, or none of an operator, it is the one of the profiler's own External id.
+    """
+    launcher = around_launch(rank, window.launches(rank, rows), events.CPU_OP)
+    missing = np.flatnonzero((launcher < 0) & (rank.external[rows] > 0))
+    if len(missing):
+        ops = np.flatnonzero(rank.is_kind(events.CPU_OP) & (rank.external > 0))
+        ops = ops[np.argsort(rank.external[ops], kind="stable")]
+        launcher[missing] = take(ops, index_of(rank.external[rows[missing]], rank.external[ops]))
+    return launcher
+
+
+def annotations(rank: Rank, rows: np.ndarray) -> np.ndarray:
+    """Row of the innermost annotation, but no ProfilerStep, in which each device row was launched; -1: unknown.
+
+    On the launching thread, or else by time on the thread with the most annotated time: backward kernels are launched
+    by autograd's own thread while the main thread stands in "backward".
+    """
+    calls = window.launches(rank, rows)
+    around = around_launch(rank, calls, events.ANNOTATION, _is_no_step)
+    ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
+    missing = (around < 0) & (calls >= 0)
+    if missing.any() and len(ranges):
+        threads, thread = np.unique(rank.track[ranges], return_inverse=True)
+        main = threads[np.bincount(thread, weights=rank.dur[ranges]).argmax()]
+        nest = Nest(rank, ranges[rank.track[ranges] == main])
+        around[missing] = nest.innermost(rank.ts[calls[missing]], rank.names_that(_is_no_step))
+    return around
+
+
+def _is_no_step(name):
+    return not name.startswith("ProfilerStep")
+
+
+def phases(rank: Rank, rows: np.ndarray) -> list[str | None]:
+    """Name of the phase in which each device row was launched, by time (see annotations); None where none is known."""
+    ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
+    nest = Nest(rank, ranges[rank.is_named(PHASES.__contains__, ranges)])
+    return [rank.names[rank.name[row]] if row >= 0 else None for row in nest.innermost(window.launch_times(rank, rows))]
+
+
+def phase_times(rank, rows, until_ns=None):
+    """[{"phase", "host_us", "device_us", "num_kernels"}]: time of the annotations and of the kernels they launched."""
+    launched = np.array([phase or "" for phase in phases(rank, rows)])
+    ranges = window.host_rows(rank, events.ANNOTATION, until_ns)
+    lines = []
+    for phase in PHASES:
+        of_phase, mine = ranges[rank.is_named(phase.__eq__, ranges)], rows[launched == phase] if len(rows) else rows
+        if len(of_phase):
+            times = {"host_us": int(rank.dur[of_phase].sum()) / US, "device_us": int(rank.dur[mine].sum()) / US}
+            lines.append({"phase": phase} | times | {"num_kernels": len(mine)})
+    return lines
+
+
+def launchers(rank, rows, limit=100):
+    """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest
+    first.
+
+    The innermost of each around the launch, None where there is none or it was not recorded.  module and source need
+    with_stack.
+    """
+    calls, around = window.launches(rank, rows), [rows, operators(rank, rows), annotations(rank, rows)]
+    around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (_is_module, is_source)]
+    names, index = np.unique(np.stack([take(rank.name, of) for of in around]), axis=1, return_inverse=True)
+    index, lines = index.ravel(), []
+    device_ns, count = sums(index, names.shape[1], rank.dur[rows]), np.bincount(index, minlength=names.shape[1])
+    for number in np.argsort(-device_ns, kind="stable")[:limit]:
+        line = dict(zip(LAUNCHER, (rank.names[name] if name >= 0 else None for name in names[:, number])))
+        line["module"] = line["module"] and line["module"].removeprefix(MODULE)
+        lines.append(line | {"count": int(count[number]), "device_us": int(device_ns[number]) / US})
+    return lines
+
+
+def modules(rank, rows, until_ns=None):
+    """[{"module", "device_us", "num_kernels"}] by the innermost nn.Module around the launch; only with_stack.
+
+    Without device rows [{"module", "cpu_us", "num_calls"}]: the modules' own time, without the modules inside them.
+    """
+    return _by_python(rank, rows, until_ns, _is_module, "module")
+
+
+def sources(rank, rows, until_ns=None):
+    """The same by the innermost line of Python around the launch that is not torch's own; only with_stack."""
+    return _by_python(rank, rows, until_ns, is_source, "source")
+
+
+def _is_module(name):
+    return name.startswith(MODULE)
+
+
+def is_source(name: str) -> bool:
+    """Whether a range of Python is a line that is not of torch's own files."""
+    return ".py(" in name and LIBRARY.search(name) is None
+
+
+def _by_python(rank, rows, until_ns, wanted, label):
+    if not rank.is_kind(events.PYTHON).any():
+        return []
+    if len(rows):
+        time, count = "device_us", "num_kernels"
+        ranges = around_launch(rank, window.launches(rank, rows), events.PYTHON, wanted)
+        time_ns = rank.dur[rows]
+    else:
+        time, count = "cpu_us", "num_calls"
+        ranges, time_ns = _own_ranges(rank, until_ns, wanted)
+    lines = []
+    for name, mine in groups(take(rank.name, ranges)):
+        shown = rank.names[name].removeprefix(MODULE) if name >= 0 else "unknown"
+        lines.append({label: shown, time: int(time_ns[mine].sum()) / US, count: len(mine)})
+    return sorted(lines, key=lambda line: -line[time])
+
+
+def _own_ranges(rank, until_ns, wanted):
+    """(rows, own nanoseconds) of the Python ranges that are wanted, each without those directly inside it."""
+    ranges = window.host_rows(rank, events.PYTHON, until_ns)
+    ranges = ranges[rank.is_named(wanted, ranges)]
+    own = rank.dur.copy()
+    for _, members in groups(rank.track[ranges]):
+        nest = Nest(rank, ranges[members])
+        inside = nest.parent >= 0
+        np.subtract.at(own, nest.rows[nest.parent[inside]], rank.dur[nest.rows[inside]])
+    return ranges, np.maximum(own[ranges], 0)

@@ -1,0 +1,186 @@
+"""What bounded a device: the chain of work that leads to its last kernel, and its largest gaps.
+
+The chain is walked backwards from the end of the last row.  A row that began as soon as another one ended waited for
+that one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of
+the span is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a
+stream waited for, without a row of its own, is not seen.
+"""
+
+import bisect
+
+import numpy as np
+
+from bench.analysis.trace import attribution, events, intervals, timeline, window
+from bench.analysis.trace.columns import US, groups
+
+KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
+LAUNCH, HOST, WAIT = 3, 4, 5
+NUM_GAPS = 10
+
+
+def path(rank, rows, kinds, launched=None):
+    """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a
+    device.
+
+    launch: from the launching call to the start of its row, where nothing else ran; host: the host had launched nothing
+    yet; wait: launched, nothing running, and yet not started.  launched: window.launch_times of the rows, if at hand.
+    """
+    if not len(rows):
+        return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
+    spent, num_links = [0] * len(KINDS), 0
+    for kind, begin, end, row in _walk(rank, rows, kinds, launched):
+        spent[kind] += end - begin
+        num_links += row is not None
+    times_us = {f"{kind}_us": ns / US for kind, ns in zip(KINDS, spent)}
+    return times_us | {"span_us": int(rank.end[rows].max() - rank.ts[rows].min()) / US, "num_links": num_links}
+
+
+def _walk(rank, rows, kinds, launched=None):
+    """Yields the links, the last one first: (index into KINDS, start ns, end ns, row, None between rows)."""
+    launched = window.launch_times(rank, rows) if launched is None else launched
+    order = np.argsort(rank.end[rows], kind="stable")
+    columns = (rows, rank.ts[rows], rank.end[rows], launched, kinds)
+    # memoryviews: they give plain integers and hold none
+    row_of, start, end, launched, kinds = (memoryview(np.ascontiguousarray(column[order])) for column in columns)
+    begun, row, moment, first = _Begun(start, end), len(end) - 1, end[-1], int(rank.ts[rows].min())
+    while True:
+        yield kinds[row], min(moment, start[row]), moment, row_of[row]
+        moment = min(moment, start[row])
+        if moment <= first:
+            return
+        previous = bisect.bisect_right(end, moment) - 1
+        while previous >= 0 and start[previous] >= moment:  # rows without a duration lead nowhere
+            previous -= 1
+        gap_from = end[previous] if previous >= 0 else None
+        if gap_from != moment and (running := begun.running_at(moment)) is not None:
+            row = running  # something still ran: that is what the time went to
+            continue
+        if gap_from is None:
+            return
+        if gap_from < moment:
+            if gap_from < launched[row] != window.NOT_LAUNCHED:
+                called = min(launched[row], moment)
+                yield LAUNCH, called, moment, None
+                yield HOST, gap_from, called, None
+            else:
+                yield WAIT, gap_from, moment, None
+            moment = gap_from
+        row = previous
+
+
+def steps(rank, rows, kinds):
+    """[{"step"} | path()] of each ProfilerStep that launched rows: the chain through the rows that its host launched.
+
+    A step begins with the first of its rows, so what the host did before that is the end of the step before.
+    """
+    return [{"step": number} | path(rank, *of_step) for number, of_step in _rows_of_steps(rank, rows, kinds)]
+
+
+def _rows_of_steps(rank, rows, kinds):
+    """[(step, (its rows, their kinds, their launches))] of the steps that launched some."""
+    kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
+    kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
+    of_steps = window.rows_of_steps(rank, rows, window.steps(rank, include_last_step=True))
+    return [(step[0], (mine, kind_of[mine], launch_of[mine])) for step, mine in of_steps if len(mine)]
+
+
+def links(rank, rows, kinds):
+    """The chain of the longest step as bars for a picture (timeline.bars_of), kinds of KINDS; None without a row.
+
+    {"step": its number, None: of the whole trace, as it has no steps, "us", "bars", "names"}.
+    """
+    if not len(rows):
+        return None
+    of_steps = _rows_of_steps(rank, rows, kinds) or [(None, (rows, kinds, window.launch_times(rank, rows)))]
+    number, chosen = max(of_steps, key=lambda one: rank.end[one[1][0]].max() - rank.ts[one[1][0]].min())
+    low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
+    result = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
+    names = timeline.Names()
+
+    def words(index):
+        _, _, kind, row = result[index]
+        return KINDS[kind] if row is None else rank.names[rank.name[row]]
+
+    start, end, of_kind, _ = zip(*result) if result else ((), (), (), ())
+    bars = timeline.bars_of(start, end, of_kind, words, low, high, names)
+    return {"step": number, "us": (high - low) / US, "bars": bars, "names": list(names)}
+
+
+class _Begun:
+    """Rows in order of their start, to find what ran at a moment."""
+
+    def __init__(self, start, end):
+        start, end = np.asarray(start), np.asarray(end)
+        rows = np.argsort(start, kind="stable")
+        columns = (rows, start[rows], end[rows], np.maximum.accumulate(end[rows]))
+        self._rows, self._starts, self._ends, self._latest_end = map(memoryview, columns)
+
+    def running_at(self, moment):
+        """The row that began last of those that began before the moment and ended after it; None without one."""
+        number = bisect.bisect_left(self._starts, moment) - 1
+        while number >= 0 and self._latest_end[number] > moment:
+            if self._ends[number] > moment:
+                return self._rows[number]
+            number -= 1
+        return None
+
+
+def gaps(rank, rows, limit=NUM_GAPS):
+    """The longest times in which a device did nothing: [{"start_us", "us", "before", "after", "host"}], longest first.
+
+    start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the
+    middle of the gap: the innermost call, operator or annotation; None if nothing was recorded there.
+    """
+    if not len(rows):
+        return []
+    low, high = intervals.gaps(intervals.union(rank.ts[rows], rank.end[rows]))
+    longest = np.argsort(low - high, kind="stable")[:limit]
+    low, high, first = low[longest], high[longest], rank.ts[rows].min()
+    by_start, by_end = (rows[np.argsort(side[rows], kind="stable")] for side in (rank.ts, rank.end))
+    after = by_start[np.searchsorted(rank.ts[by_start], high)]
+    before = by_end[np.searchsorted(rank.end[by_end], low, side="right") - 1]
+    times = [{"start_us": int(begin - first) / US, "us": int(end - begin) / US} for begin, end in zip(low, high)]
+    columns = (_names(rank, before), _names(rank, after), _doing(rank, window.launches(rank, after), (low + high) // 2))
+    return [line | dict(zip(("before", "after", "host"), names)) for line, *names in zip(times, *columns)]
+
+
+def _doing(rank, calls, moments):
+    """What the thread of each call was in at the moment beside it: a call, else an operator, else an annotation."""
+    around = np.full(len(calls), -1)
+    for kind in (events.RUNTIME, events.CPU_OP, events.ANNOTATION):
+        around = np.where(around >= 0, around, attribution.by_thread(rank, calls, moments, kind))
+    return _names(rank, around)
+
+
+def _names(rank, rows):
+    return [rank.names[rank.name[row]] if row >= 0 else None for row in rows]
+
+
+def synchronisations(rank, counted=()):
+    """[{"name", "count", "sum_us"}] of host calls that wait for the device, longest first.
+
+    counted: window.steps; with them only calls inside count, as the profiler itself waits for the device when it stops.
+    """
+    calls = window.host_rows(rank, events.RUNTIME)
+    calls = calls[rank.is_named(lambda name: "Synchronize" in name, calls)]
+    if counted and rank.steps():
+        calls = calls[np.any([(rank.ts[calls] >= start) & (rank.ts[calls] < end) for _, start, end in counted], axis=0)]
+    lines = []
+    for name, mine in groups(rank.name[calls]):
+        lines.append({"name": rank.names[name], "count": len(mine), "sum_us": int(rank.dur[calls[mine]].sum()) / US})
+    return sorted(lines, key=lambda line: -line["sum_us"])
+
+
+def items(rank, rows):
+    """{"count", "sum_us"} of tensors of the device that the host read (.item(), float(), if): each waits for the
+    device.
+
+    Each is an aten::_local_scalar_dense that launched a copy; one that launched none read a tensor of the host.
+    """
+    is_item = "aten::_local_scalar_dense".__eq__
+    if not rank.names_that(is_item).any():
+        return {"count": 0, "sum_us": 0.0}
+    by = attribution.operators(rank, rows[rank.kind[rows] == events.MEMCPY])
+    by = np.unique(by[by >= 0])
+    by = by[rank.is_named(is_item, by)]
+    return {"count": len(by), "sum_us": int(rank.dur[by].sum()) / US}

@@ -1,0 +1,101 @@
+"""How the host fed the device: launch delays, copies and their bandwidth."""
+
+import re
+
+import numpy as np
+
+from bench.analysis.trace import events, intervals, window
+from bench.analysis.trace.columns import US, groups, take
+from bench.analysis.trace.stamps import whole
+
+SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
+LONG_DELAY_NS = 100_000
+HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
+LAUNCH = re.compile(r"(?:cuda|cu|hip)Launch(?:Cooperative)?Kernel")
+TIMES = (
+    *("call_us_sum", "call_us_mean", "call_us_p95", "run_us_sum"),
+    *("delay_us_sum", "delay_us_mean", "delay_us_p50", "delay_us_p95", "delay_us_max"),
+)
+COUNTS = ("num_short_kernels", "num_slow_calls", "num_long_delays")
+
+
+def statistics(rank, rows):
+    """{TIMES and COUNTS: None where no launch was recorded, "num_launches", "num_graph_launches", "num_graph_rows",
+    "num_unlinked"}
+
+    call: the host's launching call; delay: from its end to the kernel's start, not below 0; run: the kernel itself.  A
+    short kernel ran for less time than its call took, and the call was not slow.  Kernels of a graph share one call,
+    so they are counted apart and in no statistic.
+    """
+    calls = window.launches(rank, rows)
+    is_graph = of_graph(rank, calls)
+    linked = (calls >= 0) & ~is_graph
+    counts = {
+        "num_launches": int(linked.sum()),
+        "num_graph_launches": len(np.unique(calls[is_graph])),
+        "num_graph_rows": int(is_graph.sum()),
+        "num_unlinked": int((calls < 0).sum()),
+    }
+    if not linked.any():
+        return counts | dict.fromkeys((*TIMES, *COUNTS))
+    call_ns, run_ns = rank.dur[calls[linked]], rank.dur[rows[linked]]
+    delay_ns = np.maximum(0, rank.ts[rows[linked]] - rank.end[calls[linked]])
+    of_calls = (call_ns.sum(), call_ns.mean(), np.percentile(call_ns, 95), run_ns.sum())
+    of_delays = (delay_ns.sum(), delay_ns.mean(), np.median(delay_ns), np.percentile(delay_ns, 95), delay_ns.max())
+    is_slow, is_late = call_ns > SLOW_CALL_NS, delay_ns > LONG_DELAY_NS
+    flagged = ((run_ns < call_ns) & ~is_slow, is_slow, is_late)
+    times_us = {name: value.item() / US for name, value in zip(TIMES, (*of_calls, *of_delays))}
+    return counts | times_us | {name: int(mask.sum()) for name, mask in zip(COUNTS, flagged)}
+
+
+def without_kernel(rank, until_ns=None):
+    """(launching calls that end before until_ns, how many of them have no device row); (0, 0) for a trace without
+    device rows.
+
+    CUPTI before 13.1 gives kernels at the start of a profile wrong times, and libkineto drops those: pytorch#192021.
+    """
+    on_device = rank.device_rows()
+    calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.correlation > 0))
+    calls = calls[rank.is_named(LAUNCH.match, calls)]
+    if until_ns is not None:
+        calls = calls[rank.end[calls] < until_ns]
+    if not len(on_device) or not len(calls):
+        return 0, 0
+    return len(calls), int((~np.isin(rank.correlation[calls], rank.correlation[on_device])).sum())
+
+
+def of_graph(rank, calls):
+    """Which of these calls (-1: none) launched a graph."""
+    return take(rank.names_that(lambda name: "GraphLaunch" in name), take(rank.name, calls), False)
+
+
+def copies(rank, rows):
+    """[{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; None without recorded sizes."""
+    mine = rows[np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))]
+    sizes = np.array([_bytes(extra) for extra in rank.extras] + [-1], np.int64)[rank.extra[mine]]
+    lines = []
+    for name, members in groups(rank.name[mine]):
+        sum_ns, known = int(rank.dur[mine[members]].sum()), sizes[members]
+        gib = float(known.sum()) / 2**30 if (known >= 0).all() else None
+        rate = gib / (sum_ns / 1e9) if gib is not None and sum_ns > 0 else None
+        line = {"name": rank.names[name], "count": len(members), "gib": gib}
+        lines.append(line | {"sum_us": sum_ns / US, "gib_per_s": rate})
+    return sorted(lines, key=lambda line: -line["sum_us"])
+
+
+def host_copies(rank, rows):
+    """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to a device; exposed: while nothing else ran."""
+    is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
+    mine, others = rows[is_mine], rows[~is_mine]
+    copied, rest = (intervals.union(rank.ts[some], rank.end[some]) for some in (mine, others))
+    sum_ns = intervals.length(copied)
+    return {
+        "sum_us": sum_ns / US,
+        "exposed_us": (sum_ns - intervals.intersection_length(copied, rest)) / US,
+        "pageable_us": int(rank.dur[mine[rank.is_named(lambda name: "ageable" in name, mine)]].sum()) / US,
+    }
+
+
+def _bytes(extra):
+    num_bytes = whole(extra[0])
+    return num_bytes if 0 <= num_bytes < 2**62 else -1

@@ -1,0 +1,85 @@
+"""Ranks against each other: who was late, step by step and collective by collective.
+
+Clocks of different hosts are not compared.  A collective ends for all at about the same time, so the rank whose kernel
+ran shortest came last, and the others waited for it: wait = own duration - the shortest.
+"""
+
+import numpy as np
+
+from bench.analysis.trace.columns import US
+from bench.analysis.trace.kernels import COMMUNICATION
+from bench.analysis.trace.load import Rank
+
+NUM_WORST = 10
+Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, kernels.types of them
+
+
+def steps(by_rank):
+    """{rank: lines of temporal.steps} -> [{"step", "fastest", "slowest", "skew_us"}] of steps that all ranks have.
+
+    By own work: the step's busy time without communication that nothing hides, which is mostly waiting for others.
+    """
+    own_us = {}
+    for rank, lines in by_rank.items():
+        own_us[rank] = {line["step"]: line["busy_us"] - line["exposed_comm_us"] for line in lines}
+    on_device = any(time_us for of_step in own_us.values() for time_us in of_step.values())
+    if len(own_us) < 2 or not on_device:
+        return []
+    lines = []
+    for step in sorted(set.intersection(*map(set, own_us.values()))):
+        times = {rank: of_step[step] for rank, of_step in own_us.items()}
+        fastest, slowest = min(times, key=times.get), max(times, key=times.get)
+        lines.append({"step": step, "fastest": fastest, "slowest": slowest, "skew_us": times[slowest] - times[fastest]})
+    return lines
+
+
+def waits(ranks: Ranks) -> tuple[list[dict], int]:
+    """([{"name", "call", "late_rank", "rows", "wait_ns"}] of the collectives that all ranks share, calls not matched).
+
+    The k-th communication kernel of a name on one rank meets the k-th on the others; names that do not occur equally
+    often on all ranks are not matched.  rows, wait_ns: by rank, in the order of ranks: the kernel, and for how long of
+    it its rank waited for the last one.
+    """
+    numbers, sequences = list(ranks), [_sequences(*one) for one in ranks.values()]
+    lines, num_unmatched = [], 0
+    for name in sorted(set().union(*sequences)) if len(ranks) > 1 else ():
+        of_ranks = [of_rank.get(name, ()) for of_rank in sequences]
+        if len(set(map(len, of_ranks))) != 1:
+            num_unmatched += max(map(len, of_ranks))
+            continue
+        rows = np.array(of_ranks)
+        durations = np.array([rank.dur[mine] for (rank, *_), mine in zip(ranks.values(), rows)])
+        waited, late = durations - durations.min(axis=0), durations.argmin(axis=0)
+        for call in range(rows.shape[1]):
+            line = {"name": name, "call": call, "late_rank": numbers[late[call]]}
+            lines.append(line | {"rows": rows[:, call].tolist(), "wait_ns": waited[:, call].tolist()})
+    return lines, num_unmatched
+
+
+def collectives(ranks: Ranks, matched: list[dict], num_unmatched: int) -> dict | None:
+    """What waits() gave -> {"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst":
+    [...]}, or None.
+    """
+    if not matched:
+        return None
+    sums_ns, num_last = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    worst = []
+    for one in matched:
+        for number, wait_ns in zip(ranks, one["wait_ns"]):
+            sums_ns[number] += wait_ns
+        num_last[one["late_rank"]] += 1
+        line = {name: one[name] for name in ("name", "call", "late_rank")}
+        worst.append(line | {"longest_wait_us": max(one["wait_ns"]) / US})
+    worst.sort(key=lambda line: -line["longest_wait_us"])
+    lines = [{"rank": number, "wait_us": sums_ns[number] / US, "num_last": num_last[number]} for number in ranks]
+    return {"num_matched": len(matched), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
+
+
+def _sequences(rank, rows, kinds):
+    """{name: rows in the order of start} of a rank's communication kernels."""
+    mine = rows[kinds == COMMUNICATION]
+    mine = mine[np.argsort(rank.ts[mine], kind="stable")]
+    by_name = {}
+    for row in mine.tolist():
+        by_name.setdefault(rank.names[rank.name[row]], []).append(row)
+    return by_name

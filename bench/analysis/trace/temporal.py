@@ -1,0 +1,97 @@
+"""Where the device's time went: busy, idle, computing, communicating behind computation or exposed."""
+
+import numpy as np
+
+from bench.analysis.trace import events, intervals, window
+from bench.analysis.trace.columns import US, groups
+from bench.analysis.trace.kernels import COMMUNICATION, COMPUTATION, unions
+
+KERNEL_WAIT_BELOW_NS = 30_000  # HolisticTraceAnalysis' effective limit: its constant 30 is compared with microseconds
+PARTS = ("idle", "compute", "non_compute")
+TIMES = ("span_us", *(f"{part}_us" for part in PARTS), *(f"{part}_pct" for part in PARTS))
+
+
+def breakdown(rank, rows, kinds):
+    """{TIMES, "comm_us", "exposed_comm_us", "overlap_pct"} of one device.
+
+    span: first start to last end; compute: time in which a computation kernel runs; non_compute: the rest of the busy
+    time; idle + compute + non_compute = span.  overlap_pct: share of communication hidden under computation, None
+    without communication.  None for every time of a device that did nothing.
+    """
+    if not len(rows):
+        return dict.fromkeys((*TIMES, "comm_us", "exposed_comm_us", "overlap_pct"))
+    span_ns = int(rank.end[rows].max() - rank.ts[rows].min())
+    busy_ns, compute_ns, comm_ns, hidden_ns = _busy(rank, rows, kinds)
+    parts_ns = dict(zip(PARTS, (span_ns - busy_ns, compute_ns, busy_ns - compute_ns)))
+    times = {"span_us": span_ns / US} | {f"{part}_us": ns / US for part, ns in parts_ns.items()}
+    times |= {f"{part}_pct": 100 * times[f"{part}_us"] / times["span_us"] if span_ns else 0.0 for part in PARTS}
+    times |= {"comm_us": comm_ns / US, "exposed_comm_us": (comm_ns - hidden_ns) / US}
+    return times | {"overlap_pct": 100 * hidden_ns / comm_ns if comm_ns else None}
+
+
+def _busy(rank, rows, kinds):
+    """Nanoseconds in which these rows ran, computed, communicated, and did both at once."""
+    sets = unions(rank, rows, kinds)
+    merged = (intervals.union(rank.ts[rows], rank.end[rows]), sets[COMPUTATION], sets[COMMUNICATION])
+    return *map(intervals.length, merged), intervals.intersection_length(sets[COMMUNICATION], sets[COMPUTATION])
+
+
+def idle(rank, rows):
+    """Why each stream waited: [{"device", "stream", "host_wait_us", "kernel_wait_us", "other_us"}].
+
+    A gap before a row is a host wait if the host launched it only after the stream had run dry; else a kernel wait if
+    it is shorter than 30 us; else other.
+    """
+    lines = []
+    launched = window.launch_times(rank, rows)
+    for track, mine in groups(rank.track[rows]):
+        order = mine[np.argsort(rank.ts[rows[mine]], kind="stable")]
+        start, end, call = rank.ts[rows[order]], rank.end[rows[order]], launched[order]
+        before = np.maximum.accumulate(end)[:-1]
+        gap = np.maximum(start[1:] - before, 0)
+        is_host = (call[1:] != window.NOT_LAUNCHED) & (call[1:] > before)
+        is_kernel = ~is_host & (gap < KERNEL_WAIT_BELOW_NS)
+        gaps = {"host_wait_us": gap[is_host], "kernel_wait_us": gap[is_kernel], "other_us": gap[~is_host & ~is_kernel]}
+        line = dict(zip(("device", "stream"), rank.tracks[track][1:]))
+        lines.append(line | {name: int(values.sum()) / US for name, values in gaps.items()})
+    return lines
+
+
+def steps(rank, rows, kinds, counted):
+    """One line a ProfilerStep: {"step", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us",
+    "num_kernels"}.
+
+    counted: window.steps.  Device rows belong to the step in which the host launched them; host_us is the annotation's
+    own time, None where only the GPU shows the step.
+    """
+    on_host, lines, kind_of = bool(rank.steps()), [], np.full(len(rank.ts), -1, np.int8)
+    kind_of[rows] = kinds
+    for (number, start, end), mine in window.rows_of_steps(rank, rows, counted):
+        busy_ns, compute_ns, comm_ns, hidden_ns = _busy(rank, mine, kind_of[mine])
+        line = {"step": number, "host_us": (end - start) / US if on_host else None, "busy_us": busy_ns / US}
+        line |= {"compute_us": compute_ns / US, "comm_us": comm_ns / US}
+        lines.append(line | {"exposed_comm_us": (comm_ns - hidden_ns) / US, "num_kernels": len(mine)})
+    return lines
+
+
+def annotations(rank, kind=events.ANNOTATION, until_ns=None):
+    """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges,
+    longest first.
+
+    Those that count, see window.  std is of a sample (n - 1); 0 for one.
+    """
+    rows = window.annotation_rows(rank, kind, until_ns)
+    lines = []
+    for name, mine in groups(rank.name[rows]):
+        dur = rank.dur[rows[mine]]
+        std_ns = dur.std(ddof=1) if len(dur) > 1 else np.zeros(1)
+        ns = {
+            "sum_us": dur.sum(),
+            "mean_us": dur.sum() / len(dur),
+            "min_us": dur.min(),
+            "max_us": dur.max(),
+            "std_us": std_ns,
+        }
+        line = {"name": rank.names[name], "count": len(dur)}
+        lines.append(line | {column: value.item() / US for column, value in ns.items()})
+    return sorted(lines, key=lambda line: -line["sum_us"])

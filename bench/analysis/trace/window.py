@@ -1,0 +1,100 @@
+"""Which rows of a trace count: those of its whole steps.
+
+With two or more ProfilerSteps the last one does not count, as its kernels may be cut off: a device row counts if the
+host launched it before the last step began.  A row whose launch was not recorded, as it was launched before the
+recording or its call was lost, is of no known step and does not count.  With fewer steps everything counts.
+(HolisticTraceAnalysis' rule, without its faults: the last step is the host's own, and no row counts twice.)
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.analysis.trace import events
+from bench.analysis.trace.columns import index_of, take
+from bench.analysis.trace.load import Rank
+
+Step = tuple[int, int, int]  # number, start ns, end ns
+NOT_LAUNCHED = np.iinfo(np.int64).max
+
+
+def until(rank, include_last_step=False):
+    """Stamp from which the host's rows no longer count, ns; None: all count."""
+    steps = rank.steps()
+    return steps[-1][1] if len(steps) >= 2 and not include_last_step else None
+
+
+def steps(rank: Rank, include_last_step: bool = False) -> list[Step]:
+    """[(number, start ns, end ns)] of the ProfilerSteps that count; where the host has none, of those the GPU shows."""
+    of_host = rank.steps()
+    return (of_host[:-1] if len(of_host) >= 2 and not include_last_step else of_host) or gpu_steps(rank)
+
+
+def gpu_steps(rank):
+    """The same of the annotations on the GPU: from the first to the last kernel that a step launched there."""
+    spans = {}
+    for number, start, end in rank.step_ranges(events.GPU_ANNOTATION):  # one a stream
+        low, high = spans.get(number, (start, end))
+        spans[number] = (min(low, start), max(high, end))
+    return sorted(((number, *span) for number, span in spans.items()), key=lambda step: step[1])
+
+
+def step_times(rank, rows):
+    """Moment of each of these device rows that says to which step it belongs, ns.
+
+    Its launch, or its own start where the steps are the GPU's or no launch was recorded at all.
+    """
+    launched = launch_times(rank, rows)
+    return rank.ts[rows] if not rank.steps() or (launched == NOT_LAUNCHED).all() else launched
+
+
+def device_rows(rank, include_last_step=False):
+    """Indices of the device rows that count, by start."""
+    rows = rank.device_rows()
+    if len(rank.steps()) >= 2:
+        until_ns = until(rank, include_last_step)
+        rows = rows[step_times(rank, rows) < (NOT_LAUNCHED if until_ns is None else until_ns)]
+    return rows[np.argsort(rank.ts[rows], kind="stable")]
+
+
+def host_rows(rank, kind, until_ns=None):
+    """Indices of the host's rows of a kind that count."""
+    mine = rank.is_kind(kind)
+    return np.flatnonzero(mine if until_ns is None else mine & (rank.ts < until_ns))
+
+
+def rows_of_steps(rank: Rank, rows: np.ndarray, counted: Sequence[Step]) -> list[tuple[Step, np.ndarray]]:
+    """[((number, start ns, end ns), indices of these device rows that belong to it)] of the steps in counted."""
+    moments = step_times(rank, rows)
+    order = np.argsort(moments, kind="stable")
+    first, last = (np.searchsorted(moments[order], [step[side] for step in counted]) for side in (1, 2))
+    return [(step, rows[np.sort(order[low:high])]) for step, low, high in zip(counted, first, last)]
+
+
+def annotation_rows(rank, kind, until_ns=None):
+    """Indices of the named ranges that count; one on the GPU with the host's range that it mirrors, or by its start."""
+    if kind != events.GPU_ANNOTATION or until_ns is None:
+        return host_rows(rank, kind, until_ns)
+    rows, hosts = host_rows(rank, kind), np.flatnonzero(rank.is_kind(events.ANNOTATION) & (rank.external > 0))
+    hosts = hosts[np.argsort(rank.external[hosts], kind="stable")]
+    host = take(hosts, index_of(rank.external[rows], rank.external[hosts]))
+    is_same = (host >= 0) & (take(rank.name, host) == rank.name[rows])
+    return rows[np.where(is_same, take(rank.ts, host), rank.ts[rows]) < until_ns]
+
+
+def launches(rank: Rank, rows: np.ndarray) -> np.ndarray:
+    """Row of the host call that launched each of these device rows, -1 where there is none; the last in file order."""
+    calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.correlation > 0))[::-1]
+    calls = calls[np.argsort(rank.correlation[calls], kind="stable")]
+    return take(calls, index_of(rank.correlation[rows], rank.correlation[calls]))
+
+
+def launch_times(rank, rows):
+    """Start of the launching call of each device row, ns; NOT_LAUNCHED where there is none."""
+    return take(rank.ts, launches(rank, rows), NOT_LAUNCHED)
+
+
+def devices(rank, rows):
+    """{device: mask over rows}."""
+    device = np.array([track[1] for track in rank.tracks] or [0])[rank.track[rows]]
+    return {one.item(): device == one for one in np.unique(device)}

@@ -1,0 +1,132 @@
+"""Files that are whole or not there, and a reserve of space for the one that must be written on a full disk."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bench.base.reading import json_file, plain_file
+from bench.base.units import KIB
+
+RESERVE = ".reserve"
+RESERVE_BYTES = 64 * KIB  # several times a run.json
+
+
+def write_out(path: Path, text: str, option: str = "--out") -> None:
+    """A file that the user asked for by this option, with the folders above it.  ValueError: it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
+
+
+def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file.MAX_BYTES) -> Any:
+    """The object that a JSON file holds; default where it is not there, damaged or something else."""
+    try:
+        return json_file.read(path, max_bytes=max_bytes)
+    except ValueError:
+        return default
+
+
+def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
+    """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
+
+    JSON has no nan and inf: they become null.  durable=False: without fsync and reserve, for files that
+    need not survive a crash of the machine.
+    """
+    try:
+        text = json.dumps(obj, indent=1, allow_nan=False)
+    except ValueError:
+        text = json.dumps(without_nan(obj), indent=1, allow_nan=False)
+    write_text(Path(path), text + "\n", durable)
+
+
+def write_text(path: Path | str, text: str, durable: bool = True) -> None:
+    """As write_json."""
+    try:
+        _write_once(Path(path), text, durable)
+    except OSError as error:
+        if not durable or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release(Path(path).parent):
+            raise
+        _write_once(Path(path), text, durable)
+
+
+def write_own(path: Path | str, text: str) -> None:
+    """As write_text, not durable: a file of which plain_file.is_own() is true, whatever the umask."""
+    with replacing(Path(path), durable=False) as file:
+        with contextlib.suppress(OSError):  # a file system without modes: it is not believed then
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+        file.write(text.encode())
+
+
+def _write_once(path, text, durable):
+    with replacing(path, durable) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all.
+
+    An OSError names path, whichever operation on the temporary file beside it failed.
+    """
+    # beside it: a rename is atomic in one file system; not by the process' number alone, which another node has too
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # what failed before is what happened
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    if durable:
+        _sync_folder(path)
+
+
+def _sync_folder(path):
+    try:
+        folder_fd = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder_fd)
+        finally:
+            os.close(folder_fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def without_nan(obj: Any) -> Any:
+    """Nested dicts and lists with None for every nan and inf in them; tuples become lists."""
+    if isinstance(obj, dict):
+        return {key: without_nan(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [without_nan(value) for value in obj]
+    return None if isinstance(obj, float) and not math.isfinite(obj) else obj
+
+
+def reserve(folder: Path | str) -> None:
+    """Ballast: space that release() frees when the disk is full, so that the record can still be finished."""
+    with open(Path(folder) / RESERVE, "wb") as file:
+        file.write(os.urandom(RESERVE_BYTES))  # random: a compressing file system keeps its size
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def release(folder: Path | str) -> bool:
+    """Remove the reserve.  True if there was one, and its space is free now."""
+    try:
+        os.unlink(Path(folder) / RESERVE)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,161 @@
+"""What a record must not say: paths and names that lead to a person or a machine, and credentials."""
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bench.base import atomic, credentials
+from bench.base.paths import COPY_NAME, copy_roots
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+from bench.base.units import MIB
+
+BLOCK_BYTES = 16 * MIB  # of a log, in memory at once
+LOCAL = ("localhost", "localhost4", "localhost6", "localdomain", "ip6-localhost", "ip6-loopback")
+# Words that records and logs are made of: a host that is called so is looked for only where a text says it is a host.
+WORDS = """
+adam apple atlas base baseline batch bench benchmark build builder calibration cluster compute computer config
+container cuda darwin data debian debug default desktop device docker fedora files gateway graph guest head home
+hopper host image julia jupyter kernel laptop linux local login loss lower machine main manager master metal model
+muon network nodes norm notebook nvidia optim other output personal pipeline primary production profile python queue
+race rank ranks record records release remote results root router runner sample script seed server session shared
+shell slurm small spark speedrun staging state steps storage studio submit system table target tensor test testing
+token torch trace track train trainer training triton ubuntu upper user valid value vector version virtual warmup
+weights worker workstation
+"""
+ORDINARY = frozenset(WORDS.split())
+
+
+def salted_hash(text: str) -> str:
+    """16 hex digits that are the same for the same text, in this project only."""
+    return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
+
+
+def redact(
+    text: str, repo: Path | str, home: str | None = None, user: str | None = None, host: str | None = None
+) -> str:
+    """Without credentials, private paths and names: the repository is ".", home "~", the user USER, the host HOST.
+
+    The user is looked for in paths, before an @ and where programs put it (torchinductor_USER); the host anywhere, with
+    its domain.  A host with an ordinary or short name (ORDINARY) is found only where the text says that it is one:
+    root@train, https://train.  home, user, host: None is this process's own.
+    """
+    for root in copy_roots():
+        if str(root) in text:  # of a source: what the repository's own path becomes
+            text = re.sub(rf"{re.escape(str(root))}/{COPY_NAME.pattern}", ".", text)
+    text = credentials.redacted(text)
+    home = os.path.expanduser("~") if home is None else home
+    users = (os.path.basename(home), *_logins()) if user is None else (user,)
+    for folder, short in ((os.fspath(repo), "."), (home, "~")):
+        for path in {folder, os.path.realpath(folder)}:
+            if len(path) > 1 and path in text:
+                text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-]*\w)", short, text)
+    for name in {*users} - {"", "root"}:
+        if name in text:
+            text = _user(name).sub("USER", text)
+    lower = text.lower()
+    for name in _hosts() if host is None else [host]:
+        if name and name.partition(".")[0].lower() in lower:
+            text = _host(name).sub("HOST", text)
+    return text
+
+
+@functools.lru_cache
+def _user(name):
+    word = re.escape(name)
+    return re.compile(rf"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-)){word}(?![\w.-])|(?<![\w./-]){word}(?=@[\w.-])")
+
+
+@functools.lru_cache
+def _host(name):
+    """Finds a host by its first label, with whatever domain follows, and its own domain after any other name."""
+    label, _, domain = name.partition(".")
+    word = rf"{re.escape(label)}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
+    is_ordinary = len(label) <= 4 or label.lower() in ORDINARY or label.isdigit()
+    before = r"(?:(?<=@)|(?<=://)|(?<=host=)|(?<=hostname=)|(?<=hostname: ))" if is_ordinary else r"(?<![\w-])"
+    of_domain = rf"|(?<![\w-])(?:[\w-]{{1,63}}\.){{1,8}}{re.escape(domain)}(?![\w-])" if "." in domain else ""
+    return re.compile(before + word + of_domain, re.I)
+
+
+@functools.lru_cache
+def _logins():
+    """This user's name, by the system and by the shell."""
+    names = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
+    with contextlib.suppress(ImportError, KeyError):  # not Unix; a container's user without an entry
+        import pwd
+
+        names.add(pwd.getpwuid(os.getuid()).pw_name)
+    return tuple(sorted(names))
+
+
+@functools.lru_cache
+def _hosts():
+    """This machine's names, by the kernel and in /etc; no name server is asked, which may take minutes to refuse."""
+    names = {socket.gethostname(), *_words_of("/etc/hostname")}
+    labels = {name.partition(".")[0] for name in names}
+    for line in _lines_of("/etc/hosts"):
+        aliases = line.partition("#")[0].split()[1:]
+        if labels & {alias.partition(".")[0] for alias in aliases}:
+            names |= set(aliases)
+    return tuple(sorted(name for name in names if name.partition(".")[0].lower() not in LOCAL))
+
+
+def _words_of(path):
+    return [word for line in _lines_of(path) for word in line.split()]
+
+
+def _lines_of(path):
+    try:
+        return plain_file.text(path, errors="replace").splitlines()
+    except Damaged:
+        return []
+
+
+def redact_all(values: Any, repo: Path | str) -> Any:
+    """Nested dicts and lists with redact() of each text in them, and SECRET for what is called a credential."""
+    return _redact_each(credentials.hidden(values)[0], repo)
+
+
+def _redact_each(values, repo):
+    if isinstance(values, dict):
+        return {key: _redact_each(value, repo) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_redact_each(value, repo) for value in values]
+    return redact(values, repo) if isinstance(values, str) else values
+
+
+def redact_logs(folder: Path, repo: Path | str) -> None:
+    """The texts in a run folder's logs/, in place; what cannot be read (a pipe) or written stays as it is.
+
+    Binary files stay too: dumps of NCCL's.  Takes a block's memory however long a log is.
+    """
+    for path in (folder / "logs").glob("*"):
+        with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:
+            is_private = False
+            for block in _blocks(file):
+                if b"\0" in block:
+                    break
+                is_private = is_private or _is_private(block, repo)
+            else:
+                if is_private:
+                    file.seek(0)
+                    with atomic.replacing(path, durable=False) as clean:
+                        for block in _blocks(file):
+                            clean.write(redact(block.decode(errors="replace"), repo).encode())
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, a block at a time."""
+    while block := file.read(BLOCK_BYTES):
+        yield block + file.readline(BLOCK_BYTES)
+
+
+def _is_private(block, repo):
+    text = block.decode(errors="replace")
+    return redact(text, repo) != text

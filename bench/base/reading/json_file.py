@@ -1,0 +1,115 @@
+"""JSON that others may have written: bounded nesting and numbers, and fields of the types that are asked for."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from bench.base.reading.damage import Damaged, kind_name
+from bench.base.reading.plain_file import MAX_BYTES, content
+
+MAX_DEPTH = 64  # objects and lists inside each other; a run.json has 6
+MAX_DIGITS = 30  # of a whole number: none that is converted to a float or printed takes long, or overflows
+NO_NUMBER = bytes(byte for byte in range(256) if byte not in b"[]{}")
+DIGITS = bytes.maketrans(b"123456789", b"000000000")
+LONG_RUN = b"0" * (MAX_DIGITS + 1)
+BEFORE_A_NUMBER = b" \t\r\n:,[-"
+
+
+def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict:
+    """A JSON file that holds an object.  kind: as of parsed()."""
+    result = parsed(content(path, max_bytes), path, kind)
+    if not isinstance(result, dict):
+        raise Damaged(f"{path}: is not a JSON object but {kind_name(result)}: the file was damaged, restore it")
+    return result
+
+
+def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
+    """What JSON text says, whole.  where: what the error calls it, a path or a path and a line.
+
+    kind: a type of msgspec's (TypedDict, dict[str, int], ...) that it must have; keys that the type lacks are allowed
+    and kept.  Raises Damaged: no JSON, a field of another type, too deep, a number that is too long, NaN.
+    """
+    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    try:
+        is_plain = not _is_deep(data) and not _has_long_number(data)
+        result = _decoded(data)
+        if not is_plain:
+            _check(result)
+    except RecursionError:
+        raise Damaged(f"{where}: is nested more than {MAX_DEPTH} deep: the file was damaged, restore it") from None
+    except ValueError as error:
+        raise Damaged(f"{where}: is not valid JSON ({error}): the file was damaged, restore it") from None
+    return result if kind is None else check_kind(result, kind, where)
+
+
+def check_kind(value: Any, kind: Any, where: object) -> Any:
+    """The same plain value, if it has this type of msgspec's.  Damaged names where and the field that has not."""
+    import msgspec
+
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise Damaged(f"{where}: {_field(error)}: the file was damaged, restore it") from None
+    return value
+
+
+def _decoded(data):
+    """By msgspec, which is fast; what it refuses by json, which takes half a surrogate and says where it failed."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        result = json.loads(data, parse_constant=_refuse_constant)
+        _check(result)
+        return result
+
+
+def _refuse_constant(word):
+    raise ValueError(f"{word} is not a number in JSON")
+
+
+def _is_deep(data):
+    """Whether brackets may lie too deep in each other; brackets in strings may say so wrongly, never the other way."""
+    brackets = data.translate(None, NO_NUMBER)
+    for _ in range(MAX_DEPTH):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+    return bool(brackets)
+
+
+def _has_long_number(data):
+    """A hash may be digits alone: it is a string, and what stands before its first digit says so."""
+    digits = data.translate(DIGITS)
+    at = digits.find(LONG_RUN)
+    while at >= 0:
+        if at == 0 or digits[at - 1] in BEFORE_A_NUMBER:
+            return True
+        at = digits.find(LONG_RUN, at + len(LONG_RUN))
+    return False
+
+
+def _check(value, depth=0):
+    """RecursionError, ValueError for what is too deep or too large."""
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        if isinstance(value, int) and not -(10**MAX_DIGITS) < value < 10**MAX_DIGITS:
+            raise ValueError(f"a whole number of more than {MAX_DIGITS} digits")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("a number that is not finite")
+        return
+    for one in value:
+        _check(one, depth + 1)
+
+
+def _field(error):
+    """msgspec's "Expected `str`, got `int` - at `$.name`" as "name: expected str, got int"."""
+    what, _, field = str(error).partition(" - at ")
+    words = (what[0].lower() + what[1:]).replace("`", "").replace("object missing required field", "lacks")
+    field = field.strip("`").removeprefix("$").removeprefix(".")
+    return f"{field}: {words}" if field else words

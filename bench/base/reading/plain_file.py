@@ -1,0 +1,91 @@
+"""Regular files that others may have written: never a pipe, a device or a link to one, and of a bounded size."""
+
+import contextlib
+import errno
+import io
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from bench.base.reading.damage import Damaged, Missing
+from bench.base.units import MIB
+
+MAX_BYTES = 16 * MIB  # of a file of facts: a record, a race, a plan.  The largest of ours is 0.1 MiB
+MAX_LINES_BYTES = 512 * MIB  # of a file with a line a step or a sample
+MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
+
+
+def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -> BinaryIO:
+    """A regular file, opened to be read as bytes; neither a pipe nor a device is waited for.
+
+    Raises Missing or Damaged, also for more than max_bytes.  buffering: as of open().
+    """
+    try:
+        file = open(path, "rb", buffering, opener=_open_now)  # noqa: SIM115 - the caller's to close
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Missing(f"{path}: cannot be read ({error.strerror}): is the path right?") from None
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read ({error.strerror}): restore it") from None
+    except ValueError as error:  # a NUL in the name
+        raise Damaged(f"{path!r}: cannot be read ({error}): name a file") from None
+    num_bytes = os.fstat(file.fileno()).st_size
+    if num_bytes > max_bytes:
+        file.close()
+        raise Damaged(f"{path}: has {num_bytes:,} bytes, more than {max_bytes:,} are not read: restore it")
+    return file
+
+
+def _open_now(path, flags):
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file")
+
+
+def is_own(file: BinaryIO) -> bool:
+    """Whether nobody but this user (and root) can have written an open file: it is theirs, and nobody else's to write.
+
+    For what is believed: caches beside data and records that others may write beside, too.
+    """
+    result = os.fstat(file.fileno())
+    return result.st_uid == os.geteuid() and not result.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file.  Missing, Damaged: as opened()."""
+    with opened(path, max_bytes, buffering=0) as file:
+        try:
+            return file.readall()
+        except OSError as error:
+            raise Damaged(f"{path}: cannot be read ({error.strerror}): restore it") from None
+
+
+def text(path: Path | str, max_bytes: int = MAX_BYTES, errors: str = "strict") -> str:
+    """UTF-8 with any line ends, as "\\n".  errors: as of bytes.decode; strict is Damaged, naming the byte."""
+    result = content(path, max_bytes)
+    try:
+        return result.decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise Damaged(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
+
+
+@contextlib.contextmanager
+def lines(path: Path | str, max_bytes: int = MAX_LINES_BYTES) -> Iterator[Iterator[str]]:
+    """with lines(path) as found: ...   The lines of a table, one after the other, each of at most MAX_LINE_CHARS.
+
+    What is not UTF-8, and NUL, becomes "\N{REPLACEMENT CHARACTER}".  Missing, Damaged: as opened(), or a longer line.
+    """
+    with opened(path, max_bytes) as raw, io.TextIOWrapper(raw, errors="replace", newline="") as file:
+        yield _bounded(path, file)
+
+
+def _bounded(path, file):
+    while line := file.readline(MAX_LINE_CHARS):
+        if len(line) == MAX_LINE_CHARS:
+            raise Damaged(f"{path}: has a line of {MAX_LINE_CHARS:,} characters: restore it")
+        yield line.replace("\0", "\N{REPLACEMENT CHARACTER}")

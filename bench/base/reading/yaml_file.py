@@ -1,0 +1,83 @@
+"""YAML that others may have written: its parser's events are checked before anything is built of them.
+
+Building recurses, so that deep nesting overflows C's stack, which ends the process; aliases and merge keys can stand
+for more than memory holds.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from bench.base.reading.damage import BAD, Damaged, kind_name
+from bench.base.reading.json_file import MAX_DEPTH
+from bench.base.reading.plain_file import text
+from bench.base.units import MIB
+
+MAX_BYTES = MIB // 4  # a config.yaml has 0.002 MiB
+MAX_NODES = 100_000  # with each alias counted as often as it is used
+
+
+def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict:
+    """A YAML file that holds a mapping, {} where it holds nothing.  Missing, Damaged."""
+    result = parsed(text(path, max_bytes), path)
+    if result is not None and not isinstance(result, dict):
+        raise Damaged(f"{path}: is not a mapping but {kind_name(result)}: restore it")
+    return result or {}
+
+
+def parsed(data: str, where: object) -> Any:
+    """What YAML text of plain values says; tags of Python's are refused, never run.  where: as of json_file.parsed().
+
+    Damaged also for aliases that multiply, merge keys ("<<"), deep nesting and numbers that take long to convert.
+    """
+    import yaml
+
+    try:
+        _check(yaml.parse(data, _loader()))
+        return yaml.load(data, _loader())
+    except (yaml.YAMLError, *BAD) as error:
+        words = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Damaged(f"{where}: is not valid YAML of plain settings ({words}): restore it") from None
+
+
+@functools.cache
+def _loader():
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _check(events):
+    """Events of yaml.parse().  ValueError: what they would build is refused, and nothing has been built yet."""
+    import yaml
+
+    sizes, stack = {}, [[None, 0]]  # of anchors; of what is open: its anchor, its nodes so far
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            stack.append([event.anchor, 1])
+            if len(stack) > MAX_DEPTH:
+                raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = stack.pop()
+            sizes[anchor] = size
+            stack[-1][1] += size
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise ValueError(f"the alias {event.anchor[:40]} names nothing before it")
+            stack[-1][1] += sizes[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor] = 1
+            stack[-1][1] += 1
+            _check_scalar(event)
+        if stack[-1][1] > MAX_NODES:
+            raise ValueError(f"its aliases stand for more than {MAX_NODES:,} values")
+
+
+def _check_scalar(event):
+    is_plain = event.implicit[0]
+    if is_plain and event.value == "<<":
+        raise ValueError("it has a merge key")
+    if event.tag is None and is_plain and len(event.value) > 100 and event.value.lstrip("+-.")[:1].isdigit():
+        raise ValueError(f"a number of {len(event.value)} characters")
+    if event.tag is not None and len(event.value) > 100 and "str" not in event.tag:
+        raise ValueError(f"{event.tag[:60]} of {len(event.value)} characters")

@@ -1,0 +1,139 @@
+"""./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds a verb's module, reports a user's mistake."""
+
+import errno
+import importlib
+import os
+import signal
+import sys
+
+from bench.base import paths
+from bench.cli.verbs import CHECKOUT_VERBS, VERBS
+from bench.config import groups
+
+# of a file: a sentence is enough
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG)
+INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
+SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
+SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
+_interrupts = []  # numbers of signals, as they came
+HELP = """usage: ./run.sh [verb] [...]
+
+{verbs}
+
+--config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md);
+--config-name NAME (-cn) begins a run with NAME.yaml of it in place of conf/config.yaml (docs/SWEEPS.md).
+./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
+./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
+./run.sh --version, with commit, Python and torch.
+Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code.  A ValueError is the user's and becomes one line; anything else is ours and keeps its traceback."""
+    if argv and argv[0] in ("-h", "--help", "help"):
+        about = {verb: what for verb, (_, what) in VERBS.items()} | ({} if paths.INSTALLED else CHECKOUT_VERBS)
+        print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, what in about.items())))
+        return 0
+    if argv[:1] in (["--version"], ["-V"]):
+        from bench.cli import version
+
+        print(version.text())
+        return 0
+    verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
+    if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
+        from bench.cli.arguments import guess
+
+        known = [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)]
+        print(f"{argv[0]}: unknown verb; {guess(argv[0], known)}choose from {', '.join(known)}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
+    try:
+        if verb in SUBMITTED and not {"-h", "--help"} & set(rest):
+            from bench.launch import cluster
+
+            if want := cluster.asked(rest):
+                if not any(word.startswith(("--cfg", "--info")) for word in rest):
+                    module.check(_use_config(want.words))
+                    return cluster.go(verb, want)
+                rest = want.words
+        if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
+            from bench.launch import joining
+
+            joining.refuse(verb, rest)
+        rest = _use_config(rest)
+        if verb in INTRODUCED and not {"-h", "--help", "--race", "-q", "--quiet"} & set(rest):
+            introduction = groups.introduction()
+            if introduction:
+                print(f"    conf  {introduction}", file=sys.stderr)
+        return module.main(rest)
+    except BrokenPipeError:
+        raise
+    except ValueError as error:
+        if _interrupts:  # what failed was the wait for it, not what was asked
+            raise KeyboardInterrupt from None
+        from bench.base.reading.damage import one_line
+
+        print(f"{verb}: " + "\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in NOT_OURS or not isinstance(error.filename, str):
+            raise
+        print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _note_interrupt(number, frame):
+    """A library may call what this raises an error of its own, as Hydra does while it composes."""
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
+def _use_config(words):
+    """The words without --config-dir DIR and --config-name NAME, which this process and those that it starts use."""
+    wanted = {"--config-dir": (groups.VARIABLE, "name a folder that holds groups of your own, such as model/mine.yaml")}
+    wanted["--config-name"] = wanted["-cn"] = (groups.NAME_VARIABLE, "name a yaml, as config of conf/config.yaml")
+    rest = []
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, value = word.partition("=")
+        if name not in wanted:
+            rest.append(word)
+            continue
+        variable, remedy = wanted[name]
+        value = value if equals else next(waiting, "")
+        if not value:
+            raise ValueError(f"{name}: {remedy}")
+        os.environ[variable] = value
+    groups.own_folders(), groups.config_name()  # refused here, whatever the verb
+    return rest
+
+
+class Renaming:
+    """A text stream where ./run.sh is called speedrun, as its user types it; all but write() is the stream's own."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text):
+        return self._stream.write(text.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun"))
+
+
+def run() -> None:
+    """main() to this process's exit code, and quiet when the reader of a pipe has seen enough."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _note_interrupt)
+    if paths.INSTALLED:
+        sys.stdout, sys.stderr = Renaming(sys.stdout), Renaming(sys.stderr)
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains once more at its end
+        code = 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,59 @@
+"""The command `speedrun` of a wheel, in which this file is speedrun_bench/__init__.py, beside bench/ and models/.
+
+The two are on the path of this program's processes only: a user's own `import bench` or `import models` finds theirs.
+In a program of the user's, `from speedrun_bench.compat import CUDATimer` is `from bench.training.compat import
+CUDATimer` in a checkout, and `speedrun_bench.models` is `models`.
+"""
+
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+SHORT = {"compat": "training.compat"}  # what users import: its place in bench/
+
+
+def main() -> None:
+    """What ./run.sh is in a checkout."""
+    os.environ["SPEEDRUN_CWD"] = os.getcwd()
+    os.environ.pop("PYTHONSAFEPATH", None)  # our own processes are started in the folder that they import from
+    sys.path.insert(0, FOLDER)
+    from bench.cli.main import run
+
+    run()
+
+
+class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """speedrun_bench.NAME is the module bench.NAME itself, under a second name."""
+
+    _first_specs = {}  # of what is being imported
+
+    def find_spec(self, name, path=None, target=None):
+        package, _, rest = name.partition(".")
+        if package != __name__ or not rest:
+            return None
+        top, dot, inner = rest.partition(".")
+        origin = rest if top in ("bench", "models") else f"bench.{SHORT.get(top, top)}{dot}{inner}"
+        return importlib.util.spec_from_loader(name, self, origin=origin)
+
+    def create_module(self, spec):
+        top = spec.origin.partition(".")[0]
+        if FOLDER not in sys.path:
+            sys.path.append(FOLDER)  # last: a module of the user's of that name stays theirs
+        result = importlib.import_module(top)
+        ours = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run the latter is a copy
+        if not (result.__file__ or "").startswith(tuple(map(str, ours))):
+            words = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
+            raise ImportError(f"{words} ({result.__file__})")
+        module = importlib.import_module(spec.origin)
+        self._first_specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        """It has been executed under its first name, whose spec the import system has just replaced."""
+        module.__spec__ = self._first_specs.pop(module.__spec__.name)
+
+
+sys.meta_path.insert(0, Packages())

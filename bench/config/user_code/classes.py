@@ -1,0 +1,243 @@
+"""A user's own classes, named by an import path in a setting, and the source files that come with them.
+
+An import path is MODULE:NAME (my_pkg.my_model:Net) or FILE.py:NAME (my_model.py:Net, from the user's folder).  Settings
+that take one: model.arch, optim.name, optim.schedule.name, data.source, instruments.NAME.class.
+"""
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bench.base.paths import CODE, REPO, of_user, working_folder
+from bench.config.user_code import script_files
+
+OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
+CLASS = "class"  # the setting of an instrument of the user's own
+KERNELS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")  # sources that a Python file may build and load
+
+
+def is_import_path(name: Any) -> bool:
+    """Whether a setting's value names a class of the user's own."""
+    return isinstance(name, str) and ":" in name
+
+
+def short(name: str) -> str:
+    """my_model.py:Net -> Net; another name stays as it is."""
+    return name.rpartition(":")[2]
+
+
+def of_config(config: dict[str, Any]) -> list[str]:
+    """The import paths in a config's nested values, sorted."""
+    if config.get("script"):
+        return []
+    optim = config["optim"]
+    schedule = optim.get("schedule") or {}
+    names = [config["model"]["arch"], config["data"]["source"], optim["name"], schedule.get("name")]
+    names += [settings[CLASS] for settings in config["instruments"].values() if CLASS in (settings or {})]
+    return sorted({name for name in names if is_import_path(name)})
+
+
+# ---- import
+
+_copied = None  # the folder of copies of the user's sources, in a rank
+
+
+def use_copies(folder: Path | str) -> None:
+    """From now on this process imports the user's own code from these copies: sources()' "own/" of a run."""
+    global _copied
+    _copied = Path(folder)
+
+
+def copies() -> Path | None:
+    """The folder that use_copies() was given."""
+    return _copied
+
+
+def load(where: str, import_path: str) -> Any:
+    """The class that an import path names.  where: the setting, for the message.  ValueError: what is wrong with it."""
+    module_name, _, name = import_path.partition(":")
+    if not name.isidentifier():
+        raise ValueError(f"{where}={import_path}: write my_model.py:Net, or my_package.my_model:Net")
+    if os.path.isabs(os.path.expanduser(module_name)):
+        remedy = "a record keeps the name and no private path: write it relative to the current folder"
+        raise ValueError(f"{where}={import_path}: {remedy}")
+    try:
+        module = _module(module_name)
+    except Exception as error:  # whatever the user's file raises while it is imported
+        raise ValueError(f"{where}={import_path}: {_import_failure(module_name, error)}") from error
+    if not hasattr(module, name):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        result = f"it has {', '.join(classes)}" if classes else "it has no class"
+        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {result}")
+    if not isinstance(getattr(module, name), type):
+        raise ValueError(f"{where}={import_path}: {name} is a {type(getattr(module, name)).__name__}, not a class")
+    return getattr(module, name)
+
+
+def _module(name) -> ModuleType:
+    path = _file(name)
+    folders = [Path(working_folder()), *([] if path is None else [path.parent])]
+    if _copied is not None:
+        path, folders = path and _copy_of(path, _copied / path.name), [_copy_of(one, _copied) for one in folders]
+    for folder in map(str, folders):
+        if folder not in sys.path:
+            sys.path.insert(1, folder)  # after this program's own folder, before installed packages
+    if path is None:
+        return importlib.import_module(name)
+    known_as = "own_" + re.sub(r"\W", "_", name)
+    if known_as not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known_as, path)
+        sys.modules[known_as] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[known_as]
+            raise
+    return sys.modules[known_as]
+
+
+def _copy_of(path, otherwise):
+    """The copy of a path in the user's folder; otherwise: of a path elsewhere."""
+    return _copied / path.relative_to(working_folder()) if path.is_relative_to(working_folder()) else otherwise
+
+
+def _file(module_name):
+    """The file that is meant, or None where a module's dotted name is."""
+    is_file = module_name.endswith(".py") or os.sep in module_name
+    return Path(os.path.normpath(of_user(module_name))) if is_file else None
+
+
+def _import_failure(module_name, error):
+    if isinstance(error, FileNotFoundError) and _file(module_name) is not None and not _file(module_name).exists():
+        return f"there is no file {_file(module_name)}"
+    words = f"{type(error).__name__}: {error}"
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if missing.partition(".")[0] in OURS:
+        words += f"; {missing.partition('.')[0]} is the harness's own package here: give yours another name"
+    if "no known parent package" in str(error):
+        words += "; a file alone has none: write my_package.my_model:NAME instead of the file"
+    return f"cannot be imported: {words}{line_of(error)}"
+
+
+def line_of(error: BaseException) -> str:
+    """ " (my_model.py, line 12)": where in the user's folder it was raised, innermost; "" where it was not there."""
+    result, frame = "", error.__traceback__
+    while frame is not None:
+        path = Path(frame.tb_frame.f_code.co_filename)
+        for folder in filter(None, (_copied, working_folder())):
+            if path.is_relative_to(folder) and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
+                result = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
+                break
+        frame = frame.tb_next
+    return result
+
+
+# ---- the source files, found without importing them: launching asks for them before every run
+
+
+def sources(import_paths: Iterable[str]) -> dict[str, Path]:
+    """{"own/my_model.py": its path} of the files named and of every module of the user's that these import, sorted.
+
+    A module of the user's lies in their folder, beside the file named, or in the package named.  An import by a name
+    that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
+    Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as bench/script_files.py has them.
+    """
+    result = {}
+    for import_path in import_paths:
+        if import_path.endswith(script_files.MAIN):
+            path = of_user(import_path.removesuffix(script_files.MAIN)).absolute()
+            result |= script_files.sources(Path(os.path.normpath(path)))
+            continue
+        name = import_path.partition(":")[0]
+        path = _file(name)
+        roots = [Root(Path(working_folder()))] + ([] if path is None else [Root(path.parent)])
+        if path is None and not _of_module(name, roots):
+            roots = _installed(name)
+        waiting = _of_module(name, roots) if path is None else [path]
+        while waiting:
+            file = waiting.pop()
+            base = next((root.folder for root in roots if file.is_relative_to(root.folder)), file.parent)
+            key = f"own/{file.relative_to(base).as_posix()}"
+            if key not in result and file.is_file():
+                result[key] = file
+                waiting += _named_in(file, base, roots) if file.suffix == ".py" else []
+    return dict(sorted(result.items()))
+
+
+def used_by_script(script: Path, names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
+    """{name: why} of those sources of a script (script_files.sources) that it uses, sorted.
+
+    It was opened, or a used one imports it or has its file name in its text, as what starts a program or a compiler
+    has.  opened: files that the script opened as it ran.
+    """
+    by_path = {path: name for name, path in names.items()}
+    why, waiting = {by_path[script]: "the script"}, [script]
+    for path in opened:
+        if path in by_path and path != script:
+            why[by_path[path]] = "opened"
+            waiting.append(path)
+    while waiting:
+        file = waiting.pop()
+        imported = _named_in(file, script.parent, [Root(script.parent)]) if file.suffix == ".py" else []
+        in_text = set(re.findall(r"[\w.-]+", file.read_text(errors="replace")))
+        for path, name in by_path.items():
+            if name not in why and (path in imported or path.name in in_text):
+                why[name] = f"named in {by_path[file].removeprefix('script/')}"
+                waiting.append(path)
+    return dict(sorted(why.items()))
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder whose modules are the user's: all of them, or of an installed package that one alone."""
+
+    folder: Path
+    only: str | None = None
+
+
+def _installed(name):
+    top = name.partition(".")[0]
+    spec = importlib.util.find_spec(top)  # of the first part: nothing is imported
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return [Root(Path(folders[0]).parent, top)] if folders else []
+
+
+def _of_module(name, roots):
+    """The files that importing a dotted name reads, of the first root that has one of them."""
+    parts = name.split(".")
+    for root in roots:
+        starts = [root.folder.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+        files = [file for start in starts for file in (start / "__init__.py", start.with_suffix(".py"))]
+        files = [file for file in files if file.is_file()]
+        if files and parts[0] not in OURS and root.only in (None, parts[0]):
+            return files
+    return []
+
+
+def _named_in(path, base, roots):
+    """The user's files that a Python file imports, inside functions too, and the kernels that it names."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # importing it says so
+        return []
+    package, result = path.relative_to(base).parts[:-1], []
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(KERNELS):
+            result += [path.parent / node.value, Path(working_folder(), node.value)]
+        result += [file for name in names for file in _of_module(name, roots)]
+    return result

@@ -1,0 +1,198 @@
+"""The GPUs of a run, sampled through NVML (nvidia-ml-py): no torch, no CUDA context.
+
+Devices are matched by UUID: CUDA counts them in its own order, NVML by PCI address.  nvmlDeviceGetPcieThroughput is
+not used because it blocks for 20 ms a call (nvml.h); the field values' byte counters cost nothing.
+"""
+
+import os
+from collections.abc import Sequence
+
+from bench.base.units import MIB, gib_from_bytes
+from bench.machine.gpus import asked_devices, call, over, reason_names, visible_order
+
+ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
+SLOW_S = 1.0  # between two readings of what hardly changes in a run
+RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
+
+
+class Gpu:
+    """One device.  sample() -> {column: value}; what it does not support is asked once and named in .unsupported."""
+
+    def __init__(self, nvml, handle, name):
+        self.nvml, self.handle, self.name = nvml, handle, name
+        self.unsupported, self.denied = [], []
+        self.lost = None  # why it cannot be asked any more
+        self.num_failed_calls = 0
+        self.pids = None  # of the processes that computed on it at the last slow reading; None: not known
+        self._off = set()
+        self._before = {}  # column: (ns, count) of the sample before
+        self._slow, self._slow_ns = {}, None
+        self._fields = {
+            "power_w": (nvml.NVML_FI_DEV_POWER_INSTANT, 0),
+            "power_average_w": (nvml.NVML_FI_DEV_POWER_AVERAGE, 0),
+            "mem_temp_c": (nvml.NVML_FI_DEV_MEMORY_TEMP, 0),
+            "pcie_tx_mib_s": (nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0),
+            "pcie_rx_mib_s": (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0),
+            "nvlink_tx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
+            "nvlink_rx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
+        }
+        self._no_fields = set()
+
+    def sample(self, t_ns, now_ns):
+        """Its row of the tick at t_ns, read at now_ns; None when it is lost."""
+        nvml = self.nvml
+        if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
+            self._slow, self._slow_ns = self._slow_columns(), now_ns
+        fields = self._field_values(now_ns)
+        if "power_w" in self._no_fields:
+            fields["power_w"] = over(self._ask("power_w", "PowerUsage"), 1e3)  # NVML gives mW
+        utilisation = self._ask("util_pct", "UtilizationRates")
+        memory = self._ask("mem_gib", "MemoryInfo")
+        reasons = self._ask("throttle_reasons", "CurrentClocksEventReasons")
+        row = {
+            "t_ns": t_ns,
+            "device": self.name,
+            "late_ms": round((now_ns - t_ns) / 1e6, 3),
+            "energy_j": self.energy_j(),
+            "sm_clock_mhz": self._ask("sm_clock_mhz", "ClockInfo", nvml.NVML_CLOCK_SM),
+            "mem_clock_mhz": self._ask("mem_clock_mhz", "ClockInfo", nvml.NVML_CLOCK_MEM),
+            "temp_c": self._ask("temp_c", "Temperature", nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": None if reasons is None else "|".join(reason_names(reasons)) or "none",
+            "util_pct": None if utilisation is None else utilisation.gpu,
+            "mem_util_pct": None if utilisation is None else utilisation.memory,
+            "mem_gib": None if memory is None else gib_from_bytes(memory.used),
+        }
+        return None if self.lost else row | fields | self._slow
+
+    def _slow_columns(self):
+        """What is asked once a second."""
+        nvml = self.nvml
+        corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        rows = self._ask("remapped_rows", "RemappedRows")  # (corrected, uncorrected, pending, failed)
+        processes = self._ask("num_processes", "ComputeRunningProcesses")
+        self.pids = None if processes is None else [process.pid for process in processes]
+        return {
+            "power_limit_w": over(self._ask("power_limit_w", "EnforcedPowerLimit"), 1e3),
+            "remapped_rows": None if rows is None else rows[0] + rows[1],
+            "num_processes": None if processes is None else len(processes),
+            "ecc_corrected": self._ask("ecc_corrected", "TotalEccErrors", corrected, nvml.NVML_VOLATILE_ECC),
+            "ecc_uncorrected": self._ask("ecc_uncorrected", "TotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC),
+        }
+
+    def limits(self):
+        """Clocks that it may reach, MHz; asked once."""
+        sm, mem = self.nvml.NVML_CLOCK_SM, self.nvml.NVML_CLOCK_MEM
+        return {
+            "max_sm_clock_mhz": self._ask("max_sm_clock_mhz", "MaxClockInfo", sm),
+            "max_mem_clock_mhz": self._ask("max_mem_clock_mhz", "MaxClockInfo", mem),
+            "set_sm_clock_mhz": self._ask("set_sm_clock_mhz", "ApplicationsClock", sm),
+        }
+
+    def energy_j(self):
+        """Joules since the driver was loaded; None where it is not counted (before Volta)."""
+        energy_mj = self._ask("energy_j", "TotalEnergyConsumption")
+        return None if energy_mj is None else energy_mj / 1e3
+
+    def _ask(self, column, what, *args):
+        if self.lost or column in self._off:
+            return None
+        try:
+            return call(self.nvml, what, self.handle, *args)
+        except self.nvml.NVMLError as error:
+            self._failed(column, error)
+
+    def _failed(self, column, error):
+        nvml = self.nvml
+        if error.value in [getattr(nvml, f"NVML_ERROR_{name}") for name in RETURNS_OF_LOSS]:
+            self.lost = str(error)
+        elif error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            self._off.add(column)
+            self.unsupported.append(column)
+        elif error.value == nvml.NVML_ERROR_NO_PERMISSION:
+            self._off.add(column)
+            self.denied.append(column)
+        else:  # perhaps the next call works
+            self.num_failed_calls += 1
+
+    def _field_values(self, now_ns):
+        """Columns that come as field values, in one call; counters as rates since the sample before."""
+        wanted = [column for column in self._fields if column not in self._off | self._no_fields]
+        if not wanted or self.lost:
+            return {}
+        try:
+            values = self.nvml.nvmlDeviceGetFieldValues(self.handle, [self._fields[column] for column in wanted])
+        except self.nvml.NVMLError as error:
+            if not self._without_fields(wanted, error.value):
+                self._failed("field values", error)
+            return {}
+        row = {}
+        for column, value in zip(wanted, values):
+            if value.nvmlReturn:
+                if not self._without_fields([column], value.nvmlReturn):
+                    self._failed(column, self.nvml.NVMLError(value.nvmlReturn))
+            elif column.endswith("_mib_s"):
+                row[column] = self._rate(column, now_ns, *_number(self.nvml, value))
+            else:
+                row[column] = _number(self.nvml, value)[0] / (1e3 if column.endswith("_w") else 1)
+        return row
+
+    def _without_fields(self, columns, code):
+        """Ask these fields no more where the error says so (of an unknown one: invalid argument) -> whether it does."""
+        nvml = self.nvml
+        names = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND")
+        unsupported = code in [getattr(nvml, f"NVML_ERROR_{name}") for name in names]
+        if not unsupported and code != nvml.NVML_ERROR_NO_PERMISSION:
+            return False
+        self._no_fields.update(columns)
+        missing = self.unsupported if unsupported else self.denied
+        missing += [column for column in columns if column != "power_w"]  # which has another source
+        return True
+
+    def _rate(self, column, now_ns, count, num_bits):
+        """MiB/s since the sample before; None for the first one."""
+        before_ns, before = self._before.get(column, (now_ns, count))
+        self._before[column] = now_ns, count
+        size = 1024 if column.startswith("nvlink") else 1  # KiB, or bytes
+        moved = (count - before) % (1 << num_bits)  # a counter that is full wraps around
+        return moved * size / MIB / ((now_ns - before_ns) / 1e9) if now_ns > before_ns else None
+
+
+def _number(nvml, value):
+    """A field value -> (number, bits of its type)."""
+    if value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        return value.value.uiVal, 32
+    if value.valueType == nvml.NVML_VALUE_TYPE_DOUBLE:
+        return value.value.dVal, 64
+    return value.value.ullVal, 64
+
+
+def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list[str]]:
+    """(the run's Gpus, warnings).  uuids in CUDA's order; [] asks CUDA_VISIBLE_DEVICES.  gpu0 is CUDA's device 0."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return [], ["nvidia-ml-py is not installed"]
+    by_uuid, warnings = {}, []
+    try:
+        nvml.nvmlInit()
+        for num in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(num)
+                by_uuid[nvml.nvmlDeviceGetUUID(handle)] = handle
+            except nvml.NVMLError as error:  # lost, or without permission: the others still count
+                warnings.append(f"GPU {num} of this machine, by NVML's count: {error}")
+        if (os.environ.get("CUDA_VISIBLE_DEVICES") or "").startswith("MIG-"):
+            uuids = []
+            warnings.append("a MIG slice: power, energy and clocks are those of the whole GPU")
+        if not uuids:
+            known = list(by_uuid)
+            uuids = [known[num] for num in visible_order(known, asked_devices(nvml))][:num_devices]
+    except nvml.NVMLError as error:
+        return [], [f"NVML: {error}"]
+    gpus = []
+    for num, uuid in enumerate(uuids):
+        if uuid in by_uuid:
+            gpus.append(Gpu(nvml, by_uuid[uuid], f"gpu{num}"))
+        else:
+            warnings.append(f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it")
+    return gpus, warnings

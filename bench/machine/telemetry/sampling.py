@@ -1,0 +1,94 @@
+"""The sampling process (sampler.py) as its parent sees it: start it, wait until it is ready, steer it, end it."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.base.paths import CHECKOUT, CODE, REPO
+from bench.machine import run_processes
+
+READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
+ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not delay the run
+NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsupported": {}, "warnings": []}
+
+
+class Sampling:
+    """path: of telemetry.csv; intervals: {"interval_ms", "host_interval_ms"}; uuids: of the run's GPUs as NVML writes
+    them, [] where they are unknown; num_devices: 0 without GPUs; root_pid: the run is this process and its descendants;
+    code: the folder that the sampler imports from.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        intervals: Mapping[str, float],
+        uuids: list[str],
+        num_devices: int,
+        root_pid: int,
+        code: Path = CODE,
+    ):
+        job = {"path": str(path.absolute()), **intervals, "uuids": uuids, "num_devices": num_devices}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.machine.telemetry.sampler", json.dumps(job | {"root_pid": root_pid})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # or a word that a dead sampler did not take fails once more when the pipe is closed
+            cwd=code,
+            env=os.environ | run_processes.mark(path.parent) | {CHECKOUT: str(REPO)},
+        )
+        self._rest = b""
+
+    def wait(self) -> None:
+        """Until it is ready.  Raises TimeoutError, or RuntimeError when it has ended."""
+        self._answer(READY_S)
+
+    def start(self) -> dict:
+        """Begin to sample.  Returns {"t_ns", "energy_j": {device: joules}}; raises as wait()."""
+        return self._ask("start")
+
+    def stop(self) -> dict:
+        """As start(), with "report"; where there is no answer, what the file has is still worth something."""
+        try:
+            return self._ask("stop")
+        except (OSError, RuntimeError, TimeoutError) as error:
+            report = NOTHING | {"warnings": [str(error)]}
+            return {"t_ns": time.perf_counter_ns(), "energy_j": {}, "report": report}
+
+    def _ask(self, word):
+        self._process.stdin.write(f"{word}\n".encode())
+        return self._answer(ANSWER_S)
+
+    def _answer(self, timeout_s):
+        until_s, out = time.monotonic() + timeout_s, self._process.stdout.fileno()
+        while b"\n" not in self._rest:
+            if not select.select([out], [], [], max(0.0, until_s - time.monotonic()))[0]:
+                raise TimeoutError(f"the sampler of telemetry.csv gave no answer in {timeout_s:g} s")
+            data = os.read(out, 1 << 16)
+            if not data:
+                raise RuntimeError("the sampler of telemetry.csv has ended; the log of rank 0 may say why")
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(line)
+
+    def pause(self) -> None:
+        """Stop it where it stands, until resume()."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Its standard input is closed, which ends it; one that hangs in the driver is killed."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(2.0)

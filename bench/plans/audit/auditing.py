@@ -1,0 +1,154 @@
+"""A record -> its audit: untimed runs of the same contestant on counterfactual data, and what follows from them.
+
+They lie in results/.audits/, with a ledger of their own, each marked as an audit in its record, so that none counts as
+a run of the track.  audit.json beside the audited record says how it ended.
+"""
+
+import contextlib
+import dataclasses
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bench.base.paths import REPO, results_root
+from bench.base.reading import plain_file, yaml_file
+from bench.data.sources import datasets
+from bench.data.sources.source import data_root
+from bench.launch import launcher
+from bench.launch.prepare import Job, prepare
+from bench.machine import utc
+from bench.plans.audit import counterfactual
+from bench.plans.audit.counterfactual import NotPossible
+from bench.record import audits, failures, run_folder, step_files
+from bench.record.audits import DOUBTED, FAILED, FOLDER, NOT_POSSIBLE, PASSED
+
+LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "+script")
+Say = Callable[[str, str], None]
+
+
+def audit(folder: Path, kinds: Sequence[str], say: Say) -> dict:
+    """Audit a complete run -> what audit.json says, which is written.  ValueError: it cannot be audited."""
+    run = run_folder.read(folder)
+    _refuse(folder, run)
+    job = _job(folder, run, say)
+    found = []
+    for kind in kinds:
+        found.append({"kind": kind} | _of_kind(kind, job, run, say))
+        say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
+    result = {
+        "run": f"{run['track']}/{run['run_id']}",
+        "config_id": run["config_id"],
+        "source_sha256": run["code"]["source_sha256"],
+        "at": utc.now(),
+        "claimed_nats": run["metrics"]["val_loss"],
+        "outcome": outcome_of([one["outcome"] for one in found]),
+        "audits": found,
+    }
+    audits.write(folder, result)
+    return result
+
+
+def outcome_of(outcomes: Sequence[str]) -> str:
+    """Of several: failed if one is, passed if all are, else doubted; not possible where none was."""
+    if FAILED in outcomes:
+        return FAILED
+    if all(one == NOT_POSSIBLE for one in outcomes):
+        return NOT_POSSIBLE
+    return PASSED if all(one in (PASSED, NOT_POSSIBLE) for one in outcomes) else DOUBTED
+
+
+def _refuse(folder, run):
+    if run.get("imported"):
+        raise ValueError(f"{folder.name}: was imported from a log, so there is nothing to run again")
+    if run["status"] != "complete":
+        raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be audited")
+    if run.get("audit"):
+        raise ValueError(f"{folder.name}: is itself an audit run: audit {run['audit']['run']} instead")
+    if run["data"]["source"] == "script":
+        raise ValueError(f"{folder.name}: cannot be audited: it brings its own data, which an audit cannot replace")
+    if run["hardware"].get("nodes"):
+        raise ValueError(f"{folder.name}: cannot be audited: it ran on several nodes; audit a run on one node")
+
+
+def _job(folder, run, say) -> Job:
+    """The run as it would be started now.  ValueError: its settings or its code are not here."""
+    path = folder / "overrides.yaml"
+    typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
+    words = [word for word in typed if not word.lstrip("+~").startswith(LEFT_OUT)]
+    words += [f"seed={run['seed']}", f"hardware.device={run['hardware']['device']}"]
+    words += [f"hardware.num_processes={run['hardware']['num_processes']}"]
+    words = list(dict.fromkeys(words))
+    if run.get("script"):
+        words.append(f"script={_script_path(folder)}")
+    job = prepare(words, say=lambda text: say("data", text))
+    if job.script:
+        differing = job.script.sha256_by_name != run["script"]["sha256_by_file"]
+    else:
+        differing = job.source_sha256 != run["code"]["source_sha256"]
+    if differing or job.config_id != run["config_id"]:
+        what = "sources" if differing else "settings"
+        raise ValueError(
+            f"{folder.name}: the {what} here differ from the record's: check out what the run used, then audit it"
+        )
+    return job
+
+
+def _script_path(folder):
+    path = yaml_file.read(folder / "config.yaml")["script"]["path"]
+    return REPO / path[2:] if path.startswith("./") else Path(os.path.expanduser(path))
+
+
+def _of_kind(kind, job, run, say):
+    """{"outcome", "why", "run", ...} of one audit run."""
+    seed = random.SystemRandom().getrandbits(63)
+    eos_token = datasets.chosen(job.config.data).eos_token
+    claimed_nats, root = run["metrics"]["val_loss"], data_root()
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as made:
+        try:
+            of_goal = job.config.goal.val_tokens, claimed_nats, eos_token
+            data = counterfactual.make(kind, job.dataset, *of_goal, Path(made), seed)
+        except NotPossible as error:
+            return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
+        about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **data.facts}
+        say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
+        with _elsewhere(Path(made)):
+            audited = launcher.launch(
+                dataclasses.replace(job, dataset=data.dataset), ["audit", run["run_id"]], audit=about
+            )
+    name = f"{audited['track']}/{audited['run_id']}"
+    if failures.is_interrupt(audited["failure"]):
+        raise KeyboardInterrupt
+    if audited["status"] != "complete":
+        why = f"the audit run ended as {audited['status']}: {(audited['failure'] or {}).get('message')}"
+        return {"outcome": DOUBTED, "why": why, "run": name}
+    rows = step_files.read(audited["folder"])
+    nats = [row["val_loss"] for row in rows if row["val_loss"] is not None]
+    return counterfactual.verdict(kind, data.facts, claimed_nats, nats) | {"run": name}
+
+
+@contextlib.contextmanager
+def _elsewhere(data: Path) -> Iterator[None]:
+    """Records and data of what is launched meanwhile lie in folders of the audit's own."""
+    own = {"SPEEDRUN_RESULTS": str((results_root() / FOLDER).absolute()), "SPEEDRUN_DATA": str(data.absolute())}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def contestants(folders: Sequence[Path]) -> list[Path]:
+    """Of several runs the last one of each config and code: the others are the same contestant."""
+    by_kind = {}
+    for folder in folders:
+        run = run_folder.read(folder)
+        by_kind[run["config_id"], (run.get("code") or {}).get("source_sha256")] = folder
+    return list(by_kind.values())

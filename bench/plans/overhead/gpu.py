@@ -1,0 +1,219 @@
+"""What a GPU says of the harness, in one interleaved run of under 25 minutes: against plain loops, and its own cost.
+
+Where there are several, ranks.py races ways of reducing gradients over all of them before: under 15 minutes more.
+A rehearsal does all of it at nano size on a CPU, so that on a GPU everything but the figures is known: its own figures
+say nothing of a GPU.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import models
+from bench.base.units import GIB
+from bench.machine.gpus import num_visible, nvml_facts
+from bench.machine.peak_rates import peak_flops
+from bench.plans.overhead import ranks, rounds
+from bench.plans.overhead.loop import Loops
+from bench.plans.overhead.plain_loops import NanoGPT, Setting, Track3
+from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.memory import recording
+
+MOST_MINUTES = 20.0  # of rounds, from the start; what is compiled before is in it, the snapshot after is not
+MOST_REDUCER_MINUTES = 5.0  # of rounds
+MAX_ROUNDS = 30
+NUM_BLOCK_STEPS = 2  # a step is about a second on one H200 (estimate)
+GIB_PER_SEQ, GIB_FIXED = 0.6, 15.0  # of 1,024 tokens, compiled, and five models with their optimizers; estimated
+FAST = ["model.num_heads=6", "model.residual_dtype=bfloat16"]  # as track 3's loop has it; and optim.muon_batched
+RATIOS = (  # (faster, slower, target): seconds of the one over those of the other
+    ("gpt2", "nanoGPT's loop", 0.95),
+    ("modern", "track 3's loop", None),
+    ("modern, fast settings", "track 3's loop", 0.95),
+    ("gpt2", "gpt2 without instruments", 1.002),
+    ("gpt2", "gpt2 in a bare loop", 1.002),
+    ("gpt2", "gpt2 without telemetry", 1.001),
+    ("gpt2 with memory history", "gpt2", None),
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """overrides of all our contestants; of a step: num_micro_steps times num_seqs of seq_len tokens."""
+
+    overrides: list[str]
+    num_seqs: int
+    seq_len: int
+    num_micro_steps: int
+    muon: str  # optim.muon_batched of the fast one
+
+
+def measure(rehearse: bool = False) -> list[tuple]:
+    """Rows for bench-self: (what, measured, sign, target, interval).  [] without an NVIDIA GPU and a rehearsal."""
+    gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
+    if not gpus and not rehearse:
+        print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
+        return []
+    size, where = (_nano(), "rehearsal on a CPU") if rehearse else (_small(gpus[0]), gpus[0]["name"])
+    of_reducers = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
+    started_s = time.perf_counter()
+    with Contest(size) as contest:
+        result = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
+        rows = [_ratio(result, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= result.keys()]
+        peak = None if rehearse else peak_flops(where, "bfloat16")
+        if peak is None and not rehearse:
+            print(f"gpu: no peak is known for {where}, so no MFU", file=sys.stderr)
+        rows += _rates(contest, result, peak, where)
+        rows += contest.snapshot_rows(where)
+    print(f"gpu: {len(result['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
+    return rows + of_reducers
+
+
+def _reducers(size, where, rehearse):
+    """The rows of ranks.py, of as many GPUs as divide a step; in a rehearsal of two processes."""
+    world_size = 2 if rehearse else 2 ** (num_visible().bit_length() - 1)  # 7 -> 4
+    if world_size == 1:
+        print("gpu: one GPU has no gradients to reduce", file=sys.stderr)
+        return []
+    overrides = [word for word in size.overrides if not word.startswith("hardware.num_processes")]
+    return ranks.measure(overrides, world_size, 2 if rehearse else MAX_ROUNDS, 60 * MOST_REDUCER_MINUTES, where)
+
+
+def _nano():
+    """Two layers: a CPU without bfloat16 instructions is slow in it."""
+    batch = ["data.seq_len=32", "data.batch_tokens=128", "goal.val_tokens=128", "hardware.micro_batch_seqs=2"]
+    shape = ["model.num_layers=2", "model.width=64", "model.num_heads=2", "hardware.dtype=bfloat16"]
+    return Size(["hardware=cpu", *shape, *batch], 2, 32, 2, "eager")
+
+
+def _small(gpu):
+    """GPT-2 124M in the steps of track gpt2_small, 524,288 tokens, in micro-steps that the GPU's memory holds."""
+    seqs = 64
+    while seqs > 1 and gpu["memory_gib"] and GIB_PER_SEQ * seqs + GIB_FIXED > 0.9 * gpu["memory_gib"]:
+        seqs //= 2
+    batch = ["data.seq_len=1024", "data.batch_tokens=524288", "goal.val_tokens=65536"]
+    shape = ["model/size=small", "model.vocab_size=50304", f"hardware.micro_batch_seqs={seqs}"]
+    return Size(["hardware=cuda", "hardware.num_processes=1", *shape, *batch], seqs, 1024, 512 // seqs, "compiled")
+
+
+class Contest:
+    """All contestants, built and warm: blocks is {name: seconds of NUM_BLOCK_STEPS steps of it, anew at each call}."""
+
+    def __init__(self, size):
+        self.size, self._folder = size, tempfile.TemporaryDirectory()
+
+        def ours(*overrides):
+            made = Loops(["track=free", *size.overrides, *overrides], NUM_BLOCK_STEPS)
+            self._ours.append(made)
+            return made
+
+        self._ours = []
+        gpt2 = self.gpt2 = ours("model=gpt2", "optim=adamw")
+        modern = ours("model=modern", "optim=muon")
+        heads = FAST if gpt2.config.model.num_heads == 12 else FAST[1:]
+        fast = ours("model=modern", "optim=muon", *heads, f"optim.muon_batched={size.muon}")
+        self.plain = {"nanoGPT's loop": self._nanogpt(), "track 3's loop": self._track3()}
+        self._history = recording.Recording("bench-self")
+        silent = InstrumentSet([one for one in gpt2.instrumented.instruments if not hasattr(one, "pause")])
+        self.blocks: dict[str, Callable[[], float]] = {
+            "gpt2": lambda: gpt2.train(gpt2.instrumented),
+            "gpt2 without instruments": lambda: gpt2.train(gpt2.plain),
+            "gpt2 in a bare loop": gpt2.bare,
+            "gpt2 without telemetry": lambda: gpt2.train(silent),
+            "modern": lambda: modern.train(modern.instrumented),
+            "modern, fast settings": lambda: fast.train(fast.instrumented),
+            **{name: lambda loop=loop: self._plain_block(loop) for name, loop in self.plain.items()},
+        }
+        self.models = {"gpt2": gpt2.trainer.model, "nanoGPT's loop": gpt2.trainer.model}
+        self.models |= {"modern": modern.trainer.model, "modern, fast settings": fast.trainer.model}
+        if recording.is_available() and gpt2.device.type == "cuda":
+            self.blocks["gpt2 with memory history"] = self._with_history
+        for name in self.blocks:
+            started_s = time.perf_counter()
+            self._seconds_of(name)
+            print(f"gpu: {name}: warm after {time.perf_counter() - started_s:.0f} s", file=sys.stderr, flush=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._history.stop()
+        for one in self._ours:
+            one.close()
+        self._folder.cleanup()
+
+    def rounds(self, max_rounds: int, until_s: float) -> dict[str, list[float]]:
+        """rounds.measured() of all, until time.perf_counter() is until_s."""
+        blocks = {name: lambda name=name: self._seconds_of(name) for name in self.blocks}
+        return rounds.measured(blocks, max_rounds, lambda: time.perf_counter() > until_s)
+
+    def snapshot_rows(self, where: str) -> list[tuple]:
+        """What it takes to write a memory snapshot of two steps; nothing without a GPU, which keeps no history."""
+        if "gpt2 with memory history" not in self.blocks:
+            return []
+        path = Path(self._folder.name) / "snapshot.pickle"
+        self._history.start()
+        self.gpt2.train(self.gpt2.plain)
+        started_s = time.perf_counter()
+        num_bytes = self._history.dump(path)
+        spent_s = time.perf_counter() - started_s
+        self._history.stop()
+        return [
+            (f"memory snapshot of {NUM_BLOCK_STEPS} steps, s to write ({where})", spent_s, None, None),
+            (f"memory snapshot of {NUM_BLOCK_STEPS} steps, GiB ({where})", num_bytes / GIB, None, None),
+        ]
+
+    def _with_history(self):
+        self._history.start()
+        try:
+            return self.gpt2.train(self.gpt2.instrumented)
+        finally:
+            self._history.stop()
+
+    def _seconds_of(self, name):
+        for one in self._ours:  # each has a sampler of its own, which its own block lets go on
+            one.sample(False)
+        return self.blocks[name]()
+
+    def _plain_block(self, loop):
+        self.gpt2.sync()
+        started_s = time.perf_counter()
+        for _ in range(NUM_BLOCK_STEPS):
+            loop.step()
+        self.gpt2.sync()
+        return time.perf_counter() - started_s
+
+    def _setting(self):
+        size, gpt2 = self.size, self.gpt2
+        shape = (size.num_seqs, size.seq_len, size.num_micro_steps)
+        return Setting(gpt2.tokens, *shape, gpt2.device, gpt2.config.hardware.compile, gpt2.trainer.autocast)
+
+    def _nanogpt(self):
+        of = self.gpt2.config.model
+        model = models.load("gpt2")(of.vocab_size, self.size.seq_len, of.num_layers, of.num_heads, of.width)
+        model.init_weights(torch.Generator().manual_seed(0))
+        return NanoGPT(model.to(self.gpt2.device), self._setting())
+
+    def _track3(self):
+        of = self.gpt2.config.model
+        return Track3(of.num_layers, of.width, of.vocab_size, self._setting())
+
+
+def _ratio(result, name, other, target, where, rehearse):
+    return rounds.ratio(f"{name} / {other} ({where})", result[name], result[other], None if rehearse else target)
+
+
+def _rates(contest, result, peak, where):
+    """Milliseconds a step of each contestant, and its MFU where the GPU's peak is known."""
+    size, rows = contest.size, []
+    num_tokens = size.num_micro_steps * size.num_seqs * size.seq_len
+    for name, seconds in result.items():
+        rows.append(rounds.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
+        if peak is not None and name in contest.models:
+            mfu = contest.models[name].flops_per_token(size.seq_len) * num_tokens / (rows[-1][1] / 1e3) / peak
+            rows.append((f"{name}, MFU ({where})", mfu, *((">=", 0.40) if name == "gpt2" else (None, None))))
+    return rows

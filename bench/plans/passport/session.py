@@ -1,0 +1,84 @@
+"""A whole measurement: the ranks of bench/plans/passport/rank.py, started and followed -> a passport."""
+
+import time
+from collections.abc import Callable
+
+from bench.config.schema import HardwareConfig
+from bench.launch import answers
+from bench.machine import check_host, gpus, utc
+from bench.machine.passport import kept
+
+LIMIT_S = 140.0  # of measuring
+WHOLE_S = 155.0  # from the start, processes' imports too: the case under way and the end stay under three minutes
+LOOK_EVERY_S = 0.2
+RANK = "bench.plans.passport.rank"
+ENVIRONMENT = ("cpu_model", "num_cpus", "memory_gib", "driver", "governor")
+
+
+class NotMeasured(RuntimeError):
+    """The ranks did not answer: a sentence that says why and what to try."""
+
+
+def measure(
+    hardware: HardwareConfig, env: dict, say: Callable[[str], object], limit_s: float = LIMIT_S
+) -> kept.Passport:
+    """hardware: resolved; env: environment(); say(): is given "12/58 copy 32.0 MiB" from time to time.
+
+    limit_s: of measuring; the whole takes less than three minutes anyhow.  Raises NotMeasured.
+    """
+    foreign_cores, started_s, at = check_host.sample_foreign_cores(), time.perf_counter(), utc.now()
+    cpus = env["num_cpus"]
+    num_ranks = min(2, cpus) if hardware.device == "cpu" else hardware.num_processes
+    asked = {"device": hardware.device, "num_threads": sorted({1, cpus}), "limit_s": limit_s}
+    of_ranks = _answers(hardware, num_ranks, asked | {"until_s": time.monotonic() + WHOLE_S}, say)
+    first = of_ranks[0]
+    if not first["figures"]:
+        raise NotMeasured(f"its processes took more than {WHOLE_S:.0f} s to start: end other programs, and try again")
+    return {
+        "schema_version": kept.SCHEMA_VERSION,
+        "at": at,
+        "took_s": time.perf_counter() - started_s,
+        "device": hardware.device,
+        "environment": {name: env[name] for name in ENVIRONMENT} | first["torch_facts"],
+        "foreign_cpu_cores": foreign_cores,
+        "devices": _devices(hardware, env, of_ranks),
+        "collectives": first["collectives"],
+        "omitted": first["omitted"],
+    }
+
+
+def _devices(hardware, env, of_ranks):
+    if hardware.device == "cpu":
+        named = [(kept.cpu_id(env), env["cpu_model"])]
+    else:
+        named = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.of_run(env["gpus"], hardware)]
+    return [
+        {"id": id, "name": name, "index": index}
+        | {"figures": of_ranks[index]["figures"], "under_load": of_ranks[index]["under_load"]}
+        for index, (id, name) in enumerate(named)
+    ]
+
+
+def _answers(hardware, num_ranks, asked, say):
+    def wait(process, folder):
+        _follow(process, folder / "progress", answers.START_S + 1.5 * asked["limit_s"], say)
+        return process.poll()
+
+    given = answers.of_ranks(RANK, asked, hardware, num_ranks, asked["num_threads"][-1], wait)
+    if len(given.found) < num_ranks:
+        raise NotMeasured(f"{given.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
+    return given.found
+
+
+def _follow(process, progress, limit_s, say):
+    """Until the process has ended or limit_s are over; says each line of the file once."""
+    until_s, num_said = time.perf_counter() + limit_s, 0
+    while True:
+        has_ended = process.poll() is not None or time.perf_counter() > until_s
+        lines = progress.read_text().splitlines() if progress.exists() else []
+        for line in lines[num_said:]:
+            say(line)
+        num_said = len(lines)
+        if has_ended:
+            return
+        time.sleep(LOOK_EVERY_S)

@@ -1,0 +1,204 @@
+"""The arms of a race as processes: what each is, asked of its own code, and one run of it in a fresh process group.
+
+An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.
+All arms are started alike, with this Python, this data folder and this results folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.base import credentials
+from bench.base.paths import CHECKOUT, REPO, working_folder
+from bench.config.user_code import classes
+from bench.machine import code_copy, code_state
+from bench.machine.processes import child, has_ended
+from bench.machine.signals import raise_interrupted
+from bench.record import run_folder
+from bench.record.rows import row_of
+
+END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
+TAIL_LINES = 15
+TICK_S = 0.5
+
+
+def environment(results: Path | str) -> dict[str, str]:
+    """Variables of every arm's process: folders by their absolute names, because worktrees lie elsewhere."""
+    from bench.data.sources.source import data_root
+
+    return os.environ | {
+        "SPEEDRUN_RESULTS": str(Path(results).absolute()),
+        "SPEEDRUN_DATA": str(data_root().absolute()),
+        "SPEEDRUN_CWD": working_folder(),
+        CHECKOUT: str(REPO),  # for an arm that runs from a copy of it
+    }
+
+
+# this file's names, the newest first: a revision has one
+FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
+
+
+MANY = "-"  # in the place of an arm's words: those of several on standard input
+
+
+def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | str) -> dict[str, dict]:
+    """{arm: (folder of its code, overrides)} -> {arm: facts()}; arms of this checkout are asked in one process.
+
+    ValueError: what is refused, with the arm's name before it.
+    """
+    own = [name for name, (folder, _) in arms.items() if folder == REPO or code_copy.is_copy(folder)]
+    answers = {}
+    if own[1:]:
+        found = facts_of_own(arms[own[0]][0], [arms[name][1] for name in own], results)
+        answers = dict(zip(own, found, strict=True))
+    result = {}
+    for name, (folder, overrides) in arms.items():
+        try:
+            result[name] = answers.get(name) or facts(folder, overrides, results)
+            if "refused" in result[name]:
+                raise ValueError(result[name]["refused"])
+            in_words = [word.partition("=")[0] for word in overrides if credentials.found(word)]  # of an older revision
+            if hidden := result[name].get("redacted") or in_words:
+                remedy = "log in (wandb login, hf auth login) so that the arm needs none"
+                raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return result
+
+
+def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict]:
+    """Of each arm's overrides, in one process of this checkout or its copy: facts(), or {"refused": why}."""
+    words = [sys.executable, "-m", FACTS_MODULES[0], MANY]
+    asked = json.dumps([list(overrides) for overrides in arms])
+    done = subprocess.run(words, cwd=folder, env=environment(results), input=asked, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip() or f"exit code {done.returncode}")
+    return last_line(done.stdout)
+
+
+def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict:
+    """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
+    module = next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
+    if module is None:
+        raise ValueError("that revision's harness has no races yet: choose a later one")
+    words = [sys.executable, "-m", module, *overrides]
+    done = subprocess.run(words, cwd=folder, env=environment(results), capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
+    return last_line(done.stdout)
+
+
+def last_line(text: str) -> Any:
+    """The JSON that print_facts() printed last."""
+    return json.loads(text.splitlines()[-1])
+
+
+def print_facts(overrides: Sequence[str]) -> int:
+    """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON.
+
+    MANY alone: of a list of arms' overrides, read as JSON, a list; an arm that is refused is {"refused": why} there.
+    """
+    if list(overrides) == [MANY]:
+        print(json.dumps(_all_facts(json.load(sys.stdin))))
+        return 0
+    (result,) = _all_facts([overrides])
+    if "refused" in result:
+        print(f"race: {result['refused']}", file=sys.stderr)
+        return 2
+    print(json.dumps(result))
+    return 0
+
+
+def _all_facts(arms):
+    """In the process of their code: what loads torch, and what waits for the machine, is done once for all."""
+    from bench.launch import own_model, ready
+    from bench.machine import check_host
+    from bench.machine import environment as machine
+
+    jobs = [_job(overrides) for overrides in arms]
+    configs = [job.config for job in jobs if not isinstance(job, ValueError) and job.script is None]
+    refusals = iter(own_model.refusals(configs))
+    env, foreign_cores = machine.environment(), check_host.sample_foreign_cores(ready.SAMPLE_S)
+    result = []
+    for job in jobs:
+        why = str(job) if isinstance(job, ValueError) else None if job.script else next(refusals)
+        result.append({"refused": why} if why else _facts_of(job, env, ready.checks(job, env, foreign_cores)))
+    return result
+
+
+def _job(overrides):
+    """The job, or the ValueError that refuses it."""
+    from bench.launch.prepare import prepare
+    from bench.training.instruments import registry
+
+    try:
+        job = prepare(overrides, say=lambda text: print(text, file=sys.stderr), check_own=False)
+        if disturbing := registry.flagging(job.config.instruments):
+            words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
+            raise ValueError(f"instruments.{disturbing[0]}: {words}")
+    except ValueError as error:
+        return error
+    return job
+
+
+def _facts_of(job, env, checks):
+    from bench.launch import initial_record
+
+    run = initial_record.record_of(job, env, command=())
+    result = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
+    result |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
+    result |= {"own": job.own} if job.own else {}
+    result |= {"redacted": run["redacted"]} if "redacted" in run else {}
+    return result | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
+
+
+def best_row(job, run):
+    """What a row of bench/record/rows.py will say of the run if it ends well, as far as that is known before it.
+
+    run: the record that it begins with.
+    """
+    goal, row = job.config.goal, row_of(run)
+    hoped = {"status": "complete", "validity": "valid", "train_s": 1.0, "num_disturbed_steps": 0}
+    hoped |= {"target_reached": True, "val_loss": row["target_val_loss"]}
+    num_steps = None if goal.stop_at_target else goal.num_steps
+    return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
+
+
+def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:
+    """The identity of the code in this folder with the user's own classes of these import paths."""
+    return code_state.source_sha256(folder, own=classes.sources(own))
+
+
+def start(folder, overrides, results, tag, show=False, tick=lambda: None):
+    """One run, from its start to its record.  tag: for run.json["race"].  Returns the last lines it printed.
+
+    tick() is called twice a second meanwhile.  Raises Interrupted, after the run has been ended and recorded, when a
+    signal comes.
+    """
+    words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(tag), *overrides]
+    with tempfile.TemporaryFile() as hidden, raise_interrupted() as signals:
+        with child(words, folder, environment(results), None if show else hidden, END_WITHIN_S) as process:
+            while not has_ended(process.pid, TICK_S):
+                signals.check()
+                tick()
+            process.wait()
+        hidden.seek(0)
+        return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+def record_of(results: Path | str, run: str) -> dict | None:
+    """The record of "<track>/<run_id>", or None where it was never written."""
+    try:
+        return run_folder.read(Path(results) / run)
+    except ValueError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(print_facts(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""What a race is going to do, before its first run: arms, number of runs, order, looks, alpha, margins, rules.
+
+Pure: numbers and names in, a dict out.  The plan's hash goes into the ledger before the first run starts, so that a
+plan that was changed afterwards shows.
+"""
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Mapping
+
+from bench.base.stats import ALPHA
+from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.compare.target import MARGIN_PCT
+
+SCHEMA_VERSION = 1
+N = 5  # runs an arm; a record needs what its track says
+MAX_ATTEMPTS = 3
+RULES = {
+    "failed": "a run that fails keeps its slot: it was started, has no time, and is not repeated",
+    "interrupted": f"a slot whose run was interrupted, or ended by its machine (a killed agent, a full or broken disk, "
+    f"a removed folder), is run again, {MAX_ATTEMPTS} times at most; "
+    "all attempts stay in the ledger",
+    "excluded": "only runs that the machine disturbed, by their record and never by their time, from all arms alike",
+    "early_stop": "at a look before the last, every verdict must be faster, slower or equivalent; "
+    "alpha is shared by the looks",
+    "max_attempts": MAX_ATTEMPTS,
+}
+ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
+
+
+DEFAULTS = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "loss_margin_nats": LOSS_MARGIN_NATS}
+DEFAULTS |= {"equivalence_margin_pct": MARGIN_PCT, "first_seed": 0, "order_seed": 0, "session_id": None}
+DEFAULTS |= {"judged": "time"}
+
+
+def make(arms: Mapping[str, dict], n: int, made_at: str, ladder: dict | None = None, **settings) -> dict:
+    """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
+
+    n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
+    settings: as DEFAULTS.  ladder: what ./run.sh ladder keeps of its rungs (bench/plans/ladder/request.py); None, of
+    another race: not in the plan.
+    """
+    assert settings.keys() <= DEFAULTS.keys(), settings
+    asked = DEFAULTS | settings
+    asked["looks"] = sorted({*(asked["looks"] or ()), n})
+    _check(arms, n, asked)
+    plan = {"schema_version": SCHEMA_VERSION, "name": asked["name"], "made_at": made_at, "track": asked["track"]}
+    plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
+    for key in ("looks", "judged", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
+        plan[key] = asked[key]
+    plan["order"] = order(list(arms), n, asked["first_seed"], asked["order_seed"])
+    plan |= {"rules": RULES, "session_id": asked["session_id"]} | ({} if ladder is None else {"ladder": ladder})
+    stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
+    return {"race_id": f"{stamp}Z-{asked['name']}-{sha256(plan)[:8]}", **plan}
+
+
+def _check(arms, n, asked):
+    looks, alpha, margin_nats, first_seed = (asked[key] for key in ("looks", "alpha", "loss_margin_nats", "first_seed"))
+    if len(arms) < 2:
+        raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
+    for name in arms:
+        if not ARM.fullmatch(name):
+            raise ValueError(f"{name}: an arm's name begins with a capital letter; letters and digits may follow")
+    for what, value, fits, remedy in (
+        ("n", n, n >= 2, f"one run has no spread: use 2 or more, usually {N}"),
+        ("looks", ",".join(map(str, looks)), looks[0] >= 2 and looks[-1] == n, f"give numbers of runs from 2 to n={n}"),
+        ("alpha", alpha, 0 < alpha < 0.5, f"use a probability below 0.5, usually {ALPHA:g}"),
+        ("margin", margin_nats, margin_nats > 0, f"use nats above 0, usually {LOSS_MARGIN_NATS:g}"),
+        ("seed", first_seed, first_seed >= 0, "use 0 or more"),
+    ):
+        if not fits:
+            raise ValueError(f"{what}={value}: {remedy}")
+
+
+def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict]:
+    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
+
+    A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
+    arm has the same seed: a change that leaves the losses alone shows so bit for bit.
+    """
+    chance, rounds = random.Random(order_seed), []
+    for number in range(n):
+        rounds.append(chance.sample(names, len(names)) if number % 2 == 0 else rounds[-1][::-1])
+    slots = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
+    for number, arms in enumerate(rounds):
+        slots += [{"arm": arm, "seed": first_seed + number, "discarded": False} for arm in arms]
+    return slots
+
+
+def sha256(plan: dict) -> str:
+    """Hash of the plan's canonical text: keys sorted, no spaces."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def look_after(plan: dict, position: int) -> int | None:
+    """The planned look that is due when the run at this position has ended: its number of runs an arm, or None."""
+    started = dict.fromkeys(plan["arms"], 0)
+    for slot in plan["order"][: position + 1]:
+        started[slot["arm"]] += not slot["discarded"]
+    fewest = min(started.values())
+    is_due = fewest == max(started.values()) and fewest in plan["looks"] and not plan["order"][position]["discarded"]
+    return fewest if is_due else None

@@ -1,0 +1,237 @@
+"""A planned race, run to its end or to an interrupt: each run in turn, the planned looks, the result."""
+
+import sys
+from pathlib import Path
+
+from bench.base import atomic
+from bench.base.paths import REPO
+from bench.base.terminal import text_table
+from bench.compare import comparison, selection, target
+from bench.launch.console import say
+from bench.launch.series import Series, earlier_s
+from bench.machine import code_copy, utc
+from bench.machine.signals import Interrupted
+from bench.plans.race import arm_process, blind, foreseen, plan, report, state, worktrees
+from bench.record import ledger, race_folder, verification
+from bench.record.rows import DISTRUSTING
+
+MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
+DECIDED = ("faster", "slower", "equivalent")
+
+
+def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False) -> race_folder.Race:
+    """Run what is open of a plan, to its end or to an interrupt.  Returns race.json, or of an interrupted race what it
+    would be so far, with status interrupted.
+
+    show: every run's numbers, an unplanned look; anyway: on a busy machine too; is_new: it has just been planned, and
+    its arms are not asked again.  ValueError: the race has ended, is not as planned, or another one runs.
+    """
+    with state.locked(folder):
+        for other in state.unfinished(results):
+            if other != folder and state.is_running(other):
+                words = "is running at this moment, and two races at once disturb each other: wait for its end"
+                raise ValueError(f"{other.name}: {words}, then ./run.sh race --resume {folder.name}")
+        race = state.read(folder, results)
+        if race.has_ended:
+            raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")
+        _introduce(race)
+        commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
+        try:
+            with (
+                worktrees.of(REPO, {f"{race.race_id}-{name}": commit for name, commit in commits.items()}) as paths,
+                code_copy.held(REPO) as code,  # so that the checkout may be edited while it races
+            ):
+                folders = {name: paths.get(f"{race.race_id}-{name}", code) for name in race.plan["arms"]}
+                if not is_new:
+                    foreseen.agree_on_machine(_refuse_changes(race, folders, results), anyway)
+                if show:
+                    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
+                    words = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
+                    say("race", words, always=True)
+                status, why = _run_all(race, folders, results, show)
+        except Interrupted as error:
+            why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
+            say("race", why, always=True)
+            return state.as_json(state.read(folder, results), "interrupted", why, utc.now(), None)
+        return finish(folder, results, status, why)
+
+
+def _introduce(race):
+    known = race.plan
+    if common := race_folder.shared(known["arms"]):
+        say("race", f"every arm: {' '.join(common)}")
+    words = race_folder.about(known["arms"])
+    for name, arm in known["arms"].items():
+        commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
+        say("race", f"{name}: {text_table.middle(words[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
+        for deviation in arm["deviations"]:
+            say("track", f"{name} is in the open division, because {deviation}")
+    looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
+    runs = f"{known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}"
+    say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
+    asked = target.of_track(known["track"])
+    if asked.get("fixed") and known["n"] < asked["repeats"]:
+        few = f"n={known['n']} is too few for a claim on track {known['track']}, which requires {asked['repeats']} runs"
+        say(
+            "plan",
+            f"{few} (n={asked['repeats']}): the race will have a verdict, but ./run.sh judge will refuse a claim",
+        )
+
+
+def _refuse_changes(race, folders, results):
+    """A race is resumed with the code, the settings and the session it was begun with, or not at all.
+
+    Returns {arm: arm_process.facts()}.
+    """
+    arms = race.plan["arms"]
+    all_found = arm_process.facts_of_arms({name: (folders[name], arms[name]["overrides"]) for name in arms}, results)
+    for name, arm in arms.items():
+        result = all_found[name]
+        for key in ("config_id", "source_sha256"):
+            if result[key] != arm[key]:
+                both = f"its {key} is {result[key][:12]} and was {arm[key][:12]} when the race was planned"
+                raise ValueError(f"{name}: {both}: put the code back as it was, or begin a new race")
+        if result["session_id"] != race.plan["session_id"]:
+            words = "it began in another session (a boot, a set of GPUs, installed packages), and times of two sessions"
+            raise ValueError(f"{race.race_id}: {words} are not comparable: begin a new race")
+    return all_found
+
+
+def _run_all(race, folders, results, show):
+    """Returns (status, why): complete, stopped_early or abandoned."""
+    with _series(race, live=not show) as series:
+        while (slot := race.next_slot()) is not None:
+            arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
+            if num_attempts >= plan.MAX_ATTEMPTS:
+                return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
+            own = arm.get("own", ())
+            if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
+                what = f"its own code ({', '.join(own)}) changed while the race was running"
+                remedy = (
+                    f"put it back and ./run.sh race --resume {race.race_id}, or race revisions ({slot.arm}.rev=HEAD)"
+                )
+                raise ValueError(f"{slot.arm}: {what}: {remedy}")
+            race = _run_one(race, slot, folders[slot.arm], results, show, series)
+            done = race.slots[slot.position]
+            why = _spoilt(race, done, arm, results)
+            if why:
+                return "abandoned", why
+            if _decided_at_look(race, done, results):
+                return "stopped_early", f"decided at the planned look at {race.started()[slot.arm]} runs an arm"
+    return "complete", None
+
+
+def _run_one(race, slot, folder, results, show, series):
+    """One run of the plan -> the race's state after it."""
+    series.begin()
+    arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
+    tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
+    tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
+    tick = blind.Bar(results / race.plan["track"], arm["config_id"], slot.seed, series).tick
+    tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], results, tag, show, tick)
+    race = state.read(race.folder, results)
+    done = race.slots[slot.position]
+    if len(done.attempts) <= num_attempts:
+        raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
+    words = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
+    say("race", f"{words}{series.end(done.is_done)}", always=done.status != "complete")
+    _refuse_disk(race, done, results)
+    if done.discarded:
+        _warn_of_doubts(done, results)
+    return race
+
+
+def _refuse_disk(race, done, results):
+    """Run again at once, it would fail again, and use up the slot's attempts."""
+    failure = (arm_process.record_of(results, done.attempts[-1][0]) or {}).get("failure")
+    if failure and failure["kind"] in state.OF_THE_DISK:
+        why = f"{done.arm}: {failure['kind']}: {failure['message']}"
+        raise ValueError(f"{why}: free or mend the disk, then ./run.sh race --resume {race.race_id}")
+
+
+def _warn_of_doubts(warm_up, results):
+    """What a warm-up already shows of a script that its times will not be compared: before the others have run."""
+    run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
+    doubts = [one["doubt"] for one in run.get("doubts", ()) if one["instrument"] in DISTRUSTING]
+    if doubts:
+        words = f"{warm_up.arm}'s times will not be compared if its other runs are as its warm-up: {doubts[0]}"
+        say("warn", words, always=True)
+
+
+def _series(race, live):
+    """The runs of a race, of one kind: how long each arm takes is not to be seen."""
+    ids = [arm["config_id"] for arm in race.plan["arms"].values()]
+    known_s = list(earlier_s([race.plan["track"]], ids).values())
+    mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
+    num_done = sum(slot.is_done for slot in race.slots)
+    return Series(["run"] * len(race.slots), mean_s, num_done, live)
+
+
+def _spoilt(race, done, arm, results):
+    """Why the race cannot end well after this run, or None."""
+    run = arm_process.record_of(results, done.attempts[-1][0])
+    if run is None or done.status == "aborted":
+        return None
+    if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):
+        changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
+        return f"the code or conf/ changed while the race was running: {changed}"
+    rules = verification.report(results / done.attempts[-1][0])["rules"] if done.status == "complete" else ()
+    if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
+        return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
+    if done.status == "failed" and done.discarded:
+        return f"the warm-up of {done.arm} failed: {run['failure']['kind']}: {run['failure']['message']}"
+    if race.num_failed(done.arm) > race.plan["n"] - 2:
+        return f"{race.num_failed(done.arm)} runs of {done.arm} failed: fewer than two times would be left"
+    return None
+
+
+def _decided_at_look(race, done, results):
+    """At a planned look before the last: whether every verdict is in.  The ledger keeps the look."""
+    due = plan.look_after(race.plan, done.position)
+    if due is None or due == race.plan["n"]:
+        return False
+    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=True)
+    decided = all(one["verdict"] in DECIDED for one in result_of(race, results)["against"].values())
+    say("look", f"planned, at {due} runs an arm: {'decided' if decided else 'not decided, the race goes on'}")
+    return decided
+
+
+def result_of(race: state.State, results: Path | str) -> dict:
+    """{"baseline", "against": {name: Comparison}} of the runs so far."""
+    of_race = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
+    folders = {name: [Path(results) / run for run in race.runs(name)] for name in race.plan["arms"]}
+    about = race_folder.about(race.plan["arms"])
+    arms = [selection.of_folders(name, folders[name], in_race=(name, about[name]), **of_race) for name in folders]
+    return {"baseline": race.plan["baseline"], "against": dict(comparison.of_arms(arms))}
+
+
+def finish(folder: Path, results: Path, status: str, why: str | None) -> race_folder.Race:
+    """Write race.json, its ledger entry and its pages.  Returns race.json.  status, why: as in race_folder.Race."""
+    race = state.read(folder, results)
+    result = result_of(race, results) if status != "abandoned" else None
+    recorded = state.as_json(race, status, why, utc.now(), result)
+    atomic.write_json(folder / "race.json", recorded)
+    sha256 = ledger.sha256_of(folder / "race.json")
+    ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
+    try:
+        report.write(folder, recorded)
+    except OSError as error:  # the record is whole without its pages
+        say("pages", f"could not be written ({error.strerror}): ./run.sh report {folder.name} writes them")
+    return recorded
+
+
+def look(folder: Path, results: Path) -> dict:
+    """The interim state, as result_of() has it; the ledger keeps the look.
+
+    Before the end only a planned one leaves a verdict valid.  ValueError: an arm has no run yet.
+    """
+    race = state.read(folder, results)
+    started = race.started()
+    if not all(started.values()):
+        raise ValueError(f"{race.race_id}: not every arm has a run yet, so there is nothing to see: wait for one each")
+    if not race.has_ended:
+        planned = len(set(started.values())) == 1 and min(started.values()) in race.plan["looks"]
+        ledger.append(results, "look", race_id=race.race_id, started=started, planned=planned)
+        kind = "planned" if planned else "NOT planned: from now on the race's verdict is not evidence"
+        print(f"the ledger keeps this interim look, {kind}; started: {started}", file=sys.stderr)
+    return result_of(race, results)

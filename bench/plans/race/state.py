@@ -1,0 +1,216 @@
+"""How far a race has come, read anew each time from its plan, the ledger and the run folders, and nothing else."""
+
+import contextlib
+import fcntl
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+from bench.base.reading import json_file
+from bench.base.reading.damage import of_record
+from bench.plans.race import plan
+from bench.record import ledger, race_folder, run_folder
+
+LOCK = ".lock.tmp"  # a name that git ignores
+NUM_ATTEMPTS = 10
+OF_THE_DISK = ("disk_full", "disk_error")
+OF_THE_MACHINE = ("agent_killed", "folder_removed", *OF_THE_DISK)  # kinds of failure that say nothing of the arm
+RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
+
+
+class Turn(TypedDict):
+    """One run of a plan's order."""
+
+    arm: str
+    seed: int
+    discarded: bool
+
+
+class Plan(TypedDict):
+    """Of plan.json (bench/plans/race/plan.py) what is read here."""
+
+    race_id: str
+    arms: dict[str, race_folder.Arm]
+    order: list[Turn]
+    looks: list[int]
+    baseline: str
+    n: int
+
+
+@dataclass
+class Slot:
+    """One run of the plan's order, and the runs that were started for it."""
+
+    position: int
+    arm: str
+    seed: int
+    discarded: bool
+    attempts: list[tuple[str, str]] = field(default_factory=list)  # ("<track>/<run_id>", status), oldest first
+
+    @property
+    def is_done(self):
+        """A run that was interrupted, or that its machine or a lost node ended, leaves its slot open."""
+        return bool(self.attempts) and self.attempts[-1][1] in ("complete", "failed")
+
+    @property
+    def run(self):
+        return self.attempts[-1][0] if self.is_done else None
+
+    @property
+    def status(self):
+        return self.attempts[-1][1] if self.attempts else None
+
+
+@dataclass
+class State:
+    """Of one race."""
+
+    folder: Path
+    plan: dict
+    lines: list[dict]  # of the ledger, this race's
+    slots: list[Slot]
+
+    @property
+    def race_id(self) -> str:
+        return self.plan["race_id"]
+
+    def next_slot(self):
+        """The first slot that is open, or None."""
+        return next((slot for slot in self.slots if not slot.is_done), None)
+
+    def runs(self, arm: str, discarded: bool = False) -> list[str]:
+        """The runs that hold the arm's slots, in order of the plan; failed ones too."""
+        return [slot.run for slot in self.slots if slot.arm == arm and slot.discarded == discarded and slot.is_done]
+
+    def interrupted(self, arm: str, warm_ups: bool = True) -> list[str]:
+        """Runs whose slot was run again, or still is open."""
+        mine = [slot for slot in self.slots if slot.arm == arm and (warm_ups or not slot.discarded)]
+        return [run for slot in mine for run, _ in (slot.attempts[:-1] if slot.is_done else slot.attempts)]
+
+    def started(self) -> dict[str, int]:
+        """{arm: number of slots that are done}, without warm-ups."""
+        return {arm: len(self.runs(arm)) for arm in self.plan["arms"]}
+
+    def num_failed(self, arm):
+        return sum(slot.status == "failed" for slot in self.slots if slot.arm == arm and not slot.discarded)
+
+    def events(self, name):
+        """The race's lines of one kind: plan, start, end, look or race_end."""
+        return [line for line in self.lines if line["event"] == name]
+
+    @property
+    def looks(self) -> list[dict]:
+        return [{key: line.get(key) for key in ("at", "started", "planned")} for line in self.events("look")]
+
+    @property
+    def has_unplanned_look(self):
+        return any(not look["planned"] for look in self.looks)
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.events("race_end"))
+
+
+def read(folder: str | Path, results: str | Path | None = None, book: ledger.Ledger | None = None) -> State:
+    """A race's folder.  ValueError where there is no plan, or it is not the one in the ledger.
+
+    results: the folder that the ledger's names start from, RESULTS of RESULTS/races/RACE unless it is given.
+    book: its ledger.Ledger, if it has been read.
+    """
+    folder = Path(folder)
+    results = folder.parent.parent if results is None else Path(results)
+    with of_record(folder / "plan.json"):
+        result = json_file.read(folder / "plan.json", Plan)
+        slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(result["order"])]
+        arms = {slot.arm for slot in slots}
+        if arms != set(result["arms"]) or result["baseline"] not in arms or result["n"] != max(result["looks"]):
+            words = "its arms, baseline, n and looks disagree: restore it, or race again"
+            raise ValueError(f"is not a race's plan: {words}")
+    lines = (book or ledger.read(results)).of_race(result["race_id"])
+    planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
+    if planned != [plan.sha256(result)]:
+        why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
+        raise ValueError(f"{folder}/plan.json: {why}")
+    for run, known in ledger.runs_of(lines).items():
+        if not RUN.fullmatch(run):
+            raise ValueError(f"{folder}: the ledger has a run {run!r}, which is not <track>/<run_id>")
+        position = known["start"]["race"].get("position", -1)
+        if not 0 <= position < len(slots):
+            raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
+        slots[position].attempts.append((run, _status(results, run, known["end"])))
+    return State(folder, result, lines, slots)
+
+
+def _status(results, run, end):
+    """How the run ended for its race: by the ledger, or where that has no end (a killed launcher), by its record."""
+    if end is not None:
+        return "aborted" if end.get("failure") in OF_THE_MACHINE else end["status"]
+    try:
+        return run_folder.read(results / run)["status"]
+    except ValueError:
+        return "aborted"
+
+
+def unfinished(results: str | Path) -> list[Path]:
+    """Folders of the races that have a plan and no end, oldest first."""
+    ended = {line.get("race_id") for line in ledger.read(results).lines if line["event"] == "race_end"}
+    folders = sorted(path.parent for path in (Path(results) / race_folder.FOLDER).glob("*/plan.json"))
+    return [folder for folder in folders if folder.name not in ended]
+
+
+def is_running(folder: Path | str) -> bool:
+    """Whether a process holds the race's lock."""
+    try:
+        with open(Path(folder) / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # never raced, or a file system without locks
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """No other process runs this race meanwhile.  ValueError where one does."""
+    with open(Path(folder) / LOCK, "w") as file:
+        for attempts_left in reversed(range(NUM_ATTEMPTS)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not attempts_left:
+                    raise ValueError(f"{folder}: another process runs this race: wait for its end") from None
+                time.sleep(0.05)  # is_running() of another race holds it for microseconds
+            except OSError:
+                break  # a file system without locks
+        yield
+
+
+def as_json(state: State, status: str, why: str | None, ended_at: str, result: dict | None) -> race_folder.Race:
+    """race.json: what became of the plan."""
+    known, arms = state.plan, {}
+    for name, facts in known["arms"].items():
+        runs = {"runs": state.runs(name), "warm_up_runs": state.runs(name, True)}
+        arms[name] = facts | runs | {"interrupted_runs": state.interrupted(name)}
+    keys = ("position", "arm", "seed", "discarded", "run", "status")
+    return {
+        "schema_version": plan.SCHEMA_VERSION,
+        "race_id": state.race_id,
+        "status": status,
+        "why": why,
+        "track": known["track"],
+        "started_at": known["made_at"],
+        "ended_at": ended_at,
+        "baseline": known["baseline"],
+        "plan": known,
+        "plan_sha256": plan.sha256(known),
+        "arms": arms,
+        "order": [{key: getattr(slot, key) for key in keys} for slot in state.slots],
+        "looks": state.looks,
+        "unplanned_look": state.has_unplanned_look,
+        "result": result,
+    }

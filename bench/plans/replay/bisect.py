@@ -1,0 +1,111 @@
+"""Which commit made it worse: git bisect, with a race against the good commit as its question.
+
+Each commit that git picks races the good one.  Its change, with its 95 % interval, is held against half of the change
+from the good to the bad commit: an interval above that is bad, one below it is good, one that holds it is raced again
+with twice the runs, and then skipped.  A commit whose raced code is that of the good or the bad one is not raced.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.machine import git
+from bench.plans.race import worktrees
+
+MEASURES = {  # what --on may be: (a verdict's part, its change, its 95 % interval, unit); larger is worse
+    "step_avg_ms": ("time", "change_pct", "ci95_pct", "%"),
+    "val_loss": ("val_loss", "change_nats", "ci95_nats", "nats"),
+}
+GOOD, BAD, UNDECIDED = "good", "bad", "skip"  # as git bisect has them
+FIRST_BAD = "is the first bad commit"
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the good commit to another one."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    race_id: str | None = None
+
+    def __str__(self) -> str:
+        digits = 2 if self.unit == "%" else 4
+        interval = f"[{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+        return f"{self.value:+.{digits}f} {self.unit} {interval}"
+
+
+def change_of(race: dict, measure: str) -> Change | None:
+    """race.json of A against B -> how much worse B is; None where the two could not be compared."""
+    part, change, interval, unit = MEASURES[measure]
+    comparison = ((race.get("result") or {}).get("against") or {}).get("B") or {}
+    result: dict[str, Any] = comparison.get(part) or {}
+    if result.get(interval) is None or (part == "time" and not comparison.get("comparable")):
+        return None
+    return Change(result[change], *result[interval], unit, race.get("race_id"))
+
+
+def answer(change: Change | None, threshold: float) -> str:
+    """A commit's change against the good one -> GOOD, BAD or UNDECIDED."""
+    if change is None or change.low <= threshold <= change.high:
+        return UNDECIDED
+    return BAD if change.low > threshold else GOOD
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the search ended."""
+
+    commits: list[str]  # the first bad one; several where undecided ones lie between
+    asked: dict[str, str]  # {commit: GOOD, BAD or UNDECIDED} of every commit that was asked for
+
+
+@contextlib.contextmanager
+def searched(repo: Path, bad: str) -> Iterator[Path]:
+    """A worktree with a git bisect of its own: the user's checkout, and a bisect of theirs, stay as they are."""
+    with worktrees.of(repo, {"bisect": bad}) as paths:
+        try:
+            yield paths["bisect"]
+        finally:
+            git.ask(paths["bisect"], "bisect", "reset")
+
+
+def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
+    """ask(commit) -> GOOD, BAD or UNDECIDED, until one commit, or several undecided ones, are left.
+
+    ValueError: good is not an ancestor of bad.
+    """
+    if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
+        raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")
+    asked: dict[str, str] = {}
+    with searched(repo, bad) as folder:
+        said = git.run(folder, "bisect", "start", "--no-checkout", bad, good)
+        while FIRST_BAD not in said:
+            commit = (git.ask(folder, "rev-parse", "--verify", "--quiet", "BISECT_HEAD") or "").strip()
+            if not commit or commit in asked:
+                break
+            asked[commit] = ask(commit)
+            try:
+                said = git.run(folder, "bisect", asked[commit])
+            except git.Failed:  # only skipped commits are left: git ends with an error
+                break
+        left = git.run(folder, "rev-list", "refs/bisect/bad", "--not", *_good_refs(folder)).split()
+    return Ended(left, asked)
+
+
+def _good_refs(folder):
+    return git.run(folder, "for-each-ref", "--format=%(objectname)", "refs/bisect/good-*").split()
+
+
+def subject(repo: Path, commit: str) -> str:
+    """The first line of a commit's message."""
+    return git.run(repo, "log", "-1", "--format=%s", commit).strip()
+
+
+def parent(repo: Path, commit: str) -> str | None:
+    """The commit before; None of the first."""
+    result = git.ask(repo, "rev-parse", "--verify", "--quiet", f"{commit}^")
+    return result.strip() if result else None

@@ -1,0 +1,216 @@
+"""Runs of a sweep that a launcher that is not ours starts, as the sweep's own process sees them.
+
+Each is said when it has ended.  A signal ends the runs under way with the sweep, which waits for their records; a job
+of submitit's that is lost does not end the others.
+"""
+
+import contextlib
+import glob
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bench.base.paths import shown
+from bench.launch import summary
+from bench.launch.console import say
+from bench.machine.signals import Interrupted, raise_interrupted
+from bench.plans.sweep import at_work
+from bench.record import run_folder, sweep
+
+LOOK_EVERY_S = 2.0
+END_WITHIN_S = 120.0  # SLURM's KillWait, 30 s where nobody set it, and the record's last words
+LOST_AFTER_S = 15.0  # between two looks for jobs without a result
+LOST = "SLURM has ended it, and it left no result"
+MAX_WORDS = 300  # of an error, which may hold a whole log
+SUBMITTED = "_submitted.pkl"  # submitit's file of a job, after its id
+
+
+class Unfinished(Exception):
+    """Not every point has a run; str() says why."""
+
+
+@contextlib.contextmanager
+def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exception]) -> Iterator[None]:
+    """The block in which Hydra's launcher of that name starts the runs of a sweep and waits for them.
+
+    folder: of the sweep; settings: hydra.launcher.*; refusals: Hydra's own, which pass.  Raises Interrupted after the
+    jobs have ended; Unfinished where one was lost and the others have ended; ValueError where it started none.
+    """
+    say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
+    jobs = Jobs(settings)
+
+    def end_runs():
+        """Before the launcher's own code sees the signal: joblib's kills its workers, and all that they started."""
+        sweep.end(folder, "it was interrupted")  # a run that would begin only now is not made
+        if not jobs.are_of_submitit:
+            at_work.end(folder, END_WITHIN_S)
+
+    at_work.clear(folder)  # of a call of this sweep that was killed
+    with _watched(folder, jobs), raise_interrupted(end_runs) as signals:
+        try:
+            yield
+        except (ValueError, refusals, Unfinished):
+            raise
+        except Interrupted:
+            signals()
+            jobs.cancel()
+            raise
+        except Exception as error:
+            words = " ".join(str(error).split())[:MAX_WORDS]
+            why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
+            if not jobs.ids() and not (folder / at_work.FOLDER).exists():  # no run has begun
+                raise ValueError(f"hydra/launcher={launcher}: {why}") from None
+            waiting = "; waiting for the other jobs" if jobs.ids() else ""
+            say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
+            _wait(jobs, signals)
+            raise Unfinished("a job was lost") from None
+        finally:
+            jobs.finish_lost(folder)
+            at_work.clear(folder)
+
+
+def _wait(jobs, signals):
+    """Until all have ended; a signal ends them."""
+    try:
+        while jobs.alive():
+            signals.check()
+            time.sleep(LOOK_EVERY_S)
+    except Interrupted:
+        signals()
+        jobs.cancel()
+        raise
+
+
+class Jobs:
+    """The jobs that submitit has submitted since this was made; none of another launcher's."""
+
+    def __init__(self, settings: Mapping):
+        """settings: hydra.launcher.*"""
+        self._pattern = None
+        self.are_of_submitit = "submitit_folder" in settings
+        if self.are_of_submitit:
+            import submitit  # noqa: F401  it sets up its logging when it is imported
+
+            logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where sacct has no accounts
+            self._pattern = f"{glob.escape(settings['submitit_folder']).replace('%j', '*')}/*{SUBMITTED}"
+        self._are_of_slurm = "Slurm" in settings["_target_"]
+        self._num_tasks = (settings.get("nodes") or 1) * (settings.get("tasks_per_node") or 1)
+        self._before = set(self._found())
+        self._suspects, self._looked_s = set(), time.monotonic()
+        self.lost = []  # ids of those that SLURM has ended without a result
+
+    def _found(self) -> dict[str, Path]:
+        """{id: the job's folder}."""
+        result = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
+        return {path.name.removesuffix(SUBMITTED): path.parent for path in result}
+
+    def ids(self) -> list[str]:
+        """As SLURM names them, 5_0 of an array; of submitit_local pids."""
+        return [job_id for job_id in self._found() if job_id not in self._before]
+
+    def alive(self) -> list[str]:
+        """The ids of those that have not ended, all where SLURM does not answer."""
+        ids = self.ids()
+        if not ids or not self._are_of_slurm:
+            return [job_id for job_id in ids if _is_alive(int(job_id))]
+        known = _in_queue("%i")
+        return [job_id for job_id in ids if known is None or job_id in known]
+
+    def cancel(self) -> None:
+        """End them, and wait until they have ended."""
+        if not (ids := self.alive()):
+            return
+        say("sweep", f"ending {len(ids)} job(s), {' '.join(ids)}, and waiting for their records", always=True)
+        if self._are_of_slurm:
+            subprocess.run(["scancel", *ids], capture_output=True)
+        else:
+            for job_id in ids:  # submitit's controller hands SIGTERM to the run; by SIGINT it would kill it
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(job_id), signal.SIGTERM)
+        until_s = time.monotonic() + END_WITHIN_S
+        while (ids := self.alive()) and time.monotonic() < until_s:
+            time.sleep(LOOK_EVERY_S / 4)
+        if ids:
+            say("sweep", f"not ended in {END_WITHIN_S:.0f} s: {' '.join(ids)}", always=True)
+
+    def give_up_lost(self) -> None:
+        """Where SLURM has ended a job that left no result, write one for it, in which submitit finds an error.
+
+        By itself submitit asks every ten minutes, and waits for ever where SLURM keeps no accounts (sacct).
+        """
+        if not self._are_of_slurm or time.monotonic() - self._looked_s < LOST_AFTER_S:
+            return
+        from submitit.core.utils import cloudpickle_dump
+
+        self._looked_s, alive = time.monotonic(), self.alive()
+        gone = {}
+        for job_id, folder in self._found().items():
+            paths = [folder / f"{job_id}_{task}_result.pkl" for task in range(self._num_tasks)]
+            if job_id not in self._before and job_id not in alive:
+                gone[job_id] = [path for path in paths if not path.exists()]
+        gone = {job_id: paths for job_id, paths in gone.items() if paths}
+        for job_id in sorted(gone.keys() & self._suspects):  # at two looks: files of another node may come late
+            self.lost.append(job_id)
+            for path in gone[job_id]:
+                cloudpickle_dump(("error", LOST), path)
+        self._suspects = set(gone)
+
+    def finish_lost(self, folder: Path) -> None:
+        """The records of the sweep that say running, of jobs that SLURM has ended."""
+        known = _in_queue("%A") if self._are_of_slurm else None
+
+        def is_gone(run):
+            job_id = (run.get("launched_by") or {}).get("job_id")
+            return job_id is not None and job_id not in known
+
+        if known is not None:
+            at_work.finish(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
+
+
+def _in_queue(what: str) -> set[str] | None:
+    """squeue's field of this user's jobs, by task; None: no answer.  It forgets what has ended."""
+    words = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return None if done.returncode else set(done.stdout.split())
+
+
+def _is_alive(pid):
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == 0  # submitit's controllers are children of this process
+    return False
+
+
+@contextlib.contextmanager
+def _watched(folder, jobs):
+    """Meanwhile a line for each point that gets a record, and an end for lost jobs."""
+    before, over = _ended(folder), threading.Event()
+    asked = sweep.read(folder)["points"]
+
+    def watch():
+        known, is_over = before, False
+        while not is_over:
+            is_over = over.wait(LOOK_EVERY_S)
+            jobs.give_up_lost()
+            now = _ended(folder)
+            for words, path in now.items():
+                if known.get(words) != path:
+                    run = run_folder.read(path) | {"folder": str(path)}
+                    say("run", f"{sweep.its_own(words, asked)}: {summary.last_words(run)}")
+            known = now
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _ended(folder):
+    return {tuple(point.overrides): point.folder for point in sweep.points(folder) if point.folder}

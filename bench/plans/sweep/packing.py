@@ -1,0 +1,217 @@
+"""Runs of a sweep side by side, each on cores or a GPU of its own, which no other run of the sweep may use.
+
+How much slower they are than alone is measured once before (probe.py) and stands in each record, run.json["beside"],
+which makes it suspect: losses count, times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bench.base.paths import REPO, working_folder
+from bench.base.units import format_about_s
+from bench.config import schema
+from bench.launch import series
+from bench.launch.console import say
+from bench.machine import gpus, processes
+from bench.machine.signals import raise_interrupted
+from bench.record import sweep
+
+TICK_S = 0.2
+END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
+OPTION = "--beside"  # of ./run.sh run: a Slot as JSON
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one run of several may use."""
+
+    slot: int  # from 0
+    num_slots: int
+    cores: tuple[int, ...]  # logical CPUs, of the machine's numbers
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it; None: the run is on cores alone
+    slowdown_pct: float | None = None  # of a step beside the others, by the probe; None: not measured
+    memory_gib: float | None = None  # of the GPU
+
+    def machine(self) -> schema.Machine:
+        """What a run there sees of the machine."""
+        return schema.Machine(int(self.gpu is not None), len(self.cores), self.memory_gib)
+
+    def fact(self) -> dict:
+        """run.json["beside"]."""
+        return {key: value for key, value in asdict(self).items() if key != "memory_gib"} | {"cores": list(self.cores)}
+
+    def __str__(self):
+        cores = f"cores {','.join(map(str, self.cores))}"
+        return cores if self.gpu is None else f"GPU {self.gpu}, {cores}"
+
+
+def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
+    """One for each run at a time; [] where they are to follow each other.
+
+    parallel: hydra.launcher.parallel, "auto" for as many as there are GPUs, or cores where on_cpu.  ValueError.
+    """
+    if parallel is None:
+        return []
+    if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
+        raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
+    result = [] if on_cpu else gpus.visible()
+    most = len(result) or len(cores) // (cores_per_run or 1)
+    number = most if parallel == "auto" else int(parallel)
+    each = cores_per_run or len(cores) // max(number, 1)
+    if not 1 <= number <= most or each < 1 or number * each > len(cores):
+        has = f"{len(result)} GPU(s) and {len(cores)} cores" if result else f"{len(cores)} cores"
+        raise ValueError(
+            f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
+            f"and no two runs share one: use hydra.launcher.parallel={max(1, min(most, len(cores) // max(each, 1)))}"
+        )
+    return [
+        Slot(
+            slot,
+            number,
+            tuple(cores[slot * each : (slot + 1) * each]),
+            result[slot]["uuid"] if result and result[slot].get("uuid") else str(slot) if result else None,
+            memory_gib=result[slot]["memory_gib"] if result else None,
+        )
+        for slot in range(number)
+    ]
+
+
+def pin(slot: Slot) -> None:
+    """This process and all that it starts: on the slot's cores alone."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, slot.cores)
+
+
+def parsed(text: str) -> Slot:
+    """OPTION's JSON -> Slot."""
+    values = json.loads(text)
+    return Slot(**values | {"cores": tuple(values["cores"])})
+
+
+def with_slowdown(where: Sequence[Slot], slowdown_pct: float) -> list[Slot]:
+    """The slots, each with what the probe measured."""
+    return [replace(slot, slowdown_pct=round(slowdown_pct, 2)) for slot in where]
+
+
+def environment(slot: Slot) -> dict[str, str]:
+    """Variables of a process at a slot."""
+    env = os.environ | {"SPEEDRUN_CWD": working_folder()}
+    return env | {"CUDA_VISIBLE_DEVICES": slot.gpu} if slot.gpu is not None else env
+
+
+class Budget:
+    """Seconds for all runs, by which none begins that would end later, as far as it is known how long one takes."""
+
+    def __init__(self, budget_s: float | None, run_s: float | None):
+        """budget_s: None: no limit; run_s: what a run took before, None: not known before the first has ended."""
+        self.budget_s, self._run_s, self._spent_s, self._opened_s = budget_s, run_s, [], time.monotonic()
+
+    @property
+    def run_s(self) -> float | None:
+        return sum(self._spent_s) / len(self._spent_s) if self._spent_s else self._run_s
+
+    def spent(self, run_s: float) -> None:
+        """A run has ended."""
+        self._spent_s.append(run_s)
+
+    def fits(self) -> bool:
+        """Whether a run that begins now ends in time."""
+        return self.budget_s is None or (self.run_s or 0.0) <= self._left_s()
+
+    def _left_s(self):
+        return self.budget_s - (time.monotonic() - self._opened_s)
+
+    def plan(self, num_runs: int, num_slots: int) -> str:
+        """How long so many runs take, so many at a time, and how many of them fit."""
+        if self.run_s is None:
+            return f"{num_runs} runs, {num_slots} at a time, the duration is known after the first"
+        whole_s = -(-num_runs // num_slots) * self.run_s
+        num_fitting = None if self.budget_s is None else num_slots * max(0, int(self._left_s() // self.run_s))
+        fitting = series.in_budget(num_fitting, num_runs, self.budget_s)
+        return f"{num_runs} runs, {num_slots} at a time, {format_about_s(whole_s)}{fitting}"
+
+
+def run_all(
+    points: Mapping[int, list[str]], where: Sequence[Slot], logs: Path, facts: dict, budget: Budget, is_all: bool
+) -> Iterator[tuple[int, str | None, str]]:
+    """Run every point, as many at a time as there are slots; yields (index, record's folder or None, end of output).
+
+    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its slot; is_all:
+    whether these are all runs of the sweep, and how long they take is to be said.
+    Raises Interrupted after the runs under way have ended.
+    """
+    if is_all:
+        say("plan", budget.plan(len(points), len(where)))
+    was_known = budget.run_s is not None or not is_all
+    logs.mkdir(parents=True, exist_ok=True)
+    todo, free, running = list(points), list(where), []
+
+    def may_begin():
+        return todo and budget.fits()
+
+    with raise_interrupted() as signals, contextlib.ExitStack() as all_of_them:
+        while running or may_begin():
+            signals.check()
+            while free and may_begin():
+                number, slot = todo.pop(0), free.pop(0)
+                words = sweep.its_own(points[number], points.values())
+                say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {words}")
+                stack = all_of_them.enter_context(contextlib.ExitStack())
+                paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
+                out = stack.enter_context(open(paths[0], "wb"))
+                given = json.dumps(asdict(slot) | facts | {"answer": str(paths[1])})
+                program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
+                process = stack.enter_context(processes.child(program, REPO, environment(slot), out, END_WITHIN_S))
+                running.append((number, slot, process, stack, paths, time.monotonic()))
+            for one in [one for one in running if one[2].poll() is not None]:
+                running.remove(one)
+                number, slot, _, stack, (log, answer), began_s = one
+                stack.close()
+                budget.spent(time.monotonic() - began_s)
+                if todo and not was_known:
+                    was_known = True
+                    say("plan", f"to go: {budget.plan(len(todo), len(where))}")
+                free.append(slot)
+                folder = answer.read_text() if answer.exists() else None
+                answer.unlink(missing_ok=True)
+                yield number, folder, "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            time.sleep(TICK_S)
+
+
+def measured(where: Sequence[Slot]) -> float:
+    """Per cent by which a step of the probe is slower beside the others than alone, the worst slot's (probe.py)."""
+    alone = _probe(where[:1])
+    beside = _probe(where)
+    return max(0.0, 100 * (max(beside) / alone[0] - 1))
+
+
+def _probe(where: Iterable[Slot]) -> list[float]:
+    """Milliseconds of the probe's step at each slot, all at once."""
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "bench.plans.sweep.probe", json.dumps(asdict(slot))],
+                    cwd=REPO,
+                    env=environment(slot),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for slot in where
+        ]
+        for process in running:  # all are ready before one begins
+            process.stdout.readline()
+        for process in running:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [float(process.stdout.readline()) for process in running]

@@ -1,0 +1,228 @@
+"""The points of a sweep as runs: each with its own process group and record, what is complete skipped.
+
+Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or one()
+in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
+"""
+
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.launch import allocation, launcher, ready, summary
+from bench.launch.console import say
+from bench.launch.prepare import Job, asked, prepare, this_machine
+from bench.launch.script import script
+from bench.launch.series import Series, earlier_s
+from bench.machine.signals import Interrupted, raise_interrupted
+from bench.plans.sweep import at_work, earlier, elsewhere, objective, packing, stopping
+from bench.plans.sweep.elsewhere import Unfinished
+from bench.record import failures, run_folder, sweep
+
+
+@dataclass
+class Points:
+    """Makes a sweep's runs.  It is pickled into a launcher's processes, where only one() is called."""
+
+    folder: Path  # of the sweep, begun
+    command: list[str]  # what the user typed, for the records
+    anyway: bool = False  # on a busy machine too
+    budget_s: float | None = None  # no run begins that would end later than that after the first began
+    objective: str = objective.DEFAULT
+    stops: dict[tuple, Callable] = field(default_factory=dict)  # of a search, by the words of a point
+    _series: Series | None = None  # of a search: all of its trials
+    _began_s: float | None = None
+    _slowdown_pct: float | None = None  # of runs side by side; None: not measured yet
+
+    @property
+    def sweep_id(self) -> str:
+        return self.folder.name
+
+    def elsewhere(
+        self, launcher: str, settings: Mapping, refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager:
+        """Around a launcher that is not ours, which calls one() in processes whose output this one does not see."""
+        return elsewhere.followed(self.folder, launcher, settings, refusals)
+
+    @contextlib.contextmanager
+    def searching(self, num_trials: int) -> Iterator[None]:
+        """Around a search by our launcher: one plan and one bar for all its trials, which take about equally long."""
+        runs = self.records()
+        known_s = earlier_s({run["track"] for run in runs}, {run["config_id"] for run in runs})
+        of_one = {"trial": statistics.mean(known_s.values())} if known_s else {}
+        with Series(["trial"] * num_trials, of_one, budget_s=self.budget_s) as self._series:
+            yield
+        self._series = None
+
+    def one(self, words: list[str], number: int) -> float | None:
+        """A run in a process of another launcher -> its objective.  words: its overrides.
+
+        None too where the process is not the first of its job's, or the sweep was ended before it began.
+        """
+        if os.environ.get("SLURM_PROCID", "0") != "0":
+            return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
+        run = None
+        try:
+            with raise_interrupted(), at_work.here(self.folder):
+                if why := sweep.read(self.folder)["why"]:
+                    say("sweep", f"not begun: the sweep has ended: {why}", always=True)
+                    return None
+                run = self._one(words, number)
+        except Interrupted as error:
+            ended_by = str(error)
+            say("sweep", f"not begun: {ended_by}", always=True)
+        else:
+            ended_by = run["failure"]["signal"] if failures.is_interrupt(run["failure"]) else None
+        if ended_by == "SIGTERM" and allocation.ending().is_requeued:
+            os.kill(os.getpid(), signal.SIGKILL)  # else submitit has a result, and the sweep ends before the job has
+        if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
+            os.kill(os.getpid(), signal.Signals[ended_by])
+        return objective.of(run, self.objective)
+
+    def _one(self, words, number):
+        job = prepare(words, say=lambda text: say("data", text))
+        run = earlier.complete([job]).get(0)
+        if run is None:
+            run = launcher.launch(job, self.command, sweep_id=self.sweep_id)
+            say("run", summary.last_words(run), always=True)
+        else:
+            earlier.say_complete(job, run)
+        sweep.keep(self.folder, number, words, run, apart=True)
+        return run
+
+    def all(self, points: list[list[str]], first_number: int, settings: dict) -> list[float | None]:
+        """Several runs, all checked before the first; one that fails does not end the sweep.
+
+        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Unfinished, ValueError.
+        """
+        where = self._places(points, settings)
+        machine = where[0].machine() if where else None
+        jobs = [prepare(words, say=lambda text: say("data", text), machine=machine) for words in points]
+        same = _first_of_its_kind(jobs)
+        result = earlier.complete(jobs, stopped_too=settings["stop_above_nats"] is not None)
+        for number in sorted(result.keys() & set(same)):
+            earlier.say_complete(jobs[number], result[number])
+        for number, run in result.items():
+            sweep.keep(self.folder, first_number + number, points[number], run)
+        todo = [number for number in dict.fromkeys(same) if number not in result]
+        if todo and self._began_s is None:
+            ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
+            self._began_s = time.monotonic()
+        for number, run in self._made(todo, jobs, points, where, settings):
+            for other in (other for other, first in enumerate(same) if first == number):
+                result[other] = run
+                sweep.keep(self.folder, first_number + other, points[other], run)
+            if failures.is_interrupt(run["failure"]):
+                raise Interrupted(run["failure"]["signal"])
+        if len(result) < len(points) and self.left_s() is not None:
+            raise Unfinished("--budget is spent")
+        return [objective.of(result.get(number), self.objective) for number in range(len(points))]
+
+    def left_s(self) -> float | None:
+        """Seconds of the budget that are left; None: there is no budget, or no run has begun."""
+        if self.budget_s is None or self._began_s is None:
+            return None
+        return self.budget_s - (time.monotonic() - self._began_s)
+
+    def _made(self, todo, jobs, points, where, settings):
+        """Runs of the points todo, indices: yields (index, record) of each that has one."""
+        if not todo:
+            return
+        if where and len(todo) > 1:
+            yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
+            return
+        known = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
+        words = [sweep.its_own(points[number], known) for number in todo]
+        its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
+
+        def stop_of(job):
+            if settings["stop_above_nats"] is None:
+                return self.stops.get(its_words[_kind(job)])
+            return stopping.AboveBest(settings["stop_above_nats"], settings["stop_from_frac"], self.records())
+
+        runs = launcher.launch_each(
+            [jobs[number] for number in todo],
+            self.command,
+            words,
+            sweep_id=self.sweep_id,
+            budget_s=self.left_s(),
+            stop_of=stop_of,
+            series=self._series,
+        )
+        yield from zip(todo, runs)
+
+    def _places(self, points, settings):
+        """Where runs go side by side, [] where they follow each other: so they do where that costs too much."""
+        if settings["parallel"] is None:
+            return []
+        if any(self.stops.values()) or settings["stop_above_nats"] is not None:
+            raise ValueError(
+                f"hydra.launcher.parallel={settings['parallel']}: runs side by side cannot be stopped midway: give no "
+                "hydra.sweeper.pruner and no hydra.launcher.stop_above_nats"
+            )
+        on_cpu = asked(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
+        where = packing.slots(settings["parallel"], settings["cores_per_run"], on_cpu)
+        if len(where) < 2 or len(points) < 2:
+            return []
+        is_new = self._slowdown_pct is None
+        self._slowdown_pct = packing.measured(where) if is_new else self._slowdown_pct
+        limit_pct = settings["max_slowdown_pct"]
+        facts = f"{self._slowdown_pct:.1f} % slower than alone (hydra.launcher.max_slowdown_pct={limit_pct:g})"
+        if self._slowdown_pct > limit_pct:
+            say("sweep", f"one run at a time: {len(where)} side by side are {facts}", always=is_new)
+            return []
+        on = " | ".join(map(str, where))
+        say("sweep", f"{len(where)} runs side by side on {on}, {facts}: no time of them counts")
+        return packing.with_slowdown(where, self._slowdown_pct)
+
+    def _side_by_side(self, points, where, jobs):
+        """points: {index: words} -> yields (index, record) as they end."""
+        known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
+        run_s = statistics.mean(known_s.values()) if known_s else None
+        facts = {"folder": str(self.folder), "command": self.command}
+        budget, is_all = packing.Budget(self.left_s(), run_s), self._series is None
+        for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, budget, is_all):
+            run = None if folder is None else _read(folder)
+            how = summary.last_words(run) if run else f"left no record:\n{tail}"
+            say("run", f"{sweep.its_own(points[number], points.values())}: {how}", always=not run)
+            if run:
+                yield number, run
+
+    def beside(self, words: list[str], slot: packing.Slot) -> dict:
+        """One of several runs, in a process of its own, pinned to its slot -> its record."""
+        packing.pin(slot)
+        job = prepare(words, say=lambda text: say("data", text))
+        return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=slot.fact())
+
+    def records(self) -> list[dict]:
+        """Of every point that has one so far, with its folder."""
+        return [_read(point.folder) for point in sweep.points(self.folder) if point.folder is not None]
+
+    def was_stopped(self, words: list[str]) -> bool:
+        """Whether the run of a point was stopped before its end."""
+        folders = [point.folder for point in sweep.points(self.folder) if point.overrides == words and point.folder]
+        return bool(folders) and _read(folders[0])["status"] == "stopped"
+
+
+def _read(folder):
+    return run_folder.read(folder) | {"folder": str(folder)}
+
+
+def _kind(job):
+    return job.config_id, job.config.seed
+
+
+def _first_of_its_kind(jobs):
+    """For each job the index of the first that makes the same run: of equal points one is run."""
+    first = {}
+    return [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
+
+
+def source_sha256(words: Sequence[str]) -> str:
+    """The identity of the code that a sweep runs.  words: those that all its runs have."""
+    config = asked(list(words))
+    return Job(config, None, list(words), [], script.of(config, list(words))).source_sha256

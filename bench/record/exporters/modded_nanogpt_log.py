@@ -1,0 +1,138 @@
+"""A run as a log in the format of modded-nanogpt's records, with the code's identity where those have the code."""
+
+import math
+from pathlib import Path
+
+from bench.base.reading import damage, plain_file, yaml_file
+from bench.machine import utc
+from bench.record import run_folder, step_files
+from bench.record.metrics import step_avg_ms
+
+RULE = "=" * 100
+
+
+def text(folder: Path) -> str:
+    """Code, environment and step lines between rules of 100 =, as in the records of KellerJordan/modded-nanogpt.
+
+    The code is its sha256, its commit and what was not committed.  train_time is the sum of the steps so far, at the
+    end the record's train_s, which is the slowest rank's; validation is outside of it.  Times have 0 decimals and
+    losses 4, or all that the record has.  A run without times is written as llm.c's log, which has none.  What is
+    unknown has no line.
+    ValueError: it did not complete and does not say how many steps it was to have.
+    """
+    run, rows = run_folder.read(folder), step_files.read(folder)
+    patch = folder / "code" / "diff.patch"
+    code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
+    if patch.is_file() and patch.stat().st_size:
+        changes = plain_file.text(patch, errors="replace").splitlines()
+        code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
+    imported = run.get("imported") or {}
+    is_timed = not imported and any(row.get("step_ms") is not None for row in rows)
+    has_times = is_timed or run["metrics"].get("train_s") is not None
+    train_s = run["metrics"].get("train_s") if is_timed and run["status"] == "complete" else None
+    planned = _num_planned(folder, run, rows)
+    lines = list(_step_lines(rows, planned, imported, train_s) if has_times else _llmc_lines(rows))
+    lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
+    lines += imported.get("other_lines") or ()
+    peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
+    if peaks := [gib for gib in peaks_gib if gib is not None]:
+        lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
+    whole = "\n".join([*code, RULE, *_environment(run), RULE, *lines]) + "\n"
+    return whole if whole.replace("\n", "").replace("\t", "").isprintable() else _harmless(whole)
+
+
+def _harmless(text):
+    """Without what a terminal would obey."""
+    return "\n".join("\t".join(map(damage.one_line, line.split("\t"))) for line in text.split("\n"))
+
+
+def _environment(run):
+    env, gpus = run["environment"], run["environment"].get("gpus") or []
+    yield f"# {run['run_id']}"
+    if env.get("python") is not None:
+        yield f"Running Python {env['python']}"
+    if env.get("torch") is not None:
+        yield f"Running PyTorch {env['torch']}" + (f" compiled for CUDA {env['cuda']}" if env.get("cuda") else "")
+    if gpus or env.get("cpu_model"):
+        power_w = {gpu.get("power_limit_w") for gpu in gpus} - {None}
+        limit = f" at {power_w.pop():g} W" if len(power_w) == 1 else ""
+        ranks = f" with world_size {run['world_size']}" if run["world_size"] is not None else ""
+        where = f"{len(gpus)} x {gpus[0]['name']}" if gpus else env["cpu_model"]
+        yield f"Running on {where}{limit}{ranks}"
+    if env.get("driver") is not None:
+        yield f"Driver Version: {env['driver']}"
+    if run["started_at"] is not None:
+        is_local = str((run.get("imported") or {}).get("started_zone")).startswith("unknown")
+        local = f"{utc.parse(run['started_at']):%a %b %d %H:%M:%S %Y}"
+        yield local if is_local else f"Run UTC timestamp={run['started_at']}"
+    if run["seed"] is not None:
+        yield f"Using seed={run['seed']}"
+
+
+def _num_planned(folder, run, rows):
+    """Steps that the run was to have: a log that says fewer would make a run that broke off look like a whole one."""
+    declared = (run.get("imported") or {}).get("declared_steps")
+    if declared is None and run["status"] != "complete":
+        if (folder / "config.yaml").is_file():
+            declared = (yaml_file.read(folder / "config.yaml").get("goal") or {}).get("max_steps")
+        if declared is None:
+            what = f"status={run['status']}, and it does not say how many steps it was to have"
+            raise ValueError(f"{run['run_id']}: {what}: export it --to csv")
+    return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
+
+
+def _step_lines(rows, total, imported, train_s=None):
+    """A line a step and one a validation; step_avg as the log had it.  train_s: of our own complete run."""
+    meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
+    untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
+    for row in rows:
+        step, known_ms = row["step"], row.get("train_time_ms")
+        if known_ms is not None or (imported and row.get("step_ms") is None and step):
+            train_ms = math.nan if known_ms is None else known_ms  # a log that does not say this step's
+        else:
+            train_ms += row.get("step_ms") or 0.0
+        if train_s is not None and row is rows[-1]:
+            train_ms = train_s * 1e3
+        average = _average(train_ms, step - untimed)
+        start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
+        is_own_time = row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None
+        has_line = (known_ms is not None and is_own_time) or row.get("train_loss") is not None
+        if step and (has_line or row.get("step_ms") is not None):
+            loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
+            yield f"{start}{loss} train_time:{_ms(train_ms)}ms step_avg:{average}ms"
+        if row.get("val_loss") is not None:
+            at_ms = train_ms if row.get("train_time_at_val_ms") is None else row["train_time_at_val_ms"]
+            since, since_ms = before if "previous val" in meaning and step > before[0] else (untimed, 0.0)
+            before = step, at_ms
+            average = _average(at_ms - since_ms, step - since)
+            yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{_ms(at_ms)}ms step_avg:{average}ms{tail}"
+
+
+def _average(train_ms, num_steps):
+    if num_steps <= 0:
+        return "nan"
+    average_ms = step_avg_ms(train_ms, num_steps)
+    return f"{average_ms:.2f}" if train_ms.is_integer() else _ms(average_ms)
+
+
+def _llmc_lines(rows):
+    for row in rows:
+        if row.get("train_loss") is not None:
+            has_more = None not in (row.get("lr"), row.get("grad_norm"))
+            more = f" lr:{row['lr']!r} norm:{row['grad_norm']!r}" if has_more else ""
+            yield f"s:{row['step']} trl:{_loss(row['train_loss'])}{more}"
+        if row.get("val_loss") is not None:
+            yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"
+
+
+def _ms(time_ms):
+    """Milliseconds to the nanosecond, none of the digits that say nothing."""
+    return f"{time_ms:.6f}".rstrip("0").rstrip(".")
+
+
+def _loss(nats):
+    return f"{nats:.4f}" if float(f"{nats:.4f}") == nats else repr(nats)
+
+
+def _tail(words):
+    return " ".join(f"{key}:{text}" if text else key for key, text in words.items())

@@ -1,0 +1,247 @@
+"""Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
+
+A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed
+is not read here.  Lines of the common shapes are read as tables, the others word by word.  What looks like a metric
+line but is not a whole one is reported: cut, torn by another rank's output, the second rank's copy, words in front.
+"""
+
+import codecs
+import math
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.record.importers import tables
+from bench.record.importers.text import Text
+
+IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
+BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
+FIRST = re.compile(rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)")  # a newline first, which is searched quickly
+# The middle of a metric line in another line.  What may not stand before the words comes after them: quick to search.
+STRAYS = (
+    re.compile(rb"step:(?<![\w./]step:)\d+/\d+ +\w+:"),
+    re.compile(rb"s:(?<![\w./]s:)\d+ t[re]l:"),
+    re.compile(rb"train_time:[\d.]"),
+    re.compile(rb"step_avg:[\d.]"),
+)
+LAST_DECIMALS = re.compile(rb"\.(\d*)\s*$")
+COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
+# "[rank0]: ", "0: "
+BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)
+COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
+NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
+
+
+@dataclass
+class Metrics:
+    """Metric lines in order: .columns {name: array, nan where a line has none}; .extras {index: {key: text}}."""
+
+    columns: dict
+    line_numbers: np.ndarray = None  # of each, from 0
+    extras: dict = field(default_factory=dict)
+    unmatched: list = field(default_factory=list)  # (line number from 0, text) of what looks like one and is not read
+    shapes: set = field(default_factory=set)  # what is left of metric lines without their numbers
+    tails: list = field(default_factory=list)  # {key: text} of "tailavg" lines: read, and no steps of a run
+    others: list = field(default_factory=list)  # lines of a step without its loss or time: read, and as they are
+    num_repeated: int = 0  # lines that repeat lines before them
+
+    def __len__(self):
+        return len(self.columns["step"])
+
+    def keep(self, mask):
+        """Only the metric lines where mask is True."""
+        where = np.cumsum(mask) - 1
+        self.columns = {name: values[mask] for name, values in self.columns.items()}
+        self.line_numbers = self.line_numbers[mask]
+        self.extras = {int(where[index]): extra for index, extra in self.extras.items() if mask[index]}
+
+    def report(self, text, line_number):
+        self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
+
+
+def plain(data: bytes) -> bytes:
+    """The bytes of a log without what a terminal, an editor or a launcher put around its lines."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        data = data.decode("utf-16", "replace").encode()
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if b"\r" in data:  # alone it is a progress bar's, which the next words overwrite
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if b"\x1b" in data:  # a single byte is found in a fraction of the time of two
+        data = COLOUR.sub(b"", data)
+    if first(data) == len(data):
+        data = BEHIND_PREFIX.sub(b"", data)
+    return data
+
+
+def first(data: bytes) -> int:
+    """Where the first metric line begins; the length of the data if there is none."""
+    if IS_METRIC.match(data):
+        return 0
+    match = FIRST.search(data)
+    return len(data) if match is None else match.start() + 1
+
+
+def read(data: bytes) -> tuple[Metrics, Text, np.ndarray]:
+    """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
+    text = Text(data)
+    by_layout = tables.read(text)
+    is_metric = np.zeros(len(text), bool)
+    for numbers, _ in by_layout.values():
+        is_metric[numbers] = True
+    words, strays = _others(text, is_metric)
+    is_metric[list(words)] = True
+    metrics = _metrics(text, by_layout, words, is_metric)
+    for number in strays:
+        metrics.report(text, number)
+    _drop_repeated(metrics, text)
+    metrics.unmatched.sort()
+    return metrics, text, is_metric
+
+
+def _others(text, in_table):
+    """Of the lines in no table: {number: metric line}, and the numbers of those with the middle of one in them."""
+    words, strays = {}, []
+    others = text.without(in_table)
+    may_stray = any(stray.search(others) for stray in STRAYS)
+    for number, line in zip(np.flatnonzero(~in_table).tolist(), others.split(b"\n")):
+        if line.startswith(BEGINNINGS) and IS_METRIC.match(line):
+            words[number] = line
+        elif may_stray and any(stray.search(line) for stray in STRAYS):
+            strays.append(number)
+    return words, strays
+
+
+def _metrics(text, by_layout, words, is_metric):
+    """Text, the tables of tables.read, {number: line} of the other metric lines, a mask of all -> Metrics."""
+    line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
+    names = (*COLUMNS, *NOT_FINITE.values())
+    metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
+    for layout, (numbers, table) in by_layout.items():
+        metrics.shapes.add(_shape(layout))
+        indices = index_of[numbers]
+        for name, values in table.items():
+            metrics.columns[name][indices] = values
+    mask = np.ones(len(line_numbers), bool)
+    for number, line in words.items():
+        index = int(index_of[number])
+        metrics.shapes.add(_shape(line))
+        is_known = _one(line, index, metrics)
+        mask[index] = is_known == "step"
+        if not is_known:
+            metrics.report(text, number)
+    if len(mask) and mask[-1] and line_numbers[-1] == len(text) - 1 and _is_cut(text, line_numbers):
+        mask[-1] = False
+        metrics.report(text, line_numbers[-1])
+    if not mask.all():
+        metrics.keep(mask)
+    return metrics
+
+
+def _shape(line):
+    """What is left of a line without its numbers."""
+    return line.translate(None, b"0123456789.").decode("utf-8", "replace")
+
+
+def _is_cut(text, line_numbers):
+    """Whether the file ends within its last line: with fewer decimals than the line of its shape before it."""
+    last = text[line_numbers[-1]]
+    before = next((line for number in line_numbers[-2::-1] if _shape(line := text[number]) == _shape(last)), b"")
+    before, last = LAST_DECIMALS.search(before), LAST_DECIMALS.search(last)
+    return before is not None and (last is None or len(last[1]) < len(before[1]))
+
+
+def _drop_repeated(metrics, text):
+    """A line that is repeated at once counts once; of two lines of one step between others one is reported.
+
+    Where a step comes twice at a run's end or once in a log, another run begins: modded_nanogpt.py.
+    """
+    step, total = metrics.columns["step"], metrics.columns["total"]
+    if len(step) < 2:
+        return
+    again = np.append(False, same_again(metrics))
+    for index in np.flatnonzero(again).tolist():
+        if text[metrics.line_numbers[index]].rstrip() == text[metrics.line_numbers[index - 1]].rstrip():
+            again[index], metrics.num_repeated = False, metrics.num_repeated + 1
+            step[index] = -1
+    inside = again & (step > 0) & ~(step == total)
+    near = np.flatnonzero(inside)
+    second = again if (np.diff(near) <= 2).any() else np.zeros(len(step), bool)
+    for index in np.flatnonzero(second).tolist():
+        metrics.report(text, metrics.line_numbers[index])
+    if second.any() or metrics.num_repeated:
+        metrics.keep(~second & (step >= 0))
+
+
+def same_again(metrics):
+    """A mask for all lines but the first: of the same step and kind (training or validation) as the one before."""
+    step = metrics.columns["step"]
+    is_val = ~(np.isnan(metrics.columns["val_loss"]) & np.isnan(metrics.columns["val_diverged"]))
+    return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
+
+
+STEP = re.compile(
+    rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+(?:[A-Za-z]\w*:|val_time: )\S+)+)(?:[ \t]+([a-z_]{3,}))?\s*$"
+)
+WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # elsewhere a blank may stand for a lost digit
+TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
+VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # within one validation
+MEASURED = re.compile(rb"loss|time|avg|lr")  # in the keys of a line that says more than how something else stood
+NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
+NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
+NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
+NOT_TWICE = (b"step", b"s")  # a second line inside of the line
+
+
+def _one(line, index, metrics):
+    """A line of a rarer shape: key:value words in any order.
+
+    "step": a step's line; "other": understood, of no step; None: not understood.
+    """
+    if TAIL.match(line):
+        metrics.tails.append(_texts(line[len(b"tailavg ") :].split()))
+        return "other"
+    match = STEP.match(line)
+    pairs = WORD.findall(match[4]) if match else []
+    words = dict(pairs)
+    has_numbers = any(MEASURED.search(key) or NAMES.get(key) in NOT_FINITE or key in NOT_TWICE for key in words)
+    if VAL_STEP.match(line) or (match and match[1] and not has_numbers):
+        metrics.others.append(line.decode("utf-8", "replace").rstrip())
+        return "other"
+    if len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:
+        return None
+    values = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
+    if match[1]:  # both stand in every such line: one without them was cut
+        values["train_time_ms"] = _time_ms(words.pop(b"train_time", b""))
+        values["step_avg_ms"] = _time_ms(words.pop(b"step_avg", b""), (b"ms",))
+    for key in [key for key in words if key in NAMES]:
+        name, number = NAMES[key], _number(words.pop(key))
+        is_finite = number is None or math.isfinite(number)
+        values[name] = number if is_finite else np.nan
+        if not is_finite and name in NOT_FINITE:
+            values[NOT_FINITE[name]] = 1.0
+    if None in values.values() or (match[3] and (words or match[5] or len(values) == 2)):
+        return None
+    for name, value in values.items():
+        metrics.columns[name][index] = value
+    if words or match[5]:
+        last = {match[5].decode(): ""} if match[5] else {}
+        metrics.extras[index] = _texts(b"%s:%s" % item for item in words.items()) | last
+    return "step"
+
+
+def _texts(words):
+    return dict(word.decode("utf-8", "replace").split(":", 1) for word in words)
+
+
+def _number(text):
+    return float(text) if NUMBER.fullmatch(text) else None
+
+
+def _time_ms(text, units=(b"ms", b"s")):
+    """ "12ms" or "0.012s" -> milliseconds, nan for nan and inf; None for what is not a time in one of the units."""
+    unit = next((unit for unit in units if text.endswith(unit)), None)
+    number = _number(text.removesuffix(unit)) if unit else None
+    if number is None:
+        return None
+    return np.nan if not math.isfinite(number) else number if unit == b"ms" else round(1e3 * number, 6)

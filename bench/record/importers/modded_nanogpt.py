@@ -1,0 +1,249 @@
+"""Logs of KellerJordan/modded-nanogpt (and llm.c's main.log) -> runs: all formats from 2024-06 to 2026.
+
+A file holds no run, one, or several; what a log does not say is None.  step_avg was printed with three meanings, which
+are distinguished by trying each on the log's own numbers.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import re
+from datetime import UTC, datetime
+
+import numpy as np
+
+from bench.machine import utc
+from bench.record.importers import lines
+from bench.record.importers.foreign_run import Run
+
+# of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
+TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")
+PYTHON_VERSION = re.compile(rb"\nRunning Python (\S+)")
+ON_DEVICE = re.compile(rb" on (?:device_name=)?((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b")
+ON_DEVICES = re.compile(
+    rb"\nRunning on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M
+)
+SMI_GPU = re.compile(rb"\n\| +(\d{1,3}) +(NVIDIA \S[^|\n]*?) +(?:On|Off) *\|")
+SMI_POWER = re.compile(rb"/ *(\d{1,6})W *\|")
+SMI_DRIVER = re.compile(rb"Driver Version: (\S+)")
+SMI_DATE = re.compile(rb"\n(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})\s*$", re.M)
+UTC_STAMP = re.compile(rb"\nRun UTC timestamp=(\S+)")
+SEED = re.compile(rb"\n(?:Using seed=|args: \{(?:[^\n]*, )?'seed': )(\d{1,20})\b")
+PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{1,12}) ([MG])iB")
+RULE = b"=" * 40
+PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # how code may begin
+IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
+STAMP = "%Y-%m-%dT%H:%M:%SZ"
+UNTIMED_STEPS = 10
+MEANINGS = (
+    "cumulative: train_time/step",
+    "cumulative, first steps untimed: train_time/(step-10)",
+    "window since previous val",
+)
+FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
+
+
+def read(data: bytes, name: str) -> tuple[list[Run], dict]:
+    """The bytes of a log, and its name -> (list of Run, facts of the file).
+
+    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no
+    training log.
+    """
+    data = lines.plain(data)
+    source, start = _source(data)
+    first_number = data.count(b"\n", 0, start) + 1
+    metrics, text, is_metric = lines.read(data[start:])
+    _drop_copies(metrics, text)
+    spans = _split(metrics)
+    of_runs = zip(spans, _facts_of_runs(metrics, spans, text, is_metric))
+    runs = [_run(metrics, span, facts, source, number) for number, (span, facts) in enumerate(of_runs)]
+    unmatched = [(first_number + line, text) for line, text in metrics.unmatched]
+    counts = {"num_repeated": metrics.num_repeated, "num_tail_lines": len(metrics.tails)}
+    return runs, {"unmatched": unmatched, "format_id": _format(metrics)} | counts
+
+
+def _split(metrics):
+    """The metric lines of each run, as a range; it ends where steps go back or come again, or the total changes."""
+    if not len(metrics):
+        return []
+    step, total = metrics.columns["step"], metrics.columns["total"]
+    another = (total[1:] != total[:-1]) & ~(np.isnan(total[1:]) & np.isnan(total[:-1]))
+    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(metrics) | another) + 1).tolist()]
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
+
+
+def _drop_copies(metrics, text):
+    """A run whose lines, its last too, are all in the one before is not a new run: a driver's summary of its log."""
+    kept = np.ones(len(metrics), bool)
+    for before, after in itertools.pairwise(_split(metrics)):
+        old, new = metrics.line_numbers[before], metrics.line_numbers[after]
+        if len(new) <= len(old) and text[new[-1]] == text[old[-1]]:
+            kept[after] = not {text[number] for number in new} <= {text[number] for number in old}
+    if not kept.all():
+        metrics.num_repeated += np.count_nonzero(~kept)
+        metrics.keep(kept)
+
+
+def _facts_of_runs(metrics, spans, text, is_metric):
+    """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
+
+    A later run of a file without a head of its own is of the same machine; its seed and its start are unknown.
+    """
+    starts = [int(metrics.line_numbers[span[0]]) for span in spans] + [len(text)]
+    end, first = 0, {}  # end: of the run before
+    for number, span in enumerate(spans):
+        before = text.without(is_metric, end, starts[number])
+        after = text.without(is_metric, starts[number], starts[number + 1])
+        end = int(metrics.line_numbers[span[-1]]) + 1
+        facts = _environment(b"\n" + (before if len(spans) > 1 else before + b"\n" + after))
+        first = first or facts
+        if number and facts["torch"] is None and facts["gpu_name"] is None:
+            facts = first | {name: facts[name] for name in ("seed", "started_at", "started_zone")}
+        peak = PEAK.search(b"\n" + after)
+        yield facts | {"peak_mib": peak and int(peak[1]) * (1024 if peak[2] == b"G" else 1)}
+
+
+def _run(metrics, span, facts, source, number):
+    columns = {name: values[span.start : span.stop] for name, values in metrics.columns.items()}
+    step, has_time = columns["step"].astype(int), ~np.isnan(columns["train_time_ms"])
+    validated, timed = np.flatnonzero(~np.isnan(columns["val_loss"])), np.flatnonzero(has_time)
+    last = validated[-1] if len(validated) else None  # validation
+    diverged = np.flatnonzero(~np.isnan(columns["train_diverged"]) | ~np.isnan(columns["val_diverged"]))
+    declared = None if np.isnan(columns["total"][-1]) else int(columns["total"][-1])
+    num_steps, meaning = int(step.max()), _meaning(columns)
+    complete = last is not None and not len(diverged) and step[last] == (num_steps if declared is None else declared)
+    at_end = last is not None and has_time[last] and step[last] == num_steps
+    timed_at = last if at_end else timed[-1] if len(timed) else None
+    extras = {index - span.start: metrics.extras[index] for index in span if index in metrics.extras}
+    ema = next((extra["val_ema_loss"] for extra in reversed(extras.values()) if extra.get("val_ema_loss")), None)
+
+    def at(name, index):
+        """A number of a line as a float; None where there is no line or number of it."""
+        return None if index is None or np.isnan(columns[name][index]) else float(columns[name][index])
+
+    return Run(
+        number=number,
+        columns=columns,
+        num_steps=num_steps,
+        declared_steps=declared,
+        complete=bool(complete),
+        val_loss=at("val_loss", last),
+        val_step=None if last is None else int(step[last]),
+        train_time_ms=at("train_time_ms", timed_at),
+        step_avg_ms=at("step_avg_ms", last),
+        step_avg_meaning=meaning,
+        num_untimed_steps=UNTIMED_STEPS if meaning == MEANINGS[1] else 0,
+        extras={str(step[index]): extra for index, extra in extras.items()},
+        headline={} if ema is None else {"val_ema_loss": ema},
+        facts=facts,
+        tail_averages=metrics.tails,
+        other_lines=metrics.others,
+        source_sha256=source,
+        diverged_step=int(step[diverged[0]]) if len(diverged) else None,
+    )
+
+
+def _meaning(columns):
+    """Which of MEANINGS gives the printed step_avg; None: none was printed, or none fits."""
+    known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
+    if not known.any():
+        return None
+    names = ("step", "train_time_ms", "step_avg_ms", "val_loss")
+    step, time_ms, printed, val_loss = (columns[name][known] for name in names)
+    late, is_val = step > 2 * UNTIMED_STEPS, ~np.isnan(val_loss)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        averages = (
+            (time_ms / step, printed),
+            (time_ms[late] / (step[late] - UNTIMED_STEPS), printed[late]),
+            (np.diff(time_ms[is_val]) / np.diff(step[is_val]), printed[is_val][1:]),
+        )
+        errors = {name: np.abs(average / reported - 1) for name, (average, reported) in zip(MEANINGS, averages)}
+    fits = {name: fit for name, off in errors.items() if len(off) and np.isfinite(fit := off.sum() / len(off))}
+    best = min(fits, key=fits.get, default=None)  # by the mean: a wrong meaning may fit most steps of an even run
+    return best if best is not None and 2 * np.count_nonzero(errors[best] < FIT_FRAC) > len(errors[best]) else None
+
+
+def _environment(data):
+    """What the log says of where it ran; None for what it does not say."""
+    torch, python, device = TORCH.search(data), PYTHON_VERSION.search(data), ON_DEVICE.search(data)
+    tables = {}
+    for index, name in SMI_GPU.findall(data):
+        tables.setdefault(int(index), _words(name))  # a log may hold the table twice
+    gpus = list(tables.values())
+    powers, driver = SMI_POWER.findall(data), SMI_DRIVER.search(data)
+    seed, (started_at, zone) = SEED.search(data), _started(data)
+    if exported := ON_DEVICES.search(data):
+        gpus, powers = [_words(exported[2])] * int(exported[1]), [exported[3]] if exported[3] else []
+    world_size = int(device[2]) if device else int(exported[4]) if exported and exported[4] else None
+    return {
+        "torch": torch and _words(torch[1]),
+        "cuda": torch and torch[2] and _words(torch[2]),
+        "python": python and _words(python[1]),
+        "gpu_name": gpus[0] if gpus else device and _words(device[1]),
+        "num_gpus": len(gpus) or world_size,
+        "world_size": world_size,
+        "power_limit_w": float(powers[0]) if powers and len(set(powers)) == 1 else None,
+        "driver": driver and _words(driver[1]),
+        "seed": seed and int(seed[1]),
+        "started_at": started_at,
+        "started_zone": zone,
+    }
+
+
+def _words(text):
+    return text.decode("utf-8", "replace").strip()
+
+
+def _started(data):
+    """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
+    with contextlib.suppress(ValueError):
+        if result := UTC_STAMP.search(data):
+            return utc.parse(_words(result[1])).astimezone(UTC).strftime(STAMP), "UTC"
+    with contextlib.suppress(ValueError):
+        if result := SMI_DATE.search(data):
+            moment = datetime.strptime(" ".join(_words(result[1]).split()), "%b %d %H:%M:%S %Y")
+            return moment.strftime(STAMP), "unknown: the machine's own"
+    return None, None
+
+
+def _source(data):
+    """(sha256 of the code in a log, where what follows it starts): before the first rule, or between the first two.
+
+    No code: (None, 0).  Lines in it that look like metric lines are code, if it is Python; else there is no code there.
+    """
+    metric = lines.first(data)
+    first = _rule(data, 0)
+    if first is None:
+        return None, 0
+    start, last = 0, first
+    if not data[: first[0]].strip():
+        start, last = first[1], _rule(data, first[1])
+    stop, after = last or (len(data), len(data))
+    code = data[start:stop].strip()
+    if metric < stop and not (last and PYTHON.match(code) and IMPORT.search(code)):
+        return None, 0
+    return (hashlib.sha256(code).hexdigest() if code else None), after
+
+
+def _rule(data, start):
+    """(start, end) of the next line of nothing but =, at least 40; None: there is none."""
+    while (at := data.find(RULE, start)) >= 0:
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        if (at == 0 or data[at - 1 : at] == b"\n") and not data[at:end].strip(b"= \t\r"):
+            return at, end
+        start = end
+    return None
+
+
+def _format(metrics):
+    """A short name of the kind of log."""
+    if not len(metrics):
+        return "Z_not_a_run_log"
+    if any(shape.startswith("s:") for shape in metrics.shapes):
+        return "A_llmc_s_trl"
+    if not any("train_time:s" in shape for shape in metrics.shapes):
+        return "B_ms_trainloss" if any("train_loss:" in shape for shape in metrics.shapes) else "C_ms_no_trainloss"
+    if metrics.extras:
+        return "F_s_ext"
+    return "E1_s_val_only" if all("val_loss:" in shape for shape in metrics.shapes) else "E2_s_with_train_lines"

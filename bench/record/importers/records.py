@@ -1,0 +1,194 @@
+"""A foreign Run -> a record with provenance "imported": the same keys as ours, null where the log does not say."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+
+from bench.base.units import MIB, gib_from_bytes, s_from_ms
+from bench.record.importers.foreign_run import Run
+from bench.record.metrics import metrics
+from bench.record.run_folder import SCHEMA_VERSION
+
+TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization": 3.28}  # modded-nanogpt README
+CLOCK = "as printed by the log's own program; its lines are not synchronised with the device"
+# Printed with four digits.  Of the 1,700 runs in modded-nanogpt's public logs, of which all but 21 have 7 or more, no
+# two agree in all of them that are not one: the same 35 copies as with the time.
+MIN_VALIDATIONS = 5
+UNKNOWN_TIME = "00000000T000000Z"
+
+
+def _unknown():
+    """What no log says."""
+    record = dict.fromkeys(("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher"))
+    record |= {"deviations": [], "command": [], "instruments": {}, "warnings": [], "artifacts": [], "optim": "unknown"}
+    return record | {"data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []}}
+
+
+def of_run(run: Run, path: Path, form: str, facts: dict, part_of: Path | None = None) -> tuple[dict, list[dict]]:
+    """Run -> (record, rows of steps.csv).  path: of the log; facts: as log_files.read has; part_of: its folder."""
+    track, name = _track_and_name(Path(path), part_of)
+    rows, doubts = rows_of(run), _doubts(facts["unmatched"])
+    digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
+    stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
+    code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
+    goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
+    record = _unknown() | {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
+        "provenance": "imported",
+        "imported": _imported(run, form, facts, _shown(Path(path), part_of)),
+        "name": name,
+        "track": track,
+        "status": "complete" if run.complete else "failed",
+        "validity": "invalid" if not run.complete else "suspect" if doubts else "valid",
+        "validity_reasons": doubts if run.complete else ["the run did not complete"],
+        "failure": None if run.complete else _failure(run),
+        "started_at": run.facts.get("started_at"),
+        "seed": run.facts.get("seed"),
+        "world_size": run.facts.get("world_size"),
+        "model": {"arch": run.model},
+        "goal": goal,
+        "hardware": {"device": "cuda" if run.facts.get("gpu_name") else None},
+        "timing_protocol": {"id": f"{form}-log", "clock": CLOCK, "excluded": [], "in_timed_region": []},
+        "code": code | {"source_sha256": run.source_sha256},
+        "environment": _environment(run.facts),
+        "measured": _measured(run),
+        "doubts": [{"instrument": "import", "doubt": doubt} for doubt in doubts],
+    }
+    record["metrics"] = metrics(record, rows)
+    return record, rows
+
+
+def _imported(run, form, facts, file):
+    """What only a record of another program's log has."""
+    return {
+        "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
+        "format": form,
+        "format_id": facts["format_id"],
+        "file": file,
+        "sha256": facts["sha256"],
+        "run_of_file": run.number,
+        "num_runs_of_file": facts["num_runs"],
+        "declared_steps": run.declared_steps,
+        "printed_step_avg_ms": run.step_avg_ms,
+        "step_avg_meaning": run.step_avg_meaning,
+        "headline": run.headline,
+        "num_gpus_of_machine": run.facts.get("num_gpus"),
+        "started_zone": run.facts.get("started_zone"),
+        "line_tails": run.extras,
+        "tail_averages": run.tail_averages,
+        "other_lines": run.other_lines,
+    }
+
+
+def _environment(facts):
+    known = {name: facts.get(name) for name in ("python", "torch", "cuda", "driver")}
+    gpu = dict.fromkeys(("memory_gib", "max_sm_clock_mhz", "uuid_hash"))
+    gpu |= {"name": facts.get("gpu_name"), "power_limit_w": facts.get("power_limit_w")}
+    num_gpus = facts.get("world_size") or facts.get("num_gpus") or 1
+    unknown = dict.fromkeys(("os", "nccl", "cpu_model", "num_cpus"))
+    return known | unknown | {"gpus": [gpu] * num_gpus if gpu["name"] else []}
+
+
+def _same_run_id(run):
+    """What two files of one run agree on (its console, its log, a driver's summary), and two runs hardly ever.
+
+    All validations, whatever the time; of a run with fewer than MIN_VALIDATIONS the first, the last and the time to the
+    millisecond; None where there are no two, or no time.
+    """
+    known = ~np.isnan(run.columns["val_loss"])
+    losses, steps = run.columns["val_loss"][known].tolist(), run.columns["step"][known].tolist()
+    if not run.complete or len(losses) < 2 or not run.train_time_ms:
+        return None
+    ends = f"val_loss {losses[0]:g} to {run.val_loss!r} at step {run.val_step}"
+    if len(losses) < MIN_VALIDATIONS:
+        return f"{ends} after {round(run.train_time_ms)} ms"
+    digest = hashlib.sha256(repr(list(zip(steps, losses))).encode()).hexdigest()
+    return f"{ends}, {len(losses)} validations {digest[:12]}"
+
+
+def _doubts(unmatched):
+    """Of every run of the file: to which of them the lines that were not understood belong is not known."""
+    if not unmatched:
+        return []
+    number, text = unmatched[0]
+    what = f"{len(unmatched)} lines of the log look like metric lines and were not understood"
+    return [f"{what}; the first is line {number}: {text[:80]!r}"]
+
+
+def _measured(run):
+    peak_mib = run.facts.get("peak_mib")
+    return {
+        "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
+        "batch_tokens": run.batch_tokens,
+        "num_untimed_steps": run.num_untimed_steps,
+        "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
+    }
+
+
+def _failure(run):
+    if run.diverged_step is not None:
+        kind, step, hint = "non_finite_loss", run.diverged_step, "nothing can be imported of it"
+        message = f"the log prints a loss that is not a number at step {step}"
+    else:
+        kind, step, hint = "incomplete_log", run.num_steps, "import the whole log, if there is one"
+        is_last = run.num_steps == (run.declared_steps or run.num_steps)
+        missing = ", without a validation of it" if is_last else f" of {run.declared_steps}"
+        message = f"the log ends at step {step}{missing}"
+    unknown = dict.fromkeys(("rank", "signal", "exit_code"))
+    return unknown | {"kind": kind, "step": step, "message": message, "hint": hint}
+
+
+def rows_of(run: Run) -> list[dict]:
+    """Rows by step; step_ms as printed, or else the difference of printed times of neighbouring steps.
+
+    Nothing synchronised those.  The first steps of some programs are in no clock: flagged, with a step_ms only where
+    one was printed.
+    """
+    columns, rows, tokens = run.columns, {}, run.batch_tokens
+    steps = columns["step"].astype(int).tolist()
+    for step in dict.fromkeys(steps):
+        flags = run.flags.get(step, "untimed" if 0 < step <= run.num_untimed_steps else "")
+        rows[step] = {"step": step, "flags": flags, "tokens": None if tokens is None else step * tokens}
+    for name in ("train_loss", "val_loss", "lr", "grad_norm", "train_time_ms", "step_ms"):
+        values = columns.get(name, np.empty(0))
+        for line in np.flatnonzero(~np.isnan(values)).tolist():
+            rows[steps[line]].setdefault(name, float(values[line]))
+    time_ms = columns["train_time_ms"]
+    for line in np.flatnonzero(~np.isnan(columns["val_loss"]) & ~np.isnan(time_ms)).tolist():
+        row = rows[steps[line]]  # at the step's own line the clock had not waited for the device, here it had
+        if row["train_time_ms"] != time_ms[line]:
+            row["train_time_at_val_ms"] = float(time_ms[line])
+    ordered = [rows[step] for step in sorted(rows)]
+    for before, row in zip(ordered, ordered[1:]):
+        has_times = "train_time_ms" in row and "train_time_ms" in before
+        if has_times and "step_ms" not in row and row["flags"] != "untimed" and row["step"] == before["step"] + 1:
+            step_ms = row["train_time_ms"] - before["train_time_ms"]
+            if step_ms >= 0:  # where the clock was set back after untimed steps there is none
+                row["step_ms"] = step_ms
+    if ordered and ordered[-1]["step"] < run.num_steps:
+        ordered.append({"step": run.num_steps, "flags": ""})
+    return ordered
+
+
+def _track_and_name(path, part_of):
+    parts = list(path.resolve().parts)
+    if track := next((track for track in TARGETS if track in parts), None):
+        rest = parts[parts.index(track) + 1 : -1]
+        rest = rest[1:] if rest[:1] == ["results"] else rest
+        return track, _word("-".join(rest) or path.stem)
+    return "imported", _word(path.parent.name if part_of and path.parent != Path(part_of) else path.stem)
+
+
+def _word(text):
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "log"
+
+
+def _shown(path, part_of):
+    """The file as the record names it: below the folder that was given, never a home folder."""
+    parts = path.resolve().parts
+    if track := next((track for track in TARGETS if track in parts), None):
+        return "/".join(parts[parts.index(track) :])
+    return str(path.relative_to(part_of)) if part_of and path.is_relative_to(part_of) else path.name

@@ -1,0 +1,148 @@
+"""An instrument observes: it never changes a number of the run, and its failure never ends one.
+
+The methods are called in this order: on_build_start, on_build_end, on_warmup_start, on_warmup_end (the warm-up's steps
+are not shown), on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" | "optimizer", each
+once a micro-step), on_step_end; on_phase("validation") and on_validation between steps, while the clock is paused;
+on_run_end, or on_failure at any time.  Record inside these, compute in summary(), which runs after training.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
+PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an instrument may know of its run."""
+
+    folder: Path  # of the run; an instrument's files carry the rank in their names
+    rank: int
+    world_size: int
+    device_type: str  # "cuda" or "cpu"
+    num_steps: int
+    marks: Any  # bench.training.timers backend, shared so that its events are pooled
+    device_index: int | None = None  # of torch.cuda, on a GPU
+    emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
+    say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
+    peaks: Any = None  # bench.training.memory.peaks, shared with the run: a peak that another object resets is lost
+    flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete in summary()
+    # of the run's StepLog: {"step", "step_ms", ...}; complete after on_run_end
+    rows: list = field(default_factory=list)
+    node: int = 0  # which of the run's machines this rank is on
+    local_rank: int | None = None  # among the ranks of its node; None: rank
+    local_size: int | None = None  # ranks of its node; None: world_size, all are
+
+    @property
+    def is_first_of_node(self) -> bool:
+        return (self.rank if self.local_rank is None else self.local_rank) == 0
+
+    @property
+    def ranks_of_node(self) -> int:
+        return self.world_size if self.local_size is None else self.local_size
+
+    @property
+    def of_node(self) -> str:
+        """What the name of a file says that each node writes: nothing on the first, ".node1" on the second."""
+        return f".node{self.node}" if self.node else ""
+
+
+class Instrument:
+    """Its file is read where torch is not: it imports torch, and what does so, inside functions."""
+
+    name = "?"  # set when it is loaded: the name of its file
+    in_timed_region = ""  # what it does between the edges of the clock, and what that costs
+    flags_steps = False  # whether it disturbs steps, which then enter no statistic: such a run counts nowhere
+
+    @staticmethod
+    def check(settings: dict) -> None:
+        """settings: of the types of its yaml.  Raises ValueError, before the run, for what cannot be."""
+
+    @staticmethod
+    def profiler_windows(settings: dict):
+        """Windows of steps (bench/config/profiler_windows.py) in which it runs torch's profiler; None: at any time."""
+        return ()
+
+    @staticmethod
+    def program(settings: dict, folder: Path, device_type: str) -> list[str]:
+        """Words before each rank's own command: a program that runs it; [] for none.  folder: of the run.
+
+        Raises ValueError, before the run, where it is not to be had, or not on such a device.
+        """
+        return []
+
+    @staticmethod
+    def last_step(settings: dict) -> int | None:
+        """The last step (the first is 1) that it records in windows of steps; None: it records the whole run."""
+        return None
+
+    @classmethod
+    def is_in_timed_region(cls) -> bool:
+        """Whether any of its code runs while the clock does: then only runs that all have it are comparable."""
+        return any(getattr(cls, edge) is not getattr(Instrument, edge) for edge in TIMED_EDGES)
+
+    def __init__(self, context: Context):
+        self.context = context
+
+    def on_build_start(self) -> None:
+        """Model, optimizer and loader are about to be built."""
+
+    def on_build_end(self) -> None:
+        """They are built, and nothing has been compiled or run yet."""
+
+    def on_warmup_start(self) -> None:
+        """Every graph of the run is about to be compiled and executed; all of it is undone afterwards."""
+
+    def on_warmup_end(self) -> None:
+        """The state is what it was before the warm-up."""
+
+    def on_run_start(self) -> None:
+        """The clock is about to start."""
+
+    def on_step_start(self, step: int) -> None:
+        """Optimizer step number step, from 0, begins."""
+
+    def on_phase(self, name: str) -> None:
+        """A phase begins; the one before it has ended."""
+
+    def on_step_end(self, step: int) -> None:
+        """All work of the step is submitted; a GPU may still be doing it."""
+
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
+        """A validation after steps_done steps gave val_loss nats per token; the clock stood at train_s."""
+
+    def on_run_end(self) -> None:
+        """The clock has stopped."""
+
+    def on_failure(self, error: BaseException) -> None:
+        """The run ends with this exception; only close() follows."""
+
+    def columns(self) -> dict[str, dict[int, float | None]]:
+        """{column: {row: value}} for steps.csv; row k is after k steps.  The maximum over ranks is kept."""
+        return {}
+
+    def flags(self) -> dict[int, str]:
+        """{row: word}: steps that this instrument disturbed; they enter no timing statistic."""
+        return {}
+
+    def summary(self) -> dict:
+        """{name: number or words} for run.json, units in the names.  Called after training."""
+        return {}
+
+    def merge(self, summaries: list[dict]) -> dict:
+        """On rank 0: summary() of every rank, {} for none -> what is recorded: rank 0's, unless overridden."""
+        return summaries[0]
+
+    def doubts(self) -> list[str]:
+        """Sentences, each a reason with its number why the run should not be trusted: the record becomes suspect."""
+        return []
+
+    def warnings(self) -> list[str]:
+        """Sentences on what it could not measure: warnings in the record, without effect on its validity."""
+        return []
+
+    def close(self) -> None:
+        """Release what is held; also called when the run failed."""

@@ -1,0 +1,81 @@
+"""Python's garbage collection in the timed region: when, which generation, how many milliseconds, in which step.
+
+gc.callbacks reports every collection, whichever thread set it off; all threads of the process wait for it.  Which
+policy runs is hardware.gc's to choose (bench/training/gc_policy.py).
+"""
+
+import gc
+import time
+
+from bench.training.instruments.base import Instrument
+
+
+class Garbage(Instrument):
+    """Collections of min_event_ms or more are events; shorter ones are counted."""
+
+    in_timed_region = "notes the running step, two clock reads around each collection, and its event at the step's end"
+
+    def __init__(self, context, min_event_ms):
+        super().__init__(context)
+        self._min_event_ns = min_event_ms * 1e6
+        self._row = None  # of the running step; None between steps, where the clock may stand still
+        self._began_ns = None
+        self._pauses = []  # (generation, ns) of each in a step
+        self._between_ns = []
+        self._long = []  # not yet emitted
+
+    def on_run_start(self):
+        gc.callbacks.append(self._seen)
+
+    def on_step_start(self, step):
+        self._row = step + 1
+
+    def on_step_end(self, step):
+        self._row = None
+        if self._long:
+            self._emit()
+
+    def on_run_end(self):
+        self.close()
+        self._emit()
+        self.context.emit("gc_total", count=len(self._pauses), ms=sum(ns for _, ns in self._pauses) / 1e6)
+
+    def _seen(self, phase, info):
+        if phase == "start":
+            self._began_ns = time.perf_counter_ns()
+            return
+        if self._began_ns is None:  # it began before we looked
+            return
+        ns = time.perf_counter_ns() - self._began_ns
+        if self._row is None:
+            self._between_ns.append(ns)
+            return
+        self._pauses.append((info["generation"], ns))
+        if ns >= self._min_event_ns:
+            self._long.append((self._began_ns, ns, self._row, info["generation"], info["collected"]))
+
+    def _emit(self):
+        for began_ns, ns, row, generation, num_collected in self._long:
+            facts = {"ms": ns / 1e6, "generation": generation, "num_collected": num_collected}
+            self.context.emit("gc", t_ns=began_ns, step=row, **facts)
+        self._long = []
+
+    def summary(self):
+        """Of this rank; between steps is outside the timed region or at its edge."""
+        by_generation = {str(generation): 0 for generation in range(3)}
+        for generation, _ in self._pauses:
+            by_generation[str(generation)] += 1
+        return {
+            "num_collections": len(self._pauses),
+            "num_by_generation": by_generation,
+            "pause_ms": sum(ns for _, ns in self._pauses) / 1e6,
+            "max_pause_ms": max((ns for _, ns in self._pauses), default=0) / 1e6,
+            "between_steps_ms": sum(self._between_ns) / 1e6,
+        }
+
+    def close(self):
+        if self._seen in gc.callbacks:
+            gc.callbacks.remove(self._seen)
+
+
+INSTRUMENT = Garbage

@@ -1,0 +1,225 @@
+"""Who allocated what, and when: CUDA's memory history over windows of steps, and at the moment when memory runs out.
+
+The history runs during build and warm-up, which are not timed: so the weights and the optimizer's state have their
+stacks in later snapshots, and running out of memory there, where it mostly happens, has its history.  Then it rests but
+for the windows.  On a CPU torch keeps none; the resident set of the process at each phase takes its place.
+"""
+
+import time
+from pathlib import Path
+
+from bench.base import atomic
+from bench.base.units import MS_PER_S, format_bytes
+from bench.config.memory_windows import windows_of
+from bench.training.instruments.base import Instrument
+from bench.training.memory import recording as memory_recording
+from bench.training.memory.peaks import ProcessPeaks
+
+FLAG = "memory_history"
+MAX_OOM_SNAPSHOTS = 3  # a run that survives running out of memory may do so often
+
+
+class MemoryHistory(Instrument):
+    in_timed_region = (
+        "the allocator keeps a stack of each allocation in its windows: those steps are flagged and do not count"
+    )
+    flags_steps = True
+
+    @staticmethod
+    def check(settings):
+        windows_of(settings)
+
+    @staticmethod
+    def last_step(settings):
+        return windows_of(settings)[-1].last_step
+
+    def __init__(self, context, whole_race, **settings):
+        super().__init__(context)
+        self._rank, self._folder = context.rank, Path(context.folder) / "memory"
+        self._windows = [window for window in windows_of(settings) if window.has(context.rank)]
+        self._whole_race = whole_race
+        self._on_gpu = context.device_type == "cuda"
+        common = {key: settings[key] for key in ("max_entries", "stacks")}
+        self._always = memory_recording.Recording(self.name_of("the build"), **common) if self._on_gpu else None
+        self._open = None  # the window that is being recorded
+        self._recording = None  # its Recording, or samples on a CPU
+        self._done = {}  # window's name -> what became of it
+        self._row, self._edge = None, "build"
+        self._flags = set()
+        self._num_ooms, self._oom_row = 0, -1
+
+    @staticmethod
+    def name_of(what):
+        return f"memory_history, {what}"
+
+    def on_build_start(self):
+        if self._on_gpu:
+            memory_recording.when_out_of_memory(self._out_of_memory)
+            self._begin_always()
+
+    def on_warmup_start(self):
+        self._edge = "warm-up"
+
+    def on_run_start(self):
+        self._edge = "training"
+        if self._on_gpu and not self._whole_race:
+            self._always.stop()
+
+    def on_step_start(self, step):
+        self._row = step + 1
+        if self._open is None and any(window.first_step == self._row for window in self._windows):
+            self._begin(next(window for window in self._windows if window.first_step == self._row))
+        if self._open is not None:
+            self._recording.mark(f"step {self._row}")
+
+    def on_phase(self, name):
+        if self._open is not None:
+            self._recording.mark(name)
+
+    def on_step_end(self, step):
+        if self._open is not None:
+            self._flags.add(self._row)
+            if self._row == self._open.last_step:
+                self._end()
+
+    def on_run_end(self):
+        last_row, self._row, self._edge = self._row, None, "after training"
+        if self._open is not None:  # training stopped early, at its target
+            self._end(last_row)
+        if self._on_gpu:
+            self._always.stop()
+        if self._rank == 0 and any("file" in facts for facts in self._done.values()):
+            self.context.say(f"./run.sh memory {self.context.folder.name} shows who held the memory")
+
+    def _begin(self, window):
+        recording = Samples()
+        if self._on_gpu:
+            name = self.name_of(window.name)
+            recording = memory_recording.Recording(name, window.max_entries, window.stacks)
+        try:
+            if self._on_gpu:
+                self._always.stop()
+            recording.start()
+        except RuntimeError as error:  # another instrument records
+            self._done[window.name] = {"status": f"not recorded: {error}"}
+            return
+        self._open, self._recording = window, recording
+
+    def _end(self, last_step=None):
+        """Write the window's file; flag the step after it too: it begins with an idle GPU, and ranks waited in it.
+
+        last_step: the run's, where it ended within the window.
+        """
+        window, recording, self._open = self._open, self._recording, None
+        status = "recorded" if last_step is None else "cut short"
+        last_step = self._row if last_step is None else last_step
+        path = self._folder / f"{window.name}_rank{self._rank}{'.pickle' if self._on_gpu else '.rss.json'}"
+        began_s = time.perf_counter()
+        facts = {"window": window.name, "first_step": window.first_step, "last_step": last_step}
+        try:
+            num_bytes = recording.dump(path, rank=self._rank, **facts)
+        finally:
+            recording.stop()
+        ms = MS_PER_S * (time.perf_counter() - began_s)
+        if self._row is not None:
+            self._flags.add(self._row + 1)
+        facts["file"] = f"memory/{path.name}"
+        self.context.emit("memory_snapshot", step=self._row, ms=ms, **facts)
+        self._done[window.name] = {"status": status, **facts, "num_bytes": num_bytes, "dump_ms": ms}
+        if self._whole_race and self._on_gpu:
+            self._begin_always()
+
+    def _begin_always(self):
+        try:
+            self._always.start()
+        except RuntimeError as error:
+            self.context.say(f"no memory history of build and warm-up: {error}")
+
+    def _out_of_memory(self, device, requested_bytes, limit_bytes, free_bytes):
+        """Called by the allocator, before anything is freed.  Twice for one failure is once."""
+        if self._num_ooms >= MAX_OOM_SNAPSHOTS or self._row == self._oom_row:
+            return
+        self._num_ooms, self._oom_row = self._num_ooms + 1, self._row
+        if self._row is not None:
+            self._flags |= {self._row, self._row + 1}
+        number = "" if self._num_ooms == 1 else str(self._num_ooms)
+        path = self._folder / f"oom{number}_rank{self._rank}.pickle"
+        where = self._edge if self._row is None else f"step {self._row}"
+        asked = {"device": device, "requested_bytes": requested_bytes}
+        asked |= {"limit_bytes": limit_bytes, "free_bytes": free_bytes}
+        running = self._recording if self._open is not None else self._always
+        running.dump(path, rank=self._rank, where=where, **asked)
+        self.context.emit("out_of_memory", step=self._row, where=where, file=f"memory/{path.name}", **asked)
+        asked_for, free = format_bytes(requested_bytes), format_bytes(free_bytes)
+        self.context.say(
+            f"rank {self._rank} ran out of memory ({where}): {asked_for} asked for, {free} free; "
+            f"./run.sh memory {self.context.folder.name} shows who holds the rest"
+        )
+
+    def flags(self):
+        rows = range(1, self.context.num_steps + 1)
+        always = self._whole_race and self._on_gpu
+        return {row: FLAG for row in rows if always or row in self._flags}
+
+    def summary(self):
+        """{"what", "windows": [each with its status], "num_ooms"}."""
+        windows = []
+        for window in self._windows:
+            steps = {"first_step": window.first_step, "last_step": window.last_step}
+            windows.append({"window": window.name} | self._done.get(window.name, {"status": "not reached", **steps}))
+        of_cpu = "resident set of the process: torch keeps no memory history without a GPU"
+        what = "CUDA allocator" if self._on_gpu else of_cpu
+        return {"what": what, "windows": windows, "num_ooms": self._num_ooms}
+
+    def merge(self, summaries):
+        """Windows of all ranks, each once: with the ranks that recorded it, the bytes of all, and the slowest dump."""
+        known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
+        windows = {}
+        for rank, summary in known:
+            for window in summary["windows"]:
+                of_all = windows.setdefault(window["window"], {**window, "ranks": []})
+                if "file" in window:
+                    if not of_all["ranks"]:
+                        of_all.update(window)
+                    else:
+                        of_all["num_bytes"] += window["num_bytes"]
+                        of_all["dump_ms"] = max(of_all["dump_ms"], window["dump_ms"])
+                    of_all["ranks"].append(rank)
+        if not known:
+            return {}
+        num_ooms = sum(summary["num_ooms"] for _, summary in known)
+        return {"what": known[0][1]["what"], "windows": list(windows.values()), "num_ooms": num_ooms}
+
+    def close(self):
+        if self._on_gpu:
+            memory_recording.when_out_of_memory(None)
+            for recording in (self._recording, self._always):
+                if recording is not None:
+                    recording.stop()
+
+
+class Samples:
+    """The resident set at each mark, with a Recording's methods."""
+
+    def __init__(self):
+        self._peaks, self._marks, self._rss_bytes = ProcessPeaks(), [], []
+
+    def start(self):
+        pass
+
+    def mark(self, name):
+        self._marks.append([time.time_ns() / 1e3, name])
+        self._rss_bytes.append(self._peaks.now_bytes())
+
+    def dump(self, path, **facts):
+        self.mark("end")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        result = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
+        atomic.write_json(path, result, durable=False)
+        return path.stat().st_size
+
+    def stop(self):
+        pass
+
+
+INSTRUMENT = MemoryHistory

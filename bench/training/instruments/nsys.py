@@ -1,0 +1,120 @@
+"""Nsight Systems over chosen steps: each rank runs under  nsys profile  and opens its capture range for them alone.
+
+A report of each rank, traces/NAME_rankN.nsys-rep, with NVTX ranges of steps and phases.  The options are those of the
+User Guide of Nsight Systems, "Profiling from the CLI".  No GPU has run this yet, and no real nsys: tests hold the
+command line and the order of the calls.
+"""
+
+import shutil
+
+from bench.config import profiler_windows, windows
+from bench.training.instruments.nvtx import Nvtx
+
+PROGRAM = "nsys"
+REMEDY = (
+    "install Nsight Systems' command line (apt install nsight-systems-cli, or developer.nvidia.com/nsight-systems) and "
+    "put nsys on PATH; profile=modded needs nothing"
+)
+
+
+class Nsys(Nvtx):
+    in_timed_region = "the capture range of its steps, which are flagged and do not count; elsewhere NVTX ranges"
+    flags_steps = True
+
+    @staticmethod
+    def check(settings):
+        where = "instruments.nsys"
+        windows.check(where, settings)
+        traced = settings["trace"]
+        if not isinstance(traced, list) or not traced or not all(isinstance(one, str) for one in traced):
+            raise ValueError(f"{where}.trace={traced!r}: give a list of what nsys profile --trace takes, [cuda,nvtx]")
+
+    @staticmethod
+    def profiler_windows(settings):
+        return None  # it listens to CUDA as torch's profiler does: not both in one run
+
+    @staticmethod
+    def last_step(settings):
+        return _window(settings).last_step
+
+    @staticmethod
+    def program(settings, folder, device_type):
+        if device_type != "cuda":
+            raise ValueError(f"profile=nsys on hardware.device={device_type}: its range is CUDA's: use profile=modded")
+        if shutil.which(PROGRAM) is None:
+            raise ValueError(f"profile=nsys: there is no program {PROGRAM} here: {REMEDY}")
+        return [
+            PROGRAM,
+            "profile",
+            f"--trace={','.join(settings['trace'])}",
+            "--sample=none",  # of the CPU's stacks, which needs rights
+            "--cpuctxsw=none",
+            "--capture-range=cudaProfilerApi",
+            "--capture-range-end=stop",  # and the run goes on
+            "--force-overwrite=true",
+            f"--output={folder}/traces/{settings['name']}_rank%q{{RANK}}",  # nsys puts the variable in
+        ]
+
+    def __init__(self, context, **settings):
+        super().__init__(context)
+        from torch.cuda import profiler
+
+        self._profiler, self._window, self._is_open = profiler, _window(settings), False
+        self._rows = []
+
+    def on_step_start(self, step):
+        row = step + 1
+        if row == self._window.first_step and self._window.has(self.context.rank):
+            self._synchronize()  # kernels of the step before are not this one's
+            self._profiler.start()
+            self._is_open = True
+            self.context.say(f"nsys: capture range open from step {row}")
+        super().on_step_start(step)
+
+    def on_step_end(self, step):
+        super().on_step_end(step)
+        if self._is_open:
+            self._rows.append(step + 1)
+            if step + 1 == self._window.last_step:
+                self._end()
+
+    def _end(self):
+        if self._is_open:
+            self._synchronize()
+            self._profiler.stop()
+            self._is_open = False
+
+    def _synchronize(self):
+        import torch
+
+        torch.cuda.synchronize()
+
+    def on_run_end(self):
+        self._end()
+
+    def flags(self):
+        """Of every rank's steps in the window, and the one after it: ranks wait for those that record."""
+        rows = range(self._window.first_step, min(self._window.last_step + 1, self.context.num_steps) + 1)
+        return dict.fromkeys(rows, profiler_windows.FLAG)
+
+    def summary(self):
+        """{"status", "steps", "file"}; whether nsys wrote the file is known when it has ended, after this."""
+        asked = [self._window.first_step, self._window.last_step]
+        if not self._rows:
+            status = "not reached" if self._window.has(self.context.rank) else "not this rank"
+            return {"status": status, "steps_asked": asked}
+        status = "captured" if self._rows[-1] == self._window.last_step else "cut short"
+        file = f"traces/{self._window.name}_rank{self.context.rank}.nsys-rep"
+        return {"status": status, "steps_asked": asked, "steps": [self._rows[0], self._rows[-1]], "file": file}
+
+    def close(self):
+        super().close()
+        self._end()
+
+
+def _window(settings):
+    steps = {key: settings[key] for key in ("name", "first_step", "active_steps")}
+    return windows.Window(**steps, ranks=windows.ranks_of(settings["ranks"]))
+
+
+INSTRUMENT = Nsys

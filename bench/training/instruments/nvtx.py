@@ -1,0 +1,56 @@
+"""NVTX ranges of steps, phases, build, warm-up and validation: what Nsight Systems and Nsight Compute show as rows.
+
+For a profiler that somebody starts around the run; profile=nsys starts Nsight Systems itself.  It records nothing.
+"""
+
+from bench.training.instruments.base import Instrument
+
+
+class Nvtx(Instrument):
+    in_timed_region = "a range pushed and popped a phase; well below a microsecond each where nobody listens (assumed)"
+
+    def __init__(self, context):
+        super().__init__(context)
+        if context.device_type != "cuda":
+            raise RuntimeError("NVTX ranges are for a GPU's profilers, and this run trains on the CPU: no ranges")
+        from torch.cuda import nvtx
+
+        self._nvtx, self._depth = nvtx, 0
+
+    def _push(self, name):
+        self._nvtx.range_push(name)
+        self._depth += 1
+
+    def _pop(self, down_to=0):
+        while self._depth > down_to:
+            self._nvtx.range_pop()
+            self._depth -= 1
+
+    def on_build_start(self):
+        self._push("build")
+
+    def on_warmup_start(self):
+        self._pop()
+        self._push("warmup")
+
+    def on_run_start(self):
+        self._pop()
+
+    def on_step_start(self, step):
+        self._push(f"step {step + 1}")
+
+    def on_phase(self, name):
+        self._pop(down_to=0 if name == "validation" else 1)
+        self._push(name)
+
+    def on_validation(self, steps_done, val_loss, train_s):
+        self._pop()
+
+    def on_step_end(self, step):
+        self._pop()
+
+    def close(self):
+        self._pop()
+
+
+INSTRUMENT = Nvtx

@@ -1,0 +1,136 @@
+"""torch.compile at work in the timed region: which function, why, how many milliseconds, in which step; expected never.
+
+torch._dynamo's own callbacks enclose each compilation (a frame, a backward compiled late, a CUDA graph recorded), and
+its counters know graph breaks, which happen only while it compiles.  A run that compiles nothing pays nothing.
+"""
+
+import time
+from pathlib import Path
+
+from bench.base import private
+from bench.base.paths import REPO
+from bench.machine import lazy_dynamo
+from bench.training.instruments.base import Instrument
+
+MAX_REASON_CHARS = 300
+
+
+class Recompiles(Instrument):
+    in_timed_region = "notes the running step; clock reads around each compilation, which should not happen"
+
+    def __init__(self, context):
+        super().__init__(context)
+        self._handler = None
+        self._is_closed = False
+        self._row = None
+        self._began_ns = None
+        self._new = []  # (began_ns, ns, row, trigger, compile id), not yet emitted
+        self._all = []  # the events
+        self._breaks = {}  # reason -> count, up to now
+        self._num_graph_breaks = None  # before training; None: torch.compile was not used
+        self._num_new_breaks = 0
+
+    def on_run_start(self):
+        lazy_dynamo.when_imported(self._listen)
+
+    def _listen(self):
+        if self._is_closed:
+            return
+        from torch._dynamo.callback import callback_handler
+
+        self._handler = callback_handler
+        callback_handler.register_start_callback(self._start)
+        callback_handler.register_end_callback(self._end)
+        self._breaks = self._graph_breaks()
+        self._num_graph_breaks = sum(self._breaks.values())
+
+    def on_step_start(self, step):
+        self._row = step + 1
+
+    def on_step_end(self, step):
+        self._row = None
+        if self._new:
+            self._emit()
+
+    def on_run_end(self):
+        self.close()
+        self._emit()
+
+    def _start(self, args=None):
+        self._began_ns = time.perf_counter_ns()
+
+    def _end(self, args=None):
+        if self._began_ns is not None:
+            trigger = getattr(args, "callback_trigger", None)
+            ns = time.perf_counter_ns() - self._began_ns
+            compile_id = getattr(args, "compile_id", None)
+            self._new.append((self._began_ns, ns, self._row, getattr(trigger, "name", None), compile_id))
+
+    def _emit(self):
+        """Outside the compilation and, but for a microsecond, only in steps that had one."""
+        for began_ns, ns, row, trigger, compile_id in self._new:
+            facts = {"ms": ns / 1e6, "step": row, "trigger": (trigger or "unknown").lower(), **_about(compile_id)}
+            self._all.append(facts)
+            self.context.emit("recompile", t_ns=began_ns, **facts)
+        if self._new:
+            breaks = self._graph_breaks()
+            for reason, count in breaks.items():
+                new = count - self._breaks.get(reason, 0)
+                if new:
+                    self._num_new_breaks += new
+                    self.context.emit("graph_break", step=self._new[-1][2], count=new, reason=_short(reason))
+            self._breaks = breaks
+        self._new = []
+
+    @staticmethod
+    def _graph_breaks():
+        from torch._dynamo.utils import counters
+
+        return dict(counters["graph_break"])
+
+    def summary(self):
+        """Of this rank; graph breaks of the warm-up cost in every step, those in training come with a compilation."""
+        return {
+            "num_recompiles": len(self._all),
+            "recompile_ms": sum(facts["ms"] for facts in self._all),
+            "num_graph_breaks": self._num_new_breaks,
+            "num_graph_breaks_before": self._num_graph_breaks,
+        }
+
+    def doubts(self):
+        """The warm-up should have met every graph: what is compiled later is timed."""
+        if not self._all:
+            return []
+        first = self._all[0]
+        reason = f", {first['reason']}" if first["reason"] else ""
+        what = f"step {first['step']}, {first['function'] or first['trigger']}{reason}"
+        ms = sum(facts["ms"] for facts in self._all)
+        return [f"torch.compile worked {len(self._all)} time(s), {ms:.1f} ms, in the timed region: first {what}"]
+
+    def close(self):
+        self._is_closed = True
+        if self._handler is not None:
+            self._handler.remove_start_callback(self._start)
+            self._handler.remove_end_callback(self._end)
+            self._handler = None
+
+
+def _about(compile_id):
+    """{"function", "reason"} of a compilation, from torch's own list of the last 64; None where it does not say."""
+    from torch._dynamo import utils
+
+    result = {"function": None, "reason": None}
+    for one in getattr(utils, "get_compilation_metrics", list)():
+        if compile_id is not None and getattr(one, "compile_id", None) == compile_id:
+            name, file, line = (getattr(one, key, None) for key in ("co_name", "co_filename", "co_firstlineno"))
+            result["function"] = f"{name} ({Path(file).name}:{line})" if name and file else name or result["function"]
+            result["reason"] = _short(getattr(one, "recompile_reason", None)) or result["reason"]
+    return result
+
+
+def _short(reason):
+    """On one line, without private paths."""
+    return " ".join(private.redact(str(reason), REPO).split())[:MAX_REASON_CHARS] if reason else None
+
+
+INSTRUMENT = Recompiles

@@ -1,0 +1,146 @@
+"""Power, energy, clocks and throttling of the run's GPUs, or the host's CPUs without one: telemetry.csv.
+
+Sampled by a process of its own (bench/machine/telemetry/sampler.py) that the first rank of each node starts before the
+warm-up; in the timed region this instrument does nothing but note when the clock stands still.  Other nodes' samples
+are in telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] says how far those are from node 0's.
+"""
+
+import os
+import sys
+import time
+
+from bench.config import windows
+from bench.machine.telemetry import join, samples, throttling
+from bench.machine.telemetry.sampling import Sampling
+from bench.training.instruments.base import Instrument
+
+MIN_INTERVAL_MS = 10  # drivers refresh no faster
+# Without a GPU: of one core.  Ten samples a second were 0.005, and took 0.4 to 0.7 % of a run's time on two cores.
+MAX_SAMPLER_CPU_FRAC = 0.01
+
+
+class Telemetry(Instrument):
+    in_timed_region = (
+        "compares the name of each phase; a process of its own takes the samples, see MAX_SAMPLER_CPU_FRAC"
+    )
+
+    @staticmethod
+    def check(settings):
+        for name, value in settings.items():
+            windows.check_whole(f"instruments.telemetry.{name}", value, MIN_INTERVAL_MS)
+
+    def __init__(self, context, **intervals):
+        super().__init__(context)
+        self._intervals = intervals
+        self._path = context.folder / f"telemetry{context.of_node}.csv"
+        self._sampling = None
+        self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
+        self._spans, self._ends, self._since_ns = [], [], None  # spans of the clock, and the last row of each
+        self._summary = None
+
+    def on_warmup_start(self):
+        if self.context.is_first_of_node:
+            num_devices = self.context.ranks_of_node if self.context.device_type == "cuda" else 0
+            agent_pid = os.getppid()  # the ranks are its children
+            self._sampling = Sampling(self._path, self._intervals, self._uuids(), num_devices, agent_pid)
+
+    def _uuids(self):
+        """Of the run's GPUs in CUDA's order, as NVML writes them; [] where torch does not report them."""
+        if self.context.device_type != "cuda":
+            return []
+        import torch
+
+        try:
+            return [f"GPU-{torch.cuda.get_device_properties(num).uuid}" for num in range(self.context.ranks_of_node)]
+        except (AttributeError, AssertionError, RuntimeError):
+            return []
+
+    def on_run_start(self):
+        if self.context.is_first_of_node:
+            if self._sampling is None:  # without a warm-up
+                self.on_warmup_start()
+            self._sampling.wait()
+            self._sync()
+            self._started = self._sampling.start()
+
+    def on_phase(self, name):
+        if name == "validation" and self._since_ns is not None:
+            self._spans.append((self._since_ns, time.perf_counter_ns()))
+            self._since_ns = None
+
+    def on_validation(self, steps_done, val_loss, train_s):
+        """Steps begin after the first validation; a span's last row is known at the validation that ended it."""
+        if self._started is not None:
+            if len(self._ends) < len(self._spans):
+                self._ends.append(steps_done)
+            self._since_ns = time.perf_counter_ns()
+
+    def on_run_end(self):
+        if self._started is not None:
+            self._sync()
+            self._stopped = self._sampling.stop()
+            self.close()
+
+    def _sync(self):
+        """Training has waited for the device already; this makes the counters' edges independent of that."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def columns(self):
+        """energy_j and sm_clock_mhz of every step, or cpu_freq_mhz; steps lie where their device had them.
+
+        Of several nodes none: a step's column is the maximum over ranks, and energy is a sum; the summary has it.
+        """
+        if self._stopped is None or self.context.ranks_of_node < self.context.world_size:
+            return {}
+        steps = join.step_spans(self.context.rows, self._spans, self._ends)
+        return join.columns(samples.read(self._path), steps, self._joined())
+
+    def _joined(self):
+        if self._summary is None:
+            self._summary = join.summary(samples.read(self._path), self._spans, self._started, self._stopped)
+        return self._summary
+
+    def summary(self):
+        """{} on other ranks than a node's first; energies of all the node's GPUs together."""
+        if self._stopped is None:
+            return {}
+        return join.whole(self._joined(), self._started, self._stopped)
+
+    def merge(self, summaries):
+        """Rank 0's, with energies of all nodes and, where there are several, each node's own summary."""
+        of_nodes = [summary for summary in summaries if summary]
+        if len(of_nodes) < 2:
+            return summaries[0]
+        return join.of_all_nodes(of_nodes)
+
+    def doubts(self):
+        if self._stopped is None:
+            return []
+        summary = self.summary()
+        result, cpu_frac = throttling.doubts(summary), summary["sampler_cpu_frac"] or 0.0
+        if self.context.device_type == "cpu" and cpu_frac > MAX_SAMPLER_CPU_FRAC:
+            took = f"telemetry itself took {100 * cpu_frac:.1f} % of a core (limit {100 * MAX_SAMPLER_CPU_FRAC:g} %)"
+            result.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
+        return result
+
+    def warnings(self):
+        return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])
+
+    def pause(self):
+        """Stop the sampler where it stands, until resume(): bench-self compares steps with and without it."""
+        if self._sampling is not None:
+            self._sampling.pause()
+
+    def resume(self):
+        if self._sampling is not None:
+            self._sampling.resume()
+
+    def close(self):
+        sampling, self._sampling = self._sampling, None
+        if sampling is not None:
+            sampling.close()
+
+
+INSTRUMENT = Telemetry
