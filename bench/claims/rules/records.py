@@ -1,7 +1,6 @@
 """Rules about each record alone, and about the ledger that has it."""
 
-from bench.base.terminal.text_table import counted
-from bench.claims.rules.evidence import of_each
+from bench.base.terminal.text_table import counted, some
 from bench.machine import utc
 from bench.record import audits, certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 
@@ -27,6 +26,17 @@ def git_knew_the_code_of_every_run(claim):
         return run.record["code"].get("git_failure")
 
     return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
+
+
+def every_run_completed(claim):
+    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
+
+    def fault_of(run):
+        if run.record["status"] != "complete":
+            return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
+        return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
+
+    return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
 
 
 def every_run_came_out_again(claim):
@@ -149,12 +159,7 @@ def _times_fault(run, start, end):
     return None
 
 
-def every_run_completed(claim):
-    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
-
-    def fault_of(run):
-        if run.record["status"] != "complete":
-            return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
-        return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
-
-    return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
+def of_each(runs, fault_of, good):
+    """fault_of(run) is a sentence or None."""
+    faults = [f"{run.name}: {fault}" for run in runs if (fault := fault_of(run))]
+    return not faults, some(faults, separator="; ") or good
