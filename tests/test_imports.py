@@ -34,7 +34,6 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "data/loader.py",
     "plans/overhead/gpu.py",
     "plans/overhead/loop.py",
-    "plans/overhead/plain_loops.py",
     "plans/overhead/ranks.py",
     "training/profiling/allocations.py",
     "training/profiling/breakdown.py",

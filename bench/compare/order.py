@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bench.machine import utc
+from bench.base import utc
 from bench.record.rows import Row
 
 MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
