@@ -21,7 +21,7 @@ TABLE = {
     "web": "",
     "analysis": "base machine record web",
     "training": "analysis base config data machine record web",
-    "compare": "analysis base config machine record",
+    "compare": "analysis base config record",
     "launch": "analysis base config data machine record training",
     "report": "analysis base compare machine record web",
     "plans": "base compare config data launch machine record report training web",
