@@ -12,7 +12,7 @@ from bench.base.paths import REPO
 from bench.claims.rules import rulebook
 from bench.claims.rules import runs as run_rules
 from bench.cli import judge, race
-from bench.compare import differences, eligibility
+from bench.compare import comparison, eligibility
 from bench.launch import prepare
 from bench.machine import code_copy, code_state
 from bench.plans.race import arm_process
@@ -370,7 +370,7 @@ def test_an_arm_of_two_identity_versions_is_marked_and_nothing_is_said_of_its_co
     assert any("(identity versions 1, 2): whether it is the same is unknown" in remark for remark in found.remarks)
     (version,) = (
         one
-        for one in differences.of_facts([differences.facts(old)], [differences.facts(new)])
+        for one in comparison.differences_of([comparison.facts(old)], [comparison.facts(new)])
         if one["what"] == "identity_version"
     )
     assert (version["a"], version["b"]) == ([1], [2])

@@ -10,7 +10,7 @@ import json
 from bench.base import atomic, utc
 from bench.base.terminal import text_table
 from bench.cli import arguments
-from bench.compare import calibration, measures, selection, target
+from bench.compare import calibration, selection, target, wording
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
 from bench.launch import console, launcher, ready, summary
@@ -128,7 +128,7 @@ def text(result, form="simple"):
     low, high = aa["ci95_pct"]
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
     runs = f"{result['n'][0]} + {result['n'][1]} runs of {result['name']} ({result['config_id'] or 'logs'})"
-    mdes = [[n, measures.mde_words(pct)] for n, pct in result["smallest_change_pct"].items()]
+    mdes = [[n, wording.mde_words(pct)] for n, pct in result["smallest_change_pct"].items()]
     never = {True: "none can", False: "too many"}
     needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in result["needed_n"].items()]
     lines = [
