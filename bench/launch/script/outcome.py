@@ -43,8 +43,8 @@ class Facts(TypedDict):
 def write(folder: Path, job, run: dict, output, telemetry: dict, waits_ns: Iterable[tuple[int, int]]) -> dict | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
-    output: script_run.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
-    in printed_times.clock().
+    output: script_run.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler;
+    waits_ns: as in printed_times.clock().
     """
     name = _dialect(output, job.script.dialect)
     facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
