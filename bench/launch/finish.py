@@ -8,10 +8,10 @@ import time
 
 from bench.analysis.diagnosis import event_costs
 from bench.analysis.diagnosis.stalls import UNEXPLAINED
-from bench.base import atomic, private
+from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
-from bench.machine import environment, utc
+from bench.machine import environment
 from bench.record import artifacts, failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
 

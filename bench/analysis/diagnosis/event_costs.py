@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from bench.analysis.diagnosis import stalls
-from bench.machine import utc
+from bench.base import utc
 from bench.record import step_files
 
 WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recompiles", "allocator_retry": "memory"}

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench.base import atomic, private
+from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
 from bench.launch.script import opened_data, trace_files, work_folder
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
-from bench.machine import utc
 from bench.record import failures, loss_rules, outside_clock, printed_times, run_folder, step_files
 from bench.record.importers import dialects
 from bench.record.importers.foreign_run import Run

@@ -14,8 +14,8 @@ from bench.base import atomic
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
 from bench.machine import processes
-from bench.machine.cpu_meter import CpuMeter
-from bench.machine.telemetry import join, samples, throttling
+from bench.machine.meters import CpuMeter
+from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
 from bench.record import failures, metrics, printed_times, run_folder, step_files
 from bench.record.importers import dialects
@@ -143,14 +143,14 @@ class Watched:
             return result
         timed = printed_times.events(outcome.rows_of_output(self._output, self._job.script.dialect))
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
-        rows = samples.read(self._folder / "telemetry.csv")
+        rows = join.read(self._folder / "telemetry.csv")
         joined = join.summary(rows, spans, self._started, self._stopped)
         summary = join.whole(joined, self._started, self._stopped)
         said = [
             {"rank": None, "instrument": "telemetry", "edge": "run end", "error": words}
             for words in join.warnings(joined, self._stopped["report"])
         ]
-        doubts = [{"rank": 0, "instrument": "telemetry", "doubt": one} for one in throttling.doubts(summary)]
+        doubts = [{"rank": 0, "instrument": "telemetry", "doubt": one} for one in join.doubts(summary)]
         peaks = (
             [max(used, default=None) for used in _used_gib(rows)] if self._job.config.hardware.device == "cuda" else []
         )
@@ -165,6 +165,5 @@ class Watched:
 def _used_gib(rows):
     """GiB in use at every sample, of each GPU."""
     return [
-        [row["mem_gib"] for row in of_one if row.get("mem_gib") is not None]
-        for of_one in samples.by_device(rows).values()
+        [row["mem_gib"] for row in of_one if row.get("mem_gib") is not None] for of_one in join.by_device(rows).values()
     ]
