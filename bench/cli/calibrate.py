@@ -7,7 +7,7 @@ wanted change needs; the verdicts of this session use it.
 import argparse
 import json
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.terminal import text_table
 from bench.cli import arguments
 from bench.compare import calibration, selection, target, wording
@@ -16,7 +16,6 @@ from bench.config import groups
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, prepare
-from bench.machine import utc
 from bench.record import run_folder
 from bench.record.rows import row_of
 
