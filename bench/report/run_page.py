@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench.analysis.memory import page as snapshot_page
-from bench.analysis.memory import pickles, rss
+from bench.analysis.memory import pickles
 from bench.base.reading.damage import of_record
 from bench.base.terminal import text_table
 from bench.record import race_folder, run_folder, step_files
@@ -222,10 +222,10 @@ def _rank_of_snapshot(path):
 
 def _of_snapshot(path, id):
     try:
-        if path.name.endswith(rss.SUFFIX):
-            samples = rss.load(path)
-            drawn = rss.chart_of(samples, id)
-            return [drawn], join([soft(rss.WHAT + "."), figure(drawn)])
+        if path.name.endswith(pickles.RSS_SUFFIX):
+            samples = pickles.load_rss(path)
+            drawn = pickles.rss_chart(samples, id)
+            return [drawn], join([soft(pickles.WHAT + "."), figure(drawn)])
         return snapshot_page.summary(pickles.load(path), id)
     except (OSError, ValueError) as error:
         return [], soft(f"It cannot be read: {str(error).replace(str(path), path.name)}")
