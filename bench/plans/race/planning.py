@@ -24,7 +24,7 @@ MEASURED = {"target_val_loss": 0.0, "val_loss": 0.0}  # which all reach; how muc
 def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     """Check every arm, write the plan, put its hash into the ledger.  Returns the race's folder; no run has started.
 
-    request: of plan.parse_request(); "arms" is taken out of it.  anyway: also what can have no verdict, on a busy machine.
+    request: of plan.parse_request(); "arms" is taken out of it.  anyway: even without hope of a verdict.
     ValueError: what cannot be raced, planned or written.
     """
     commits = check(request)
