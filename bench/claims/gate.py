@@ -12,7 +12,7 @@ from bench.base import credentials, private
 from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.config.user_code import classes, script_files
-from bench.record import artifacts, certificates, run_folder
+from bench.record import certificates, run_folder
 from bench.record.verification import LOCAL_ROLES
 
 BY_ROLE = {
@@ -46,8 +46,8 @@ def of_run(results: Path, name: str) -> Iterator[Leaving]:
     folder = results / name
     run = run_folder.read_raw(folder)
     listed, reasons = {artifact["path"] for artifact in run["artifacts"]}, _reasons(folder, run)
-    for path in (*artifacts.files(folder), "run.json"):
-        role = artifacts.ROLES.get(artifacts.OF_NODE.sub("", path.partition("/")[0]))
+    for path in (*run_folder.files(folder), "run.json"):
+        role = run_folder.ROLES.get(run_folder.OF_NODE.sub("", path.partition("/")[0]))
         is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
         is_part = role or path in listed or path in (certificates.FILE, "run.json")
         if role in LOCAL_ROLES or not is_part or not is_inside:
