@@ -140,9 +140,9 @@ def _traces(a, b):
     folders = [[folder for folder in arm.folders if folder] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None
-    from bench.analysis.diagnosis import trace_diff
+    from bench.analysis.trace import diff
 
-    return trace_diff.of_folders(*folders)
+    return diff.of_folders(*folders)
 
 
 def _with_steps(arm):

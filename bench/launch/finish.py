@@ -6,7 +6,8 @@ import os
 import sys
 import time
 
-from bench.analysis.diagnosis import event_costs, stall_causes
+from bench.analysis.diagnosis import event_costs
+from bench.analysis.diagnosis.stalls import UNEXPLAINED
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
@@ -111,7 +112,7 @@ def _stood_still(run, stalls):
     Not one of the machine's, which would exclude the run from a race: a program may stand still by its own fault.  A
     machine that was frozen is seen by its launcher, too (bench/record/outside_clock.py).
     """
-    unexplained = [event for event in stalls if event.get("what") in stall_causes.UNEXPLAINED]
+    unexplained = [event for event in stalls if event.get("what") in UNEXPLAINED]
     stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
     if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
         steps = ", ".join(str(event["step"]) for event in unexplained[:3])

@@ -132,7 +132,6 @@ RACED = (
     "bench/launch/nodes/rank_processes.py",
     "bench/launch/of_nodes.py",
     "bench/launch/ranks.py",
-    "bench/launch/script/output.py",
     "bench/launch/script/script_run.py",
     "bench/machine/meters.py",
     "bench/machine/environment.py",

@@ -1,6 +1,6 @@
 """What a script printed -> its rows of steps.csv, its half of the record, and every reason to doubt it.
 
-Called by the launcher once the ranks have ended: the script's lines with their times (output.py), what it opened
+Called by the launcher once the ranks have ended: the script's lines with their times (script_run.py), what it opened
 and how it ended (training/script_worker.py).
 """
 
@@ -42,8 +42,8 @@ class Facts(TypedDict):
 def write(folder: Path, job, run: dict, output, telemetry: dict, waits_ns: Iterable[tuple[int, int]]) -> dict | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
-    output: output.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
-    in printed_times.clock().
+    output: script_run.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler;
+    waits_ns: as in printed_times.clock().
     """
     name = _dialect(output, job.script.dialect)
     facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
