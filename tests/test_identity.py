@@ -45,7 +45,6 @@ NOT_RACED = {
     "bench/base/stats": "counts with records",
     "bench/analysis/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
-    "bench/config/user_code/script_files.py": "names the files of a script, which have hashes of their own",
     "bench/base/terminal": "how wide a terminal is, and tables of what was recorded",
 }
 SAMPLE = b'''"""Doc."""

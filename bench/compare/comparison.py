@@ -11,7 +11,7 @@ from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, of_record
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
-from bench.config import versions
+from bench.config import schema
 from bench.record import certificates, ledger, race_folder, run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
@@ -137,7 +137,7 @@ def _facts_of_run(run, folder):
     config = environment = None
     if folder:
         with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
-            config = versions.upgraded(yaml_file.read(f"{folder}/config.yaml"))
+            config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
         with contextlib.suppress(Damaged):
             environment = json_file.read(f"{folder}/environment.json")
         with contextlib.suppress(Damaged), of_record(folder):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import Damaged
-from bench.config import versions
+from bench.config import schema
 from bench.config.typed import leaves
 from bench.machine import utc
 from bench.record import run_folder, step_files
@@ -58,7 +58,7 @@ def series_of(row: dict) -> dict[str, float]:
 def _settings(folder):
     """config.yaml, flat; a list or None as its words."""
     try:
-        result = leaves(versions.upgraded(yaml_file.read(folder / "config.yaml")))
+        result = leaves(schema.upgraded(yaml_file.read(folder / "config.yaml")))
     except Damaged:  # verify says so
         return {}
     plain = (bool, int, float)
