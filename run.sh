@@ -208,7 +208,7 @@ if not (3, 11) <= tuple(sys.version_info[:2]) <= (3, 13):
 import importlib.metadata, re, shlex, tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
-wanted = project["dependencies"] + (project["optional-dependencies"]["test"] if verb == "test" else [])
+wanted = project["dependencies"] + (project["optional-dependencies"]["test"] if verb in ("test", "lint") else [])
 def numbers(version):
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 def fits(found, sign, bound):
@@ -241,7 +241,7 @@ if [ "${1:-}" = test ]; then
     shift
     exec "$python" -m pytest -n auto --dist loadfile "$@" # how many processes: tests/conftest.py
 elif [ "${1:-}" = lint ]; then
-    "$python" -m ruff check . && exec "$python" -m ruff format --check .
+    "$python" -m ruff check . && "$python" -m ruff format --check . && exec "$python" -m mypy
     exit 1
 fi
 exec "$python" -m bench "$@"

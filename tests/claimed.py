@@ -14,12 +14,12 @@ from pathlib import Path
 
 import yaml
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.claims.rules import rulebook
 from bench.cli import judge
 from bench.config import compose, resolve, schema, stages
 from bench.config.resolve import deviations_of
-from bench.machine import environment, utc
+from bench.machine import environment
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, planning
 from bench.record import artifacts, ledger, metrics, run_folder, step_files

@@ -7,8 +7,8 @@ import sys
 import pytest
 import real_runs
 
-from bench.launch import joining, ranks
-from bench.launch.nodes import adopted, slurm
+from bench.launch import allocation, joining, ranks
+from bench.launch.nodes import adopted
 from bench.record import ledger
 
 TORCHRUN = {
@@ -92,11 +92,11 @@ def test_half_a_launch_is_refused_with_what_to_do(environ, words):
 
 
 def test_what_slurm_writes_of_nodes():
-    assert slurm.tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-    assert slurm.hostnames("n[01-03,7],gpu-a") == ["n01", "n02", "n03", "n7", "gpu-a"]
-    assert slurm.hostnames("r[1-2]n[1-2]-ib") == ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]
+    assert allocation.tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert allocation.hostnames("n[01-03,7],gpu-a") == ["n01", "n02", "n03", "n7", "gpu-a"]
+    assert allocation.hostnames("r[1-2]n[1-2]-ib") == ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]
     with pytest.raises(ValueError, match="not as SLURM writes it"):
-        slurm.tasks_per_node("two")
+        allocation.tasks_per_node("two")
 
 
 def test_the_launch_decides_how_many_ranks_there_are():

@@ -11,7 +11,7 @@ from bench.base import stats
 from bench.cli import calibrate
 from bench.compare import calibration
 from bench.launch import prepare
-from bench.machine.check import Check
+from bench.machine.preflight import Check
 from bench.record.rows import row_of
 
 TIMES = [10.0, 10.1, 9.9, 10.05, 9.95]

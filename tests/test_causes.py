@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.analysis.diagnosis import rank_skew, stall_causes, stalls
+from bench.analysis.diagnosis import stalls
 
 MS = 1_000_000  # ns
 
@@ -27,7 +27,7 @@ def rows_of(odd_ms, **odd):
 
 
 def explained(rows, *events, by_rank=None):
-    (stall,) = stall_causes.explain(stalls.find(rows), rows, events, by_rank)
+    (stall,) = stalls.with_causes(stalls.find(rows), rows, events, by_rank)
     return stall
 
 
@@ -110,9 +110,9 @@ def test_a_late_rank_is_named_where_its_own_work_took_longer():
 
 def test_lateness_is_the_slowest_against_the_median_rank():
     of_ranks = [{1: 10.0, 2: 10.0}, {1: 12.0, 2: 11.0}, {1: 19.0, 2: 10.0}]
-    assert rank_skew.lateness(of_ranks) == {1: (7.0, 2), 2: (1.0, 1)}
-    assert rank_skew.lateness(of_ranks[:2]) == {1: (2.0, 1), 2: (1.0, 1)}  # of two, the faster stands for the median
-    assert rank_skew.lateness(of_ranks[:1]) == {}
+    assert stalls.lateness(of_ranks) == {1: (7.0, 2), 2: (1.0, 1)}
+    assert stalls.lateness(of_ranks[:2]) == {1: (2.0, 1), 2: (1.0, 1)}  # of two, the faster stands for the median
+    assert stalls.lateness(of_ranks[:1]) == {}
 
 
 def test_the_skew_of_a_run_says_who_was_late_how_often():
@@ -122,8 +122,8 @@ def test_the_skew_of_a_run_says_who_was_late_how_often():
         {1: 12.0, 2: 11.0, 3: 10.0, 4: 40.0},
         {1: 19.0, 2: 10.0, 3: 10.0, 4: 10.0},
     ]
-    found = rank_skew.summary({"own_ms": own})["own_ms"]
+    found = stalls.skew_summary({"own_ms": own})["own_ms"]
     assert (found["late_ms_p50"], found["late_ms_max"], found["late_ms_sum"]) == (4.0, 30.0, 38.0)
     assert (found["num_late_steps"], found["late_steps_by_rank"]) == (2, [0, 1, 1])
-    assert rank_skew.summary({"own_ms": own[:1]}) is None
-    assert rank_skew.summary({}) is None
+    assert stalls.skew_summary({"own_ms": own[:1]}) is None
+    assert stalls.skew_summary({}) is None

@@ -9,9 +9,9 @@ import claimed
 import pytest
 from claimed import failed
 
+from bench.base import utc
 from bench.cli import judge, race
 from bench.config import schema
-from bench.machine import utc
 from bench.plans.race import plan, planning
 from bench.record import ledger, ledger_count, published_ledgers
 

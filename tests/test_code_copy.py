@@ -19,7 +19,7 @@ from test_environment import commit, git
 from bench.claims.rules import rulebook
 from bench.cli import judge, verify
 from bench.config import user_code
-from bench.machine import check_host, code_copy, code_state
+from bench.machine import code_copy, code_state, preflight
 from bench.machine import git as git_program
 from bench.record import validity
 from bench.training import imported
@@ -366,7 +366,7 @@ def test_a_git_that_fails_is_unknown_and_says_so(small, monkeypatch, what):
     assert {found[name] for name in ("commit", "dirty", "diff_sha256")} == {None} and len(found["source_sha256"]) == 64
     word, remedy = DAMAGES[what]
     assert word in found["git_failure"] and str(small) not in found["git_failure"]
-    check = check_host.git(code_state.git_failure(small), small)
+    check = preflight.git(code_state.git_failure(small), small)
     assert (check.name, check.status) == ("git", "warn") and word in check.found and remedy in check.remedy
 
 
@@ -376,7 +376,7 @@ def test_without_git_the_code_is_known_by_its_hash_and_nothing_has_failed(small,
     shutil.rmtree(small / ".git")
     found = code_state.state(small)
     assert found["commit"] is None and "git_failure" not in found and code_state.git_failure(small) is None
-    assert check_host.git(None, small).status == "ok"
+    assert preflight.git(None, small).status == "ok"
 
 
 def test_a_run_whose_git_failed_cannot_be_claimed(tmp_path):

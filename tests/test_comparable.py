@@ -3,7 +3,7 @@
 import pytest
 from comparing import a_run, compare, raced
 
-from bench.compare import differences
+from bench.compare import comparison
 
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 
@@ -347,8 +347,8 @@ def test_eight_gpus_of_one_kind_are_one_difference():
 )
 def test_instruments_and_their_settings_are_differences(a, b, found):
     """Also those without settings: nothing must not stand under "instruments differ"."""
-    (with_a, with_b) = ([differences.facts(a_run("A", 1.0, 0) | {"instruments": one})] for one in (a, b))
-    listed = [(one["what"], one["a"], one["b"]) for one in differences.of_facts(with_a, with_b)]
+    (with_a, with_b) = ([comparison.facts(a_run("A", 1.0, 0) | {"instruments": one})] for one in (a, b))
+    listed = [(one["what"], one["a"], one["b"]) for one in comparison.differences_of(with_a, with_b)]
     assert listed == found
 
 

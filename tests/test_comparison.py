@@ -7,7 +7,7 @@ import pytest
 from comparing import FAILED, a_run, compare, compare_arms, raced
 
 from bench.base import stats
-from bench.compare import measures, sentences, target
+from bench.compare import target, wording
 from bench.config import compose, schema
 
 FAST = [10.00, 10.01, 9.99, 10.02, 9.98]  # mean of logs ln 10 within 1e-6, CV 0.158 %
@@ -129,7 +129,7 @@ def test_an_mde_whose_digits_say_nothing_is_given_as_over_a_thousand_per_cent():
     found = compared([10.0, 40.0], [11.0, 30.0])  # two runs a side: sums of squares with a degree of freedom each
     assert found["verdict"] == "inconclusive" and found["time"]["mde_pct"] > 1000
     assert "the MDE (80 % power) of these runs is over 1000 %: run more" in found["words"]
-    assert (measures.mde_words(1000.0), measures.mde_words(1000.1)) == ("1000 %", "over 1000 %")
+    assert (wording.mde_words(1000.0), wording.mde_words(1000.1)) == ("1000 %", "over 1000 %")
 
 
 def test_the_floor_is_never_below_a_tenth_of_a_per_cent():
@@ -421,13 +421,15 @@ def test_a_public_pair_of_six_and_six_runs_comes_out_as_its_logs_say():
 
 def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
     noisy = compared([10.0, 10.1, 9.9, 10.05], [10.05, 9.95, 10.1, 9.9])
-    assert sentences.alone(noisy) == f"inconclusive: {noisy['words']}" and "inconclusive" not in noisy["words"]
-    assert sentences.alone(compared(FAST, SLOW)).startswith("B is 5.00 % slower than A")
-    assert sentences.alone(compared([10.0], [20.0])).startswith("no verdict: one run has no spread")
+    assert (
+        wording.standalone_verdict(noisy) == f"inconclusive: {noisy['words']}" and "inconclusive" not in noisy["words"]
+    )
+    assert wording.standalone_verdict(compared(FAST, SLOW)).startswith("B is 5.00 % slower than A")
+    assert wording.standalone_verdict(compared([10.0], [20.0])).startswith("no verdict: one run has no spread")
     other = compared(FAST, SLOW[:0])
-    assert sentences.alone(other) == "not comparable: B has no complete run with a time among 0"
+    assert wording.standalone_verdict(other) == "not comparable: B has no complete run with a time among 0"
     of_before = {"verdict": "inconclusive", "words": "inconclusive: +1.10 % (95 % interval -1.0 to +3.2 %)"}
-    assert sentences.alone(of_before) == of_before["words"]
+    assert wording.standalone_verdict(of_before) == of_before["words"]
 
 
 def steps_of(*train_losses):
@@ -445,9 +447,9 @@ def test_runs_with_the_same_training_losses_are_one_run_whatever_their_seeds_and
     assert found["n"] == [1, 3] and found["mean"][0] == pytest.approx(4.25)
     sentence = "3 runs of A have bit-identical training losses: they count as one loss, "
     assert found["remarks"] == [f"{sentence}whatever their seeds"]
-    assert found["remarks"][0] in measures.loss_sentences(compare(a, b)["val_loss"] | {"change_nats": 0.0}, ["A", "B"])
+    assert found["remarks"][0] in wording.loss_sentences(compare(a, b)["val_loss"] | {"change_nats": 0.0}, ["A", "B"])
     assert (found["p"], found["verdict"]) == (None, "unknown")
 
 
 def test_a_p_that_is_too_small_to_print_is_below_a_bound():
-    assert [measures.p_sentence(p) for p in (0.0114, 3e-20, None)] == ["p = 0.011", "p < 1e-16", "p = -"]
+    assert [wording.p_sentence(p) for p in (0.0114, 3e-20, None)] == ["p = 0.011", "p < 1e-16", "p = -"]

@@ -15,8 +15,9 @@ from bench.base import private
 from bench.base.paths import REPO
 from bench.config import schema
 from bench.launch import ranks
-from bench.machine import code_state, cpu_meter, environment, gpus, processes
-from bench.machine.cpu_meter import CpuMeter
+from bench.machine import code_state, environment, gpus, processes
+from bench.machine import meters as cpu_meter
+from bench.machine.meters import CpuMeter
 from bench.record import run_folder
 
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"

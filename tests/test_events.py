@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from bench.base import utc
 from bench.config import resolve, schema
 from bench.launch import summary
-from bench.machine import utc
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy
 from bench.training.instruments import registry

@@ -7,8 +7,9 @@ import pytest
 import real_runs
 from traces import SHARED, event, launched, step, write
 
-from bench.analysis.explain import account, ceilings, difference, from_record, page, parts, recorded, rungs
-from bench.analysis.explain.owners import owners
+from bench.analysis.explain import account, ceilings, difference, page, parts, ranking
+from bench.analysis.explain.device_steps import owners
+from bench.analysis.explain.explained import add_recorded_events, of_record
 from bench.analysis.trace import analysis, flops, load, operators
 from bench.base.units import GIB
 from bench.cli import explain as verb
@@ -237,14 +238,14 @@ def test_collections_and_recompilations_of_the_record_are_put_where_they_were(tm
     step_files.write(tmp_path, [{"step": 7, "step_ms": 0.1, "t_ns": 5_000_000}])
     step_files.append_event(tmp_path, {"t_ns": 5_020_000, "event": "gc", "step": 7, "ms": 0.03, "generation": 2})
     step_files.append_event(tmp_path, {"t_ns": 5_060_000, "event": "recompile", "step": 7, "ms": 0.02, "function": "f"})
-    recorded.add([rank], tmp_path)
+    add_recorded_events([rank], tmp_path)
     answer = account.of_ranks([rank])
     assert parts_ns(answer) == {parts.UNBOUND: 50_000, parts.GARBAGE: 30_000, parts.COMPILATION: 20_000}
     assert answer["next"][0]["what"] == "garbage collection of generation 2"
 
 
 def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):
-    answer = from_record.of(finished_run)
+    answer = of_record(finished_run)
     ns = parts_ns(answer)
     assert sum(ns.values()) == answer["ranks"]["0"]["step_sum_ns"]
     rows = [row for row in step_files.read(finished_run) if row.get("step_ms") is not None and not row.get("flags")]
@@ -259,7 +260,7 @@ def test_the_limit_of_a_record_is_its_own_flops_at_the_peak(finished_run, tmp_pa
     run["measured"]["dtype"] = "bfloat16"
     run["model"]["flops_per_token"], run["measured"]["batch_tokens"] = 989_000_000, 2_000  # 2 ms a step
     (folder / "run.json").write_text(json.dumps(run))
-    assert from_record.of(folder)["limit_ms"] == pytest.approx(2.0)
+    assert of_record(folder)["limit_ms"] == pytest.approx(2.0)
 
 
 def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, tmp_path):
@@ -272,7 +273,7 @@ def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, t
         if row.get("step_ms"):  # as it is when rank 0 waits: within its backward
             row |= {"step_ms": row["step_ms"] + 400.0, "backward_ms": row["backward_ms"] + 400.0}
     step_files.write(folder, rows)
-    answer = from_record.of(folder)
+    answer = of_record(folder)
     first = answer["next"][0]
     assert (first["part"], first["rank"]) == (parts.WAITING, 1)
     assert first["gain_ms"] == pytest.approx(400.0, rel=1e-3)
@@ -414,6 +415,6 @@ def test_a_trace_of_nothing_is_refused(tmp_path):
     ],
 )
 def test_the_records_are_named_where_they_gained(part, what, num_ranks, records):
-    assert rungs.of(part, what, num_ranks) == records
-    (*lines,) = rungs.legend([{"ladder": records}])
+    assert ranking.records_for(part, what, num_ranks) == records
+    (*lines,) = ranking.legend([{"ladder": records}])
     assert [line[:3] for line in lines] == records and all(" min): " in line for line in lines)

@@ -10,7 +10,7 @@ import time
 import pytest
 import real_runs
 
-from bench.analysis.explain import account, from_record, parts
+from bench.analysis.explain import account, explained, parts
 from bench.analysis.trace import load
 
 WITHIN = 0.15
@@ -137,7 +137,7 @@ def test_a_rank_that_sleeps_is_whom_the_others_wait_for(tmp_path):
     planted = str(real_runs.REPO / "tests" / "planted")
     tiny = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256"]
     folder = real_runs.run(tmp_path / "results", *tiny, *real_runs.TWO, PYTHONPATH=planted)
-    answer = from_record.of(folder)
+    answer = explained.of_record(folder)
     first = answer["next"][0]
     assert (first["part"], first["rank"]) == (parts.WAITING, 1)
     assert first["gain_ms"] == pytest.approx(150, rel=WITHIN)

@@ -7,7 +7,7 @@ import pytest
 import real_runs
 from real_runs import run_json, steps
 
-from bench.analysis.memory import page, pickles, segments, timeline
+from bench.analysis.memory import page, pickles, timeline
 from bench.training.memory import recording as memory_recording
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ def test_a_real_snapshot_adds_up_as_torchs_own_reader_says_and_names_the_line_th
     assert line.unexplained_bytes == 0
     assert line.peak_bytes >= 128 * MIB and line.end_bytes >= 48 * MIB
     assert any("test_gpu_memory.py" in place for place in line.at_peak)
-    full = segments.of_device(found, torch.cuda.current_device())
+    full = timeline.segment_totals(found, torch.cuda.current_device())
     assert f"total_allocated: {_memory_viz._format_size(full['used'])}" in _memory_viz.segsum(found)
     assert full["reserved"] == torch.cuda.memory_reserved() and held.numel() == 48 * MIB
     first_us = line.times_us[0]

@@ -12,9 +12,9 @@ from bench.base.paths import REPO
 from bench.claims.rules import rulebook
 from bench.claims.rules import runs as run_rules
 from bench.cli import judge, race
-from bench.compare import differences, eligibility
+from bench.compare import comparison, eligibility
 from bench.launch import prepare
-from bench.machine import code_copy, code_state, syntax
+from bench.machine import code_copy, code_state
 from bench.plans.race import arm_process
 from bench.plans.sweep import earlier
 from bench.record import ledger, run_folder
@@ -28,7 +28,7 @@ NOT_RACED = {
     "bench/record/validity.py": "rules on finished records",
     "bench/record/outside_clock.py": "names the edges that the launcher stamps, and rules on them",
     "bench/record/shape.py": "the types of a record's fields",
-    "bench/machine/utc.py": "writes times of day",
+    "bench/base/utc.py": "writes times of day",
     "bench/record/run_folder.py": "writes and reads records",
     "bench/record/artifacts.py": "lists and removes the files of records",
     "bench/record/failures.py": "records how a rank failed",
@@ -178,7 +178,7 @@ SOURCE = 'def f(x):\n    """Doc."""\n    y = x * 2  # twice\n    return "a", y\n
 )
 def test_docstrings_comments_and_format_are_no_syntax(edited):
     assert edited != SOURCE
-    assert syntax.normalised(edited.encode()) == syntax.normalised(SOURCE.encode())
+    assert code_state.normalised(edited.encode()) == code_state.normalised(SOURCE.encode())
 
 
 @pytest.mark.parametrize(
@@ -195,20 +195,20 @@ def test_docstrings_comments_and_format_are_no_syntax(edited):
     ],
 )
 def test_whatever_python_does_differently_is_syntax(edited):
-    assert syntax.normalised(edited.encode()) != syntax.normalised(SOURCE.encode())
+    assert code_state.normalised(edited.encode()) != code_state.normalised(SOURCE.encode())
 
 
 def test_what_is_no_python_is_hashed_as_it_is():
-    assert syntax.normalised(b"def f(:  # a\n") == b"def f(:  # a\n"
-    assert syntax.normalised(b"a = 0x" + b"f" * 9000) == b"a = 0x" + b"f" * 9000  # Python cannot print it
+    assert code_state.normalised(b"def f(:  # a\n") == b"def f(:  # a\n"
+    assert code_state.normalised(b"a = 0x" + b"f" * 9000) == b"a = 0x" + b"f" * 9000  # Python cannot print it
 
 
 def test_a_deep_expression_is_written_at_any_depth_of_the_caller():
-    words = syntax.normalised(b"a = " + b" + ".join([b"1"] * 900))
+    words = code_state.normalised(b"a = " + b" + ".join([b"1"] * 900))
     assert words.count(b"Constant(1)") == 900
 
     def deeper(times):
-        return deeper(times - 1) if times else syntax.normalised(b"a = " + b" + ".join([b"1"] * 900))
+        return deeper(times - 1) if times else code_state.normalised(b"a = " + b" + ".join([b"1"] * 900))
 
     assert deeper(600) == words
 
@@ -216,7 +216,7 @@ def test_a_deep_expression_is_written_at_any_depth_of_the_caller():
 def test_every_python_writes_the_same_syntax():
     """Found with 3.11.7, 3.12.1 and 3.13.0."""
     assert (
-        hashlib.sha256(syntax.normalised(SAMPLE)).hexdigest()
+        hashlib.sha256(code_state.normalised(SAMPLE)).hexdigest()
         == "6082ef46ad4b5ce12acdde348501ae330dd0294bb9fe8f5d619e0890e9a4bc03"
     )
 
@@ -370,7 +370,7 @@ def test_an_arm_of_two_identity_versions_is_marked_and_nothing_is_said_of_its_co
     assert any("(identity versions 1, 2): whether it is the same is unknown" in remark for remark in found.remarks)
     (version,) = (
         one
-        for one in differences.of_facts([differences.facts(old)], [differences.facts(new)])
+        for one in comparison.differences_of([comparison.facts(old)], [comparison.facts(new)])
         if one["what"] == "identity_version"
     )
     assert (version["a"], version["b"]) == ([1], [2])

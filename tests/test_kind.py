@@ -7,7 +7,7 @@ import comparing
 import pytest
 
 from bench.cli import race
-from bench.compare import kind
+from bench.compare import verdict
 from bench.plans.race import report
 from bench.record import race_folder
 from bench.record.rows import row_of
@@ -82,7 +82,7 @@ def test_runs_that_stop_at_their_target_each_reach_it():
     def stopped(reached):
         row = {"batch_tokens": 8, "val_loss": 2.1, "stop_at_target": True, "target_reached": reached}
         arms = [[row | {"num_steps": steps} for steps in of_arm] for of_arm in ((90, 100), (80,))]
-        return kind.of(arms, "AB", 2.1, "time", True, True, 0.5)
+        return verdict.kind_of(arms, "AB", 2.1, "time", True, True, 0.5)
 
     assert stopped(True) == (
         "time_to_target",
@@ -92,7 +92,10 @@ def test_runs_that_stop_at_their_target_each_reach_it():
 
 
 def test_nothing_in_common_is_said():
-    assert kind.of([[], []], "AB", None, "time", False, False, 0.5) == (None, "nothing: neither times nor losses")
+    assert verdict.kind_of([[], []], "AB", None, "time", False, False, 0.5) == (
+        None,
+        "nothing: neither times nor losses",
+    )
 
 
 def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_none(tmp_path, monkeypatch):
@@ -113,7 +116,7 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
     assert "compared:" not in report.text(old, "md")
 
 
-@pytest.mark.parametrize("name", kind.KINDS)
+@pytest.mark.parametrize("name", verdict.KINDS)
 def test_every_kind_is_in_the_docs(name):
     from bench.base.paths import REPO
 

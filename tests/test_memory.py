@@ -6,7 +6,7 @@ import real_runs
 from fake_cuda import context
 from real_runs import TWO, run_json, steps
 
-from bench.analysis.memory import rss
+from bench.analysis.memory import pickles
 from bench.training.instruments import memory
 from bench.training.instruments.base import Instrument
 from bench.training.instruments.instrument_set import InstrumentSet
@@ -211,7 +211,7 @@ def test_on_two_cpu_ranks_both_are_recorded_and_no_loss_changes(results_dir, two
         "",
     ]
     for rank in (0, 1):
-        samples = rss.load(folder / "memory" / f"steps_rank{rank}.rss.json")
+        samples = pickles.load_rss(folder / "memory" / f"steps_rank{rank}.rss.json")
         assert [name for _, name in samples["marks"]] == [
             "step 3",
             "data",

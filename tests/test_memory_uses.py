@@ -3,7 +3,7 @@
 import pytest
 import snapshots
 
-from bench.analysis.memory import lives, modules, page, timeline, use_section, uses
+from bench.analysis.memory import lives, page, timeline, uses
 from bench.base.paths import REPO
 
 MIB = 2**20
@@ -55,7 +55,7 @@ def test_each_piece_of_memory_is_counted_under_its_use(with_marks, backward):
     snapshot = trained(with_marks, backward)
     (device,) = lives.devices(snapshot)
     found = lives.of_device(snapshot, device)
-    edges = use_section._edges(found, page.marks_of(snapshot, found))
+    edges = uses._edges(found, page.marks_of(snapshot, found))
     held = timeline.of(found, uses.Uses(found, edges).of)
     asked = {use: num_bytes / MIB for use, (_, num_bytes) in held.allocated.items()}
     assert asked == {"parameters": 8, "activations": 6, "gradients": 8, "optimizer state": 16, "temporary": 1 + 2 + 3}
@@ -81,12 +81,12 @@ def test_weights_and_state_of_before_the_recording_are_known_by_the_stacks_of_th
 
 
 def test_a_modules_name_is_its_class_where_the_source_is_known_and_else_its_file():
-    assert modules.of(lives.Life(1, 0, None, FORWARD)) == "net.py > Attention"
-    assert modules.of(lives.Life(1, 0, None, BUILD)) == "net.py"
-    assert modules.of(lives.Life(1, 0, None, [])) == modules.OUTSIDE
-    assert modules.of(lives.Life(1, -1, None, None)) == modules.UNKNOWN
+    assert uses.module_of(lives.Life(1, 0, None, FORWARD)) == "net.py > Attention"
+    assert uses.module_of(lives.Life(1, 0, None, BUILD)) == "net.py"
+    assert uses.module_of(lives.Life(1, 0, None, [])) == uses.OUTSIDE
+    assert uses.module_of(lives.Life(1, -1, None, None)) == uses.UNKNOWN
     outside = snapshots.frames("../../etc/passwd.py:1 forward", *CALL)  # a snapshot is foreign: no such file is read
-    assert modules.of(lives.Life(1, 0, None, outside)) == "passwd.py"
+    assert uses.module_of(lives.Life(1, 0, None, outside)) == "passwd.py"
 
 
 def test_the_page_and_the_facts_show_uses_and_modules():
@@ -95,6 +95,6 @@ def test_the_page_and_the_facts_show_uses_and_modules():
     assert "What memory was for" in html and "net.py &gt; Attention" not in html  # 0 at the largest moment
     assert "Judged from where" in html and 'data-chart="memory-use-0"' in html
     found = lives.of_device(snapshot, 0)
-    facts = use_section.facts(found, page.marks_of(snapshot, found))
+    facts = uses.use_facts(found, page.marks_of(snapshot, found))
     assert facts["uses_at_peak"]["optimizer state"] == 16 * MIB
     assert facts["modules_at_peak"] == {"outside of modules": 27 * MIB, "net.py": 8 * MIB}

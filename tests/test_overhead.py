@@ -11,7 +11,7 @@ import torch
 
 from bench.cli import bench_self
 from bench.plans.overhead import gpu
-from bench.plans.overhead.plain_loops import NanoGPT, Setting, Track3
+from bench.plans.overhead.gpu import NanoGPT, Setting, Track3
 from models.gpt2 import GPT2
 
 

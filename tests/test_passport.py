@@ -8,8 +8,9 @@ import torch
 from bench.base.units import GIB, MIB
 from bench.cli import doctor
 from bench.config.schema import HardwareConfig
-from bench.machine.passport import figures, judged, kept, text
-from bench.plans.passport import cases, load, samples, session, works
+from bench.machine.passport import figures, kept
+from bench.machine.passport import report as judged
+from bench.plans.passport import rank, session, works
 
 
 class MadeUp:
@@ -55,21 +56,21 @@ def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **more):
 
 def test_a_sample_is_a_mean_over_enough_calls_and_the_first_two_only_guess():
     device = MadeUp(1e-4)  # 5 ms a sample on a GPU: 50 calls
-    assert samples.of_work(lambda: None, device, device.now_s) == pytest.approx([1e-4] * samples.NUM_SAMPLES)
-    assert device.blocks == [1, 1] + [50] * samples.NUM_SAMPLES
+    assert works.of_work(lambda: None, device, device.now_s) == pytest.approx([1e-4] * works.NUM_SAMPLES)
+    assert device.blocks == [1, 1] + [50] * works.NUM_SAMPLES
 
 
 def test_slow_work_gets_fewer_samples_but_never_less_than_the_least():
     device = MadeUp(1.0)
-    assert samples.of_work(lambda: None, device, device.now_s) == [1.0] * samples.MIN_SAMPLES
+    assert works.of_work(lambda: None, device, device.now_s) == [1.0] * works.MIN_SAMPLES
 
 
 def test_a_product_is_two_flop_a_multiplication_and_a_copy_is_read_and_written():
     timer, device = MadeUp(1e-3), torch.device("cpu")
-    product = cases.Case("gemm", precision="float32", shape=(10, 20, 30))  # 12,000 FLOP in 1 ms: 12 MFLOP/s
-    assert works.values(product, device, timer) == pytest.approx([12e6 / 1e12] * samples.NUM_SAMPLES)
-    moved = cases.Case("copy", num_bytes=2 * MIB)  # 2/1024 GiB in 1 ms
-    assert works.values(moved, device, timer) == pytest.approx([2 / 1024 * 1000] * samples.NUM_SAMPLES)
+    product = works.Case("gemm", precision="float32", shape=(10, 20, 30))  # 12,000 FLOP in 1 ms: 12 MFLOP/s
+    assert works.values(product, device, timer) == pytest.approx([12e6 / 1e12] * works.NUM_SAMPLES)
+    moved = works.Case("copy", num_bytes=2 * MIB)  # 2/1024 GiB in 1 ms
+    assert works.values(moved, device, timer) == pytest.approx([2 / 1024 * 1000] * works.NUM_SAMPLES)
 
 
 def test_what_a_device_cannot_do_is_none_and_a_lost_one_an_error():
@@ -77,7 +78,7 @@ def test_what_a_device_cannot_do_is_none_and_a_lost_one_an_error():
         def seconds(self, work, num_calls):
             raise RuntimeError(self.words)
 
-    failing, case = Fails(1.0), cases.Case("copy", num_bytes=1024)
+    failing, case = Fails(1.0), works.Case("copy", num_bytes=1024)
     failing.words = "not implemented for this type"
     assert works.values(case, torch.device("cpu"), failing) is None
     failing.words = "CUDA error: an illegal memory access was encountered"
@@ -107,7 +108,7 @@ def test_cuda_is_timed_by_events_around_the_calls(monkeypatch):
     def work():
         clock_ms[0] += 2.0
 
-    assert samples.CudaTimer().seconds(work, 3) == pytest.approx(6e-3)
+    assert works.CudaTimer().seconds(work, 3) == pytest.approx(6e-3)
 
 
 def test_a_launch_is_timed_by_the_host_and_waits_once_a_call_or_once_a_block(monkeypatch):
@@ -115,7 +116,7 @@ def test_a_launch_is_timed_by_the_host_and_waits_once_a_call_or_once_a_block(mon
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
     device = torch.device("cpu")
     assert all(us > 0 for us in works._kernels(device, waits=False))
-    num_blocks = samples.NUM_SAMPLES + 1
+    num_blocks = works.NUM_SAMPLES + 1
     assert len(waits) == num_blocks
     assert all(us > 0 for us in works._kernels(device, waits=True))
     assert len(waits) == num_blocks + 2 * num_blocks
@@ -127,31 +128,31 @@ def test_bus_bandwidth_is_that_of_nccl_tests():
 
 
 def test_gpus_are_measured_in_every_precision_that_they_have_and_ranks_only_together():
-    names = {case.precision for case in cases.of_device("cuda", has_float8=True) if case.kind == "gemm"}
+    names = {case.precision for case in works.of_device("cuda", has_float8=True) if case.kind == "gemm"}
     assert names == {"bfloat16", "tf32", "float16", "float32", "float8"}
-    assert all(case.precision != "float8" for case in cases.of_device("cuda"))
-    assert cases.of_ranks("cuda", 1) == []
-    assert {case.world_size for case in cases.of_ranks("cuda", 8)} == {8}
-    every = [*cases.of_device("cuda", has_float8=True), *cases.of_device("cpu", [1, 2]), *cases.of_ranks("cpu", 2)]
+    assert all(case.precision != "float8" for case in works.of_device("cuda"))
+    assert works.of_ranks("cuda", 1) == []
+    assert {case.world_size for case in works.of_ranks("cuda", 8)} == {8}
+    every = [*works.of_device("cuda", has_float8=True), *works.of_device("cpu", [1, 2]), *works.of_ranks("cpu", 2)]
     assert len({case.what for case in every if case.kind != "clock"}) == len(every) - 2
 
 
 def test_a_thread_wakes_up_in_microseconds():
     found = works.wake_ups()
-    assert len(found) == samples.NUM_SAMPLES and all(0.1 < us < 1e6 for us in found)
+    assert len(found) == works.NUM_SAMPLES and all(0.1 < us < 1e6 for us in found)
 
 
 def test_the_clock_is_read_while_the_load_runs(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\ncpu MHz\t\t: 2100.5\nprocessor\t: 1\ncpu MHz\t\t: 3400.0\n")
     loads = []
-    found = load.under(lambda: loads.append(1), lambda: load.cpu_facts(tmp_path / "cpuinfo"), 0.1, 0.01)
+    found = rank.under(lambda: loads.append(1), lambda: rank.cpu_facts(tmp_path / "cpuinfo"), 0.1, 0.01)
     assert found and all(facts == {"clock_mhz": 3400.0} for facts in found)
     assert loads
-    assert load.cpu_facts(tmp_path / "none") == {"clock_mhz": None}
+    assert rank.cpu_facts(tmp_path / "none") == {"clock_mhz": None}
     sampled = {"sm_clock_mhz": 1755, "temp_c": 61, "power_w": 650.0, "throttle_reasons": "sw_power_cap", "util_pct": 99}
     gpu = type("Gpu", (), {"sample": lambda self, t_ns, now_ns: sampled})()
-    assert load.gpu_facts(gpu)["clock_mhz"] == 1755 and load.gpu_facts(gpu)["throttle_reasons"] == "sw_power_cap"
-    assert load.gpu_facts(None)["clock_mhz"] is None
+    assert rank.gpu_facts(gpu)["clock_mhz"] == 1755 and rank.gpu_facts(gpu)["throttle_reasons"] == "sw_power_cap"
+    assert rank.gpu_facts(None)["clock_mhz"] is None
 
 
 # ---- ceilings
@@ -272,7 +273,7 @@ def test_a_gpu_slower_than_its_peers_is_named():
     (line,) = slow
     assert (line["device"], line["id"], line["peers"]) == (2, "id-2", 700.0)
     assert line["slower_pct"] == pytest.approx(10.0)
-    words = text.as_text(passport([], [], [], []), kept.folder() / "x.json", [], slow)
+    words = judged.as_text(passport([], [], [], []), kept.folder() / "x.json", [], slow)
     assert "GPU 2 is slower than its peers: gemm bfloat16" in words
     assert judged.slower_than_peers(passport([gemm("bfloat16", (64, 64, 64), 1.0)])) == []
 
@@ -288,7 +289,7 @@ def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, cap
     measured = {one["what"]: one for one in first["devices"][0]["figures"]}
     assert all(0 < one["low"] <= one["value"] <= one["high"] for one in measured.values())
     copies = [name for name, one in measured.items() if one["kind"] == "copy"]
-    assert copies and measured[copies[0]]["num_samples"] >= samples.MIN_SAMPLES
+    assert copies and measured[copies[0]]["num_samples"] >= works.MIN_SAMPLES
     assert said[0].startswith("1/") and said[0].endswith("clock")
     known = {*measured, *(one["what"] for one in first["collectives"])}
     omitted = {line.rpartition(":")[0] for line in first["omitted"]}
@@ -299,7 +300,7 @@ def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, cap
     changes = judged.changes(second, [first])
     assert {line["what"] for line in changes} == known
     assert [line["what"] for line in changes if line["beyond_spread"]] == [copies[0]]
-    words = text.as_text(second, kept.folder() / "x.json", changes, [])
+    words = judged.as_text(second, kept.folder() / "x.json", changes, [])
     assert (
         f"compared with 1 earlier passport: 1 of {len(known)} figures beyond the spread (*), 1 of them worse" in words
     )

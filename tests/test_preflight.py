@@ -7,8 +7,8 @@ import pytest
 from bench.config import schema
 from bench.launch import ready
 from bench.launch.prepare import Job
-from bench.machine import check_gpu as gpu_checks
-from bench.machine import check_host, preflight
+from bench.machine import preflight
+from bench.machine import preflight as gpu_checks
 
 CPU = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1)
 WIDE = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=2)
@@ -47,17 +47,17 @@ def names(found):
 
 @pytest.mark.parametrize(("free_gib", "status"), [(0.06, "fail"), (0.07, "warn"), (1.9, "warn"), (2.0, "ok")])
 def test_disk_space(monkeypatch, tmp_path, free_gib, status):
-    usage = check_host.shutil._ntuple_diskusage(100 * GIB, 0, int(free_gib * GIB))
-    monkeypatch.setattr(check_host.shutil, "disk_usage", lambda folder: usage)
-    assert check_host.disk_space(tmp_path).status == status
+    usage = preflight.shutil._ntuple_diskusage(100 * GIB, 0, int(free_gib * GIB))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: usage)
+    assert preflight.disk_space(tmp_path).status == status
 
 
 def test_disk_space_is_that_of_the_folder_which_will_hold_the_results(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        check_host.shutil, "disk_usage", lambda folder: asked.append(folder) or type("", (), {"free": 9 * GIB})
+        preflight.shutil, "disk_usage", lambda folder: asked.append(folder) or type("", (), {"free": 9 * GIB})
     )
-    assert check_host.disk_space(tmp_path / "not" / "yet").found == "9.0 GiB free for results"
+    assert preflight.disk_space(tmp_path / "not" / "yet").found == "9.0 GiB free for results"
     assert asked == [tmp_path]
 
 
@@ -66,7 +66,7 @@ def test_disk_space_is_that_of_the_folder_which_will_hold_the_results(monkeypatc
     [(1.1, "fail"), (1.3, "warn"), (2.1, "warn"), (2.3, "ok"), (None, "ok")],  # 2 * 0.6 for workers, 1 for the data
 )
 def test_memory_for_two_workers_and_a_gib_of_data(available_gib, status):
-    assert check_host.memory(2, GIB, available_gib).status == status
+    assert preflight.memory(2, GIB, available_gib).status == status
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_memory_for_two_workers_and_a_gib_of_data(available_gib, status):
     ],
 )
 def test_load_of_other_programs(hardware, foreign_cores, num_cpus, status):
-    assert check_host.cpu_load(hardware, foreign_cores, num_cpus).status == status
+    assert preflight.cpu_load(hardware, foreign_cores, num_cpus).status == status
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_load_of_other_programs(hardware, foreign_cores, num_cpus, status):
 )
 def test_busy_threads_against_cores(hardware, num_cpus, quota, status):
     """The CPU run has 2 x 1 busy threads, the wide one 2 x 2; on GPUs each of the 2 processes has one."""
-    assert check_host.threads(hardware, num_cpus, quota).status == status
+    assert preflight.threads(hardware, num_cpus, quota).status == status
 
 
 def test_spinning_threads_are_warned_of_only_where_there_are_threads_that_could():
     two = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
-    assert check_host.waiting_threads(two, {"OMP_WAIT_POLICY": "active"}).status == "warn"
-    assert check_host.waiting_threads(two, {"OMP_WAIT_POLICY": "passive"}).status == "ok"
-    assert check_host.waiting_threads(two, {}).status == "ok"  # the launcher sets PASSIVE
-    assert check_host.waiting_threads(CPU, {"OMP_WAIT_POLICY": "active"}).status == "ok"
+    assert preflight.waiting_threads(two, {"OMP_WAIT_POLICY": "active"}).status == "warn"
+    assert preflight.waiting_threads(two, {"OMP_WAIT_POLICY": "passive"}).status == "ok"
+    assert preflight.waiting_threads(two, {}).status == "ok"  # the launcher sets PASSIVE
+    assert preflight.waiting_threads(CPU, {"OMP_WAIT_POLICY": "active"}).status == "ok"
 
 
 def test_a_cpu_run_is_not_checked_for_gpus(tmp_path):
@@ -172,7 +172,7 @@ def test_a_gpu_that_is_ill_is_named_with_what_it_has(check, facts, found):
 
 def test_what_a_driver_does_not_say_is_unknown_and_no_warning():
     silent = {key: None for key in gpu(0) if key not in ("name", "visible")}
-    for check in gpu_checks.checks([gpu(0, **silent), gpu(1, **silent)]):
+    for check in gpu_checks.gpu_checks([gpu(0, **silent), gpu(1, **silent)]):
         assert check.status == "ok", check
         assert "unknown" in check.found or check.name == "gpus alike", check
 
@@ -185,16 +185,16 @@ def test_a_power_cap_and_idling_are_no_faults():
     ("name", "status"), [("performance", "ok"), (None, "ok"), ("powersave", "warn"), ("schedutil", "warn")]
 )
 def test_clocks_that_follow_the_load_are_warned_of(name, status):
-    assert check_host.governor(name).status == status
+    assert preflight.governor(name).status == status
 
 
 @pytest.mark.parametrize(("cores", "status"), [(None, "ok"), (8.0, "ok"), (3.5, "warn")])
 def test_a_share_of_time_is_not_a_share_of_cores(cores, status):
-    assert check_host.quota(8, cores).status == status
+    assert preflight.quota(8, cores).status == status
 
 
 def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):
-    monkeypatch.setattr(check_host, "sample_foreign_cores", lambda: 1.5)
+    monkeypatch.setattr(preflight, "sample_foreign_cores", lambda: 1.5)
     found = preflight.checks(CPU, 0, env(), tmp_path)
     assert (
         next(check for check in found if check.name == "cpu load").found
@@ -226,9 +226,9 @@ def test_the_report_has_a_line_for_each_check_and_one_for_each_remedy():
 
 
 def test_a_gpu_run_that_compiles_needs_a_c_compiler(monkeypatch, tmp_path):
-    monkeypatch.setattr(check_host.shutil, "which", lambda name: None)
-    monkeypatch.setattr(check_host.sysconfig, "get_path", lambda name: str(tmp_path))
-    found = check_host.compiler()
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
+    monkeypatch.setattr(preflight.sysconfig, "get_path", lambda name: str(tmp_path))
+    found = preflight.compiler()
     assert (found.status, found.found) == ("warn", "no C compiler and no Python.h, which torch.compile needs on a GPU")
     eager = schema.HardwareConfig(device="cuda", num_processes=1, num_threads=4, compile=False)
     names = [

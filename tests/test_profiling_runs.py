@@ -10,7 +10,7 @@ import real_runs
 from profiled import names, outside_of_steps, read, step_names
 
 from bench.analysis.trace import analysis, load
-from bench.analysis.trace.analysis_text import as_text
+from bench.analysis.trace.text import as_text
 
 pytestmark = pytest.mark.slow
 COMMON = ("goal.num_steps=15", "goal.val_every_steps=8", "hardware.num_processes=2", "instruments=[regions]")

@@ -15,7 +15,7 @@ from bench.launch import console, ready, series, summary
 from bench.launch import progress as progress_module
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
-from bench.machine.check import Check
+from bench.machine.preflight import Check
 from bench.training.step_writer import NOTE, step_lines
 
 BUSY = Check("cpu load", "warn", "other programs use 1.95 of 2 cores (limit 0.1)", "end them")

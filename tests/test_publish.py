@@ -11,12 +11,11 @@ from pathlib import Path
 import claimed
 import pytest
 
-from bench.base import paths
+from bench.base import paths, utc
 from bench.claims import gate, publication
 from bench.cli import judge, publish, race, table
 from bench.cli.main import main as bench
 from bench.compare import selection
-from bench.machine import utc
 from bench.record import artifacts, ledger, named, run_folder, verification
 from bench.report import markdown_blocks
 

@@ -21,8 +21,8 @@ from bench.base.paths import REPO
 from bench.cli import compare, race
 from bench.compare import calibration, comparison, selection
 from bench.launch import ready
-from bench.machine import check_host
-from bench.machine.check import Check
+from bench.machine import preflight
+from bench.machine.preflight import Check
 from bench.plans.race import arm_process, plan, planning, request, state
 from bench.record import ledger, race_folder, run_folder
 
@@ -366,7 +366,7 @@ def real_facts(results, monkeypatch, capsys):
     claimed.Racers(results, noisy(1)).install(monkeypatch)
     monkeypatch.setattr(arm_process, "facts", facts)
     monkeypatch.setattr(ready, "checks", lambda *args: [])
-    monkeypatch.setattr(check_host, "sample_foreign_cores", lambda seconds: None)  # which waits a second an arm
+    monkeypatch.setattr(preflight, "sample_foreign_cores", lambda seconds: None)  # which waits a second an arm
     monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
 
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 import pytest
 
 from bench.analysis.memory import pickles
-from bench.analysis.trace import source, stamps
+from bench.analysis.trace import events, source
 from bench.base.reading import json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged, Missing, of_record
 from bench.record import ledger, shape
@@ -136,8 +136,8 @@ def test_a_string_without_an_end_and_a_moment_without_bound_are_read_in_linear_t
     assert source._end_of_array(b'{"name":"' + b'\\"' * 2_000_000) is None
     assert source._end_of_array(b'{"name":"a\\"]"}]') == 15
     assert time.monotonic() - started_s < 5
-    found = stamps.nanoseconds([1.5, 10**400])
-    assert (found[0], found[1]) == (1500, stamps.BAD)
+    found = events.nanoseconds([1.5, 10**400])
+    assert (found[0], found[1]) == (1500, events.BAD)
 
 
 def test_a_snapshot_whose_numbers_have_no_bound_or_whose_devices_share_a_list_is_refused():

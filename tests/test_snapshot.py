@@ -8,7 +8,7 @@ import snapshots
 from browser import Browser, needs_browser
 from snapshots import FORWARD, LOGITS, MIB, WEIGHTS, Allocator, frames
 
-from bench.analysis.memory import page, pickles, rss, segments, sites, timeline
+from bench.analysis.memory import lives, page, pickles, timeline
 from bench.cli import memory as cli
 
 
@@ -120,7 +120,7 @@ def test_what_was_freed_without_having_been_allocated_was_there_before():
     gpu.alloc(1 * MIB, FORWARD)
     gpu.free(old)
     found = timeline.of_device(gpu.snapshot(), 0)
-    assert found.initial == {sites.BEFORE: 4 * MIB, "models/gpt2.py:12 __init__": 100}
+    assert found.initial == {lives.BEFORE: 4 * MIB, "models/gpt2.py:12 __init__": 100}
     assert (found.peak_bytes, found.end_bytes) == (5 * MIB + 100, 1 * MIB + 100)
 
 
@@ -140,7 +140,7 @@ def test_memory_that_waits_for_another_stream_is_still_held():
     gpu.free(waiting, completed=False)
     snapshot = gpu.snapshot()
     assert timeline.of_device(snapshot, 0).end_bytes == 2 * MIB
-    assert segments.of_device(snapshot, 0)["waiting"] == 2 * MIB
+    assert timeline.segment_totals(snapshot, 0)["waiting"] == 2 * MIB
 
 
 def test_without_segments_as_from_a_cpu_profiler_it_begins_at_nothing():
@@ -150,7 +150,7 @@ def test_without_segments_as_from_a_cpu_profiler_it_begins_at_nothing():
     ]
     found = timeline.of_device({"segments": [], "device_traces": [trace]}, 0)
     assert (found.initial, found.peak_bytes, found.end_bytes, found.unexplained_bytes) == ({}, 10, 0, 0)
-    assert found.at_peak == {sites.NO_STACK: 10}
+    assert found.at_peak == {lives.NO_STACK: 10}
 
 
 def test_a_snapshot_that_contradicts_itself_is_reported():
@@ -186,7 +186,7 @@ def test_fullness_separates_rounding_gaps_and_whole_free_segments():
     gpu.alloc(3 * MIB + 100)
     gpu.free(gpu.alloc(15 * MIB))
     gpu.free(gap)
-    found = segments.of_device(gpu.snapshot(), 0)
+    found = timeline.segment_totals(gpu.snapshot(), 0)
     tail = 20 * MIB - 19 * MIB - 512
     assert found == {
         "num_segments": 2,
@@ -205,7 +205,7 @@ def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
     from torch.cuda import _memory_viz
 
     for made in (snapshots.training(), snapshots.training(num_steps=1, num_layers=9, weights_before=False)):
-        full = segments.of_device(made, 0)
+        full = timeline.segment_totals(made, 0)
         text = _memory_viz.segsum(made)
         reserved, allocated, free = re.search(
             r"total_reserved: (.*)\ntotal_allocated: (.*)\ntotal_free: (\S*)", text
@@ -236,12 +236,12 @@ def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
         ),
         (("/x/site-packages/torch/optim/adamw.py:9 step", "<frozen runpy>:1 run"), "optim/adamw.py:9 step (torch)"),
         (("/tmp/torchinductor/ab/cabc.py:33 call", "/x/models/gpt2.py:45 forward"), "compiled cabc.py:33 call"),
-        (("??:0 malloc", "/x/c10/cuda/CUDACachingAllocator.cpp:0 alloc"), sites.NO_STACK),
-        ((), sites.NO_STACK),
+        (("??:0 malloc", "/x/c10/cuda/CUDACachingAllocator.cpp:0 alloc"), lives.NO_STACK),
+        ((), lives.NO_STACK),
     ],
 )
 def test_a_place_is_the_innermost_line_outside_of_torch(stack, name):
-    assert sites.Sites().of(frames(*stack)) == name
+    assert lives.Sites().of(frames(*stack)) == name
 
 
 # ---- the page
@@ -334,4 +334,4 @@ def test_samples_that_are_none_are_refused(tmp_path, text):
     path = tmp_path / "x.rss.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"x.rss.json: (is not|lacks|expected|holds no samples)"):
-        rss.load(path)
+        pickles.load_rss(path)

@@ -15,9 +15,10 @@ import real_runs
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine import peak_rates
-from bench.machine.telemetry import host, join, samples, sampling, throttling
-from bench.machine.telemetry.fields import FIELDS, line
-from bench.machine.telemetry.sampler import num_foreign
+from bench.machine.telemetry import sampler as telemetry_sampler
+from bench.machine.telemetry import samples as join
+from bench.machine.telemetry import sampling
+from bench.machine.telemetry.sampler import FIELDS, line, num_foreign
 from bench.record import metrics
 from bench.report import run_charts
 from bench.training.instruments import registry
@@ -98,7 +99,7 @@ class Sampling:
 
     def wait_for_rows(self, num):
         deadline_s = time.monotonic() + 20
-        while len(samples.read(self.path)) < num:
+        while len(join.read(self.path)) < num:
             assert time.monotonic() < deadline_s and self.process.poll() is None
             time.sleep(0.02)
 
@@ -121,7 +122,7 @@ def sampled(tmp_path, library, gpus, num_rows=20, **more):
         sampling.wait_for_rows(num_rows)
         stopped = sampling.ask("stop")
         assert sampling.process.wait(10) == 0
-    rows = samples.read(sampling.path)
+    rows = join.read(sampling.path)
     summary = join.summary(rows, [(started["t_ns"], stopped["t_ns"])], started, stopped)
     return rows, summary | stopped["report"]
 
@@ -209,9 +210,9 @@ def test_a_gpu_lost_in_mid_run_ends_its_rows_and_not_those_of_the_other(tmp_path
         sampling.gpus["GPU-a"]["lost"] = 1
         sampling.write()
         sampling.wait_for_rows(20)
-        time.sleep(samples.MAX_GAP_S)
+        time.sleep(join.MAX_GAP_S)
         stopped = sampling.ask("stop")
-    rows = samples.read(sampling.path)
+    rows = join.read(sampling.path)
     assert rows[-1]["device"] == "gpu1" and {row["device"] for row in rows} == {"gpu0", "gpu1"}
     (warning,) = stopped["report"]["warnings"]
     assert warning.startswith("gpu0 was lost")
@@ -235,7 +236,7 @@ def test_limits_slowdowns_and_foreign_processes_are_doubts_with_their_figures(tm
     gpus = {"GPU-a": {"reasons": 0x40, "num_processes": 3}, "GPU-b": {"limit_mw": 350_000}}
     _, summary = sampled(tmp_path, library, gpus)
     num = summary["by_device"]["gpu0"]["num_timed_samples"]
-    assert throttling.doubts(summary) == [
+    assert join.doubts(summary) == [
         f"gpu0 was slowed down by hw_thermal in 100.0 % of {num} samples (limit 1 %)",
         "2 other processes computed on gpu0 during the run",
         "the GPUs have unequal power limits: gpu0 700 W, gpu1 350 W",
@@ -248,20 +249,20 @@ def test_reasons_add_up_to_a_slowdown_and_a_power_cap_is_none():
     spans = [(0, 149 * S)]
     summary = join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}
     assert summary["by_device"]["gpu0"]["slowed_frac"] == 2 / 150  # each alone would be below the limit
-    assert throttling.doubts(summary) == [
+    assert join.doubts(summary) == [
         "gpu0 was slowed down by hw_power_brake, hw_slowdown, sw_thermal in 1.3 % of 150 samples (limit 1 %)"
     ]
     rows[3]["throttle_reasons"] = "none"
-    assert throttling.doubts(join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}) == []
+    assert join.doubts(join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}) == []
 
 
 def test_a_power_limit_changed_in_the_run_is_a_doubt_and_rounding_is_none():
     rows = gpu_rows([1] * 4, power_limit_w=700.0)
     rows[0]["power_limit_w"] = 699.5
     found = {"foreign_processes": {}}
-    assert throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found) == []
+    assert join.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found) == []
     rows[3]["power_limit_w"] = 400.0
-    (doubt,) = throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found)
+    (doubt,) = join.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found)
     assert doubt == "the power limit of gpu0 was changed in the run, between 400 and 700 W"
 
 
@@ -355,7 +356,7 @@ ENDS = {"t_ns": 0, "energy_j": {}}, {"t_ns": 3 * S, "energy_j": {}}
 
 def test_power_is_integrated_by_trapezoids_and_cut_at_the_ends():
     rows = gpu_rows([100, 300, 300])
-    curve = samples.Curve(rows, "power_w")
+    curve = join.Curve(rows, "power_w")
     assert curve.integral(0, 2 * S) == 200 + 300
     assert curve.integral(S // 2, S) == 125  # from 200 to 300 W in half a second
     assert curve.mean(S // 2, S) == 250
@@ -366,14 +367,14 @@ def test_power_is_integrated_by_trapezoids_and_cut_at_the_ends():
 def test_an_integral_does_not_depend_on_where_the_clock_began():
     """100 to 300 W from 50 to 51 s, 300 to 200 W to 52 s: the halves of the second piece are 137.5 and 112.5 J."""
     rows = [{"read_ns": (50 + num) * S, "power_w": watts} for num, watts in enumerate([100.0, 300.0, 200.0])]
-    curve = samples.Curve(rows, "power_w")
+    curve = join.Curve(rows, "power_w")
     assert curve.integral(51 * S, 51 * S + S // 2) == 137.5 and curve.integral(51 * S + S // 2, 52 * S) == 112.5
     assert curve.integral(50 * S, 52 * S) == 200 + 250
 
 
 def test_beyond_its_samples_a_curve_goes_on_for_a_second_or_three_of_its_longest_gaps():
-    quick = samples.Curve([{"read_ns": num * S // 10, "power_w": 100.0} for num in range(11)], "power_w")
-    slow = samples.Curve([{"read_ns": num * 2 * S, "power_w": 100.0} for num in range(3)], "power_w")
+    quick = join.Curve([{"read_ns": num * S // 10, "power_w": 100.0} for num in range(11)], "power_w")
+    slow = join.Curve([{"read_ns": num * 2 * S, "power_w": 100.0} for num in range(3)], "power_w")
     assert quick.integral(0, 2 * S) == pytest.approx(200) and quick.integral(0, 2 * S + 1) is None
     assert slow.integral(0, 10 * S) == 1000 and slow.integral(0, 10 * S + 1) is None
 
@@ -440,7 +441,7 @@ def test_shares_of_reasons_count_timed_samples_alone():
     rows = gpu_rows([1] * 4)
     for row, reasons in zip(rows, ["hw_thermal", "none", "sw_power_cap|hw_thermal", "none"]):
         row["throttle_reasons"] = reasons
-    assert throttling.reason_shares(samples.inside(rows, [(S, 3 * S)])) == {"hw_thermal": 1 / 3, "sw_power_cap": 1 / 3}
+    assert join.reason_shares(join.inside(rows, [(S, 3 * S)])) == {"hw_thermal": 1 / 3, "sw_power_cap": 1 / 3}
 
 
 def test_a_counter_that_began_anew_or_is_missing_gives_no_energy():
@@ -486,8 +487,8 @@ def test_every_gpu_counts_alike_in_the_mean_also_one_that_was_lost_early():
 
 def test_processes_are_looked_for_seldom(monkeypatch):
     asked, now = [], [0.0]
-    monkeypatch.setattr(host, "_descendants", lambda pid: asked.append(pid) or [])
-    family = host.Family(7, now_s=lambda: now[0])
+    monkeypatch.setattr(telemetry_sampler, "_descendants", lambda pid: asked.append(pid) or [])
+    family = telemetry_sampler.Family(7, now_s=lambda: now[0])
     for now[0] in (0.0, 1.0, 9.9, 10.0):
         family.pids()
     assert asked == [7, 7]
@@ -635,7 +636,7 @@ def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libra
     assert len(json.loads((seen / "environment.json").read_text())["gpus"]) == 2
     summary = run["instrument_summaries"]["telemetry"]
     assert summary["source"] == "host" and run["environment"]["gpus"] == []
-    assert len(samples.read(seen / "telemetry.csv")) == sum(summary["num_samples"].values()) > 2
+    assert len(join.read(seen / "telemetry.csv")) == sum(summary["num_samples"].values()) > 2
     assert 0 < summary["num_timed_samples"] <= sum(summary["num_samples"].values())
     assert run["metrics"]["energy_j"] is None and not any(
         one["instrument"] == "telemetry" for one in run.get("warnings", ())
@@ -660,7 +661,7 @@ def test_a_killed_worker_leaves_no_sampler_behind(tmp_path):
         (sampler,) = running.pids("bench.machine.telemetry.sampler")
         os.kill(running.rank_pid(0), signal.SIGKILL)
         assert is_gone(sampler)
-        assert samples.read(running.folder / "telemetry.csv")
+        assert join.read(running.folder / "telemetry.csv")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -680,6 +681,6 @@ def test_eight_gpus_at_the_default_pace_cost_little(tmp_path, library):
         before_s, started_s = cpu_s(sampling.process.pid), time.monotonic()
         time.sleep(2)
         used_frac = (cpu_s(sampling.process.pid) - before_s) / (time.monotonic() - started_s)
-        num_rows = len(samples.read(sampling.path))
+        num_rows = len(join.read(sampling.path))
         sampling.ask("stop")
     assert num_rows >= 8 * 10 and used_frac < 0.05

@@ -14,21 +14,19 @@ from bench.analysis.trace import (
     analysis,
     attribution,
     critical,
+    device_time,
     diff,
     events,
-    intervals,
-    kernels,
     launches,
     operators,
-    queues,
     skew,
     source,
-    temporal,
     window,
 )
-from bench.analysis.trace.analysis_text import as_markdown, as_text
-from bench.analysis.trace.collector import Collector
+from bench.analysis.trace.columns import covered_ns, merged_intervals, ns_by_combination, shared_ns
 from bench.analysis.trace.load import find, load, load_all
+from bench.analysis.trace.rank import Collector
+from bench.analysis.trace.text import as_markdown, as_text
 from bench.cli import analyze
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
@@ -49,7 +47,7 @@ def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
     name, number = key.split("/")
     rank = next(one for one in shared(name) if one.rank == int(number))
     rows = window.device_rows(rank)
-    found = temporal.breakdown(rank, rows, kernels.types(rank, rows))
+    found = device_time.breakdown(rank, rows, device_time.types(rank, rows))
     exact = EXACT[key]["exact"]
     pairs = {
         "span": "span_us",
@@ -143,7 +141,7 @@ def test_queue_length_and_launch_delay_by_hand(tmp_path):
     """Calls at 0 and 10, kernels at 20 (for 30) and 50: one queued from 0, two from 10, one from 20, none from 50."""
     rank = load(write(tmp_path / "a.json", [*launched("k", 20, 30, 0, 1), *launched("k", 50, 10, 10, 2)]))
     rows = window.device_rows(rank)
-    (queue,) = queues.queues(rank, rows)
+    (queue,) = launches.queues(rank, rows)
     assert (queue["max"], queue["mean"]) == (2, pytest.approx((10 * 1 + 10 * 2 + 30 * 1) / 50))
     found = launches.statistics(rank, rows)
     assert found["delay_us_mean"] == pytest.approx((18 + 38) / 2) and found["num_launches"] == 2
@@ -287,14 +285,14 @@ def test_interval_arithmetic_is_that_of_a_brute_force(seed):
         for start, end in pairs:
             picture[start : max(start, end)] = True
         pictures.append(picture)
-        sets.append(intervals.union(*(np.array(side, np.int64) for side in (zip(*pairs) if pairs else ((), ())))))
+        sets.append(merged_intervals(*(np.array(side, np.int64) for side in (zip(*pairs) if pairs else ((), ())))))
     for picture, merged in zip(pictures, sets):
-        assert intervals.length(merged) == picture.sum()
+        assert covered_ns(merged) == picture.sum()
         assert (merged[0][1:] > merged[1][:-1]).all()  # what touches is one
-    assert intervals.intersection_length(sets[0], sets[1]) == (pictures[0] & pictures[1]).sum()
+    assert shared_ns(sets[0], sets[1]) == (pictures[0] & pictures[1]).sum()
     masks = pictures[0] * 1 + pictures[1] * 2 + pictures[2] * 4
     assert (
-        intervals.combinations(sets) == {mask: n for mask in range(1, 8) if (n := int((masks == mask).sum()))}
+        ns_by_combination(sets) == {mask: n for mask in range(1, 8) if (n := int((masks == mask).sum()))}
         or not masks.any()
     )
 

@@ -6,9 +6,9 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, diff, diff_text, flops, operators, window
-from bench.analysis.trace.analysis_text import as_text
+from bench.analysis.trace import analysis, diff, flops, operators, window
 from bench.analysis.trace.load import find, load
+from bench.analysis.trace.text import as_text, difference_as_text
 from bench.cli import analyze
 
 needs_shared = pytest.mark.skipif(
@@ -315,12 +315,12 @@ def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_pat
     assert (found["of"], found["change_ms"], found["explained_ms"]) == ("step_ms", -1.0, 0.5)
     assert (found["idle_change_ms"], found["overlap_change_ms"]) == (pytest.approx(0.5 - 1.0), pytest.approx(1.0))
     adds_up(found)
-    text = diff_text.as_text(found, "a", "b")
+    words = difference_as_text(found, "a", "b")
     assert (
-        "-1.000 ms" in text
-        and "+0.500 ms in kernels" in text
-        and "-0.500 ms in which none of them ran" in text
-        and "-1.000 ms by running" in text
+        "-1.000 ms" in words
+        and "+0.500 ms in kernels" in words
+        and "-0.500 ms in which none of them ran" in words
+        and "-1.000 ms by running" in words
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import traces
 
-from bench.analysis.trace import events, kernels, launches, queues, temporal, window
+from bench.analysis.trace import device_time, events, launches, window
 from bench.analysis.trace.load import find, load, load_all
 
 FOLDER = traces.SHARED / "expected"
@@ -75,7 +75,7 @@ def ranks_of(name):
 def chosen(name, mode):
     for number, rank in ranks_of(name).items():
         rows = window.device_rows(rank, MODES[mode])
-        yield number, rank, rows, kernels.types(rank, rows)
+        yield number, rank, rows, device_time.types(rank, rows)
 
 
 def of_rank(lines, number):
@@ -103,7 +103,7 @@ def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
     expected = EXPECTED[name][mode]
     by_type, table = {}, {}
     for number, rank, rows, kinds in chosen(name, mode):
-        found = temporal.breakdown(rank, rows, kinds)
+        found = device_time.breakdown(rank, rows, kinds)
         if name in CRASHES:
             assert expected["temporal_breakdown"] == {"error": "AssertionError: "}
         else:
@@ -114,9 +114,9 @@ def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
             if overlap["comp_comm_overlap_pctg"] is None
             else pytest.approx(overlap["comp_comm_overlap_pctg"], abs=0.00501)
         )
-        for line in kernels.by_type(rank, rows, kinds):
+        for line in device_time.by_type(rank, rows, kinds):
             by_type[line["type"]] = by_type.get(line["type"], 0) + line["sum_us"]
-        table |= {(number, line["name"], line["type"]): line for line in kernels.by_name(rank, rows, kinds)}
+        table |= {(number, line["name"], line["type"]): line for line in device_time.by_name(rank, rows, kinds)}
     same_types(by_type, expected["kernel_breakdown_all"]["by_type"])
     same_kernels(table, expected["kernel_breakdown_all"]["by_kernel"])
 
@@ -169,15 +169,15 @@ def test_where_hta_counts_rows_of_the_host_as_device_time(name, tmp_path):
         (steps if "ProfilerStep" in one["name"] else rows).append(one)
     rank = as_hta_reads(load(traces.write(tmp_path / "a.json", rows)))
     rows, expected = window.device_rows(rank), EXPECTED[name]["exclude_last_step"]
-    kinds = kernels.types(rank, rows)
-    same_times(temporal.breakdown(rank, rows, kinds), expected["temporal_breakdown"][0])
+    kinds = device_time.types(rank, rows)
+    same_times(device_time.breakdown(rank, rows, kinds), expected["temporal_breakdown"][0])
     if name in HOST_ROWS_COUNTED:
         same_types(
-            {line["type"]: line["sum_us"] for line in kernels.by_type(rank, rows, kinds)},
+            {line["type"]: line["sum_us"] for line in device_time.by_type(rank, rows, kinds)},
             expected["kernel_breakdown_all"]["by_type"],
         )
         same_kernels(
-            {(0, line["name"], line["type"]): line for line in kernels.by_name(rank, rows, kinds)},
+            {(0, line["name"], line["type"]): line for line in device_time.by_name(rank, rows, kinds)},
             expected["kernel_breakdown_all"]["by_kernel"],
         )
 
@@ -194,7 +194,7 @@ def idle_as_hta_does(rank, rows, first_event_ns):
         on, call = rows[mine][order], calls[mine][order]
         gap = rank.ts[on][1:] - rank.end[on][:-1]
         is_host = np.where(call >= 0, rank.ts[call], first_event_ns)[1:] > rank.end[on][:-1]
-        is_kernel = ~is_host & (gap < temporal.KERNEL_WAIT_BELOW_NS)
+        is_kernel = ~is_host & (gap < device_time.KERNEL_WAIT_BELOW_NS)
         sums = {"host_wait": gap[is_host], "kernel_wait": gap[is_kernel], "other": gap[~is_host & ~is_kernel]}
         found[rank.tracks[track][2]] = {word: int(values.sum()) / 1000 for word, values in sums.items()}
     return found
@@ -215,7 +215,7 @@ def test_idle_time_by_stream_is_htas_but_for_its_faults(name, mode):
             one for one in raw_events(path) if one.get("dur") is not None and one.get("cat") not in (None, "Trace")
         )
         reference = idle_as_hta_does(rank, rows, int(np.ceil(first["ts"])) * 1000)
-        ours = {line["stream"]: line for line in temporal.idle(rank, rows)}
+        ours = {line["stream"]: line for line in device_time.idle(rank, rows)}
         differ = []
         theirs = EXPECTED[name][mode]["idle_time_breakdown"][str(number)]["breakdown"]
         assert {line["stream"] for line in theirs} == set(ours)
@@ -246,7 +246,7 @@ def test_launches_and_queues_are_htas_for_the_calls_it_knows(name, mode):
             "num_long_delays": "launch_delay_outliers",
         }
         assert {key: found[key] or 0 for key in pairs} == {key: theirs[word] or 0 for key, word in pairs.items()}
-        longest = {line["stream"]: line["max"] for line in queues.queues(rank, rows[np.isin(called, QUEUES_OF)])}
+        longest = {line["stream"]: line["max"] for line in launches.queues(rank, rows[np.isin(called, QUEUES_OF)])}
         assert longest == {
             line["stream"]: line["queue_length_max"]
             for line in EXPECTED[name][mode]["queue_length_summary"][str(number)] or ()
@@ -263,7 +263,7 @@ LAGGING = {
 def test_annotations_are_htas_to_the_last_digit(name, mode, where):
     kind = events.ANNOTATION if where == "cpu" else events.GPU_ANNOTATION
     for number, rank, _, _ in chosen(name, mode):
-        ours = {line["name"]: line for line in temporal.annotations(rank, kind, window.until(rank, MODES[mode]))}
+        ours = {line["name"]: line for line in device_time.annotations(rank, kind, window.until(rank, MODES[mode]))}
         theirs = of_rank(EXPECTED[name][mode][f"{where}_user_annotation_breakdown"], number)
         lagging = where == "gpu" and (name, mode) in LAGGING
         assert set(ours) == {line["name"] for line in theirs}

@@ -8,8 +8,8 @@ import traces
 from traces import event, launched, step, write
 
 from bench.analysis.trace import analysis, events, source, window
-from bench.analysis.trace.analysis_text import as_markdown, as_text
 from bench.analysis.trace.load import find, load
+from bench.analysis.trace.text import as_markdown, as_text
 
 
 def rows():

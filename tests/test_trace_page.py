@@ -8,8 +8,8 @@ import traces
 from browser import Browser, needs_browser
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, critical, diff, events, load, queues, skip, stamps, window
-from bench.analysis.trace.kernels import types
+from bench.analysis.trace import analysis, critical, diff, events, launches, load, source, window
+from bench.analysis.trace.device_time import types
 from bench.cli import analyze
 from bench.report import run_page, trace_page, trace_panels
 from bench.web import waterfall
@@ -75,7 +75,7 @@ def test_the_links_of_a_steps_critical_path_add_up_to_it(tmp_path):
 def test_the_depth_of_a_queue_over_time_by_hand(tmp_path):
     """Calls at 0 and 10, kernels at 20 and 50: one waits from 0, two from 10, one from 20, none from 50."""
     rank = load.load(write(tmp_path / "a.json", [*launched("k", 20, 30, 0, 1), *launched("k", 50, 10, 10, 2)]))
-    (line,) = queues.depth(rank, window.device_rows(rank))
+    (line,) = launches.depth(rank, window.device_rows(rank))
     assert (line["stream"], line["at_us"], line["depth"]) == (7, [-20.0, -10.0, 0.0, 30.0], [1, 2, 1, 0])
 
 
@@ -162,7 +162,7 @@ def test_the_page_of_eight_ranks_in_a_browser_wide_and_narrow_light_and_dark(tmp
 
 
 def rows_but_queries(rank, kinds):
-    is_query = rank.names_that(lambda name: name.startswith(skip.QUERIES))
+    is_query = rank.names_that(lambda name: name.startswith(source.QUERIES))
     return np.flatnonzero(rank.is_kind(*kinds) & ~(is_query[rank.name] & rank.is_kind(events.RUNTIME)))
 
 
@@ -188,7 +188,7 @@ def test_an_event_between_other_bytes_than_the_usual_ones_is_not_skipped_with_it
     )
     chunk += b'X", "cat": "cpu_op", "name": "c" ' + usual + b'X", "cat": "kernel", "name": "d" ' + usual
     chunk += b'X", "cat": "cpu_op", "name": "e" }'
-    kept, num_skipped = skip.Skip(["cpu_op"])(chunk)
+    kept, num_skipped = source.Skip(["cpu_op"])(chunk)
     names = [one["name"] for one in json.loads(b"[" + kept + b"]") if "name" in one]
     assert (names, num_skipped) == (["a", "b", "d"], 2)
 
@@ -203,7 +203,7 @@ def test_stamps_since_the_epoch_are_exact_to_the_nanosecond(tmp_path):
     assert load.load(path).ts.tolist() == [first, first + 1000, 1_712_196_698_123_460_000]
     path.write_text(path.read_text().replace(texts[2], texts[0]))
     assert load.load(path).ts.tolist() == [first, first + 1000, first]
-    assert stamps.nanoseconds([0.5, 1]).tolist() == [500, 1000]
+    assert events.nanoseconds([0.5, 1]).tolist() == [500, 1000]
 
 
 @needs_shared

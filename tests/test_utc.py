@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.machine import utc
+from bench.base import utc
 
 
 @pytest.mark.parametrize(

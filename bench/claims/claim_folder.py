@@ -16,7 +16,7 @@ from bench.base.reading.damage import Damaged
 from bench.base.terminal import text_table
 from bench.claims import claim as claims
 from bench.claims import publication
-from bench.compare import sentences
+from bench.compare import wording
 from bench.record import ledger, race_folder, run_folder
 from bench.record.named import CLAIM
 from bench.record.rows import row_of
@@ -113,7 +113,7 @@ def summary(claim: claims.Claim) -> str:
     for race in claim.races:
         against = ((race.result or {}).get("result") or {}).get("against") or {}
         if race.arm in against:
-            parts.append(text_table.line(f"{race.race_id}: {sentences.alone(against[race.arm])}", True))
+            parts.append(text_table.line(f"{race.race_id}: {wording.standalone_verdict(against[race.arm])}", True))
     return "\n\n".join(parts)
 
 

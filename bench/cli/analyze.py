@@ -10,8 +10,8 @@ first window.  Needs no torch.
 import json
 import sys
 
-from bench.analysis.trace import analysis, diff, diff_text, load
-from bench.analysis.trace.analysis_text import as_markdown, as_text
+from bench.analysis.trace import analysis, diff, load
+from bench.analysis.trace.text import as_markdown, as_text, difference_as_markdown, difference_as_text
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments, trace_jobs
@@ -108,8 +108,8 @@ def _diff(argv):
     if args.json:
         print(json.dumps(answer, indent=1))
     elif _prints_words(args):
-        print(diff_text.as_text(answer, args.a, args.b))
-    _write(args, lambda: diff_text.as_markdown(answer, args.a, args.b), lambda: _page_of_diff(answer, args))
+        print(difference_as_text(answer, args.a, args.b))
+    _write(args, lambda: difference_as_markdown(answer, args.a, args.b), lambda: _page_of_diff(answer, args))
     return 0
 
 

@@ -36,9 +36,9 @@ def _measure(part, rehearse):
         from bench.plans.overhead import gpu
 
         return gpu.measure(rehearse)
-    from bench.plans.overhead import process
+    from bench.plans.overhead import loop
 
-    return getattr(process, part)()
+    return getattr(loop, part)()
 
 
 def row(what, measured, sign, target, ci95=None):

@@ -7,16 +7,15 @@ wanted change needs; the verdicts of this session use it.
 import argparse
 import json
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.terminal import text_table
 from bench.cli import arguments
-from bench.compare import calibration, measures, selection, target
+from bench.compare import calibration, selection, target, wording
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, prepare
-from bench.machine import utc
 from bench.record import run_folder
 from bench.record.rows import row_of
 
@@ -129,7 +128,7 @@ def text(result, form="simple"):
     low, high = aa["ci95_pct"]
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
     runs = f"{result['n'][0]} + {result['n'][1]} runs of {result['name']} ({result['config_id'] or 'logs'})"
-    mdes = [[n, measures.mde_words(pct)] for n, pct in result["smallest_change_pct"].items()]
+    mdes = [[n, wording.mde_words(pct)] for n, pct in result["smallest_change_pct"].items()]
     never = {True: "none can", False: "too many"}
     needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in result["needed_n"].items()]
     lines = [

@@ -11,7 +11,7 @@ import sys
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
-from bench.compare import comparison, csv_text, measures, selection, sentences, text
+from bench.compare import comparison, selection, text, wording
 from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.record import listing
 
@@ -39,7 +39,7 @@ def main(argv):
     elif args.html:
         _write_page(arms, [result for _, result in against], of_user(args.html))
     elif args.csv:
-        print(csv_text.text(against), end="")
+        print(text.as_csv(against), end="")
     else:
         form = "md" if args.md else "terminal"
         print(text.report([result for _, result in against], form, patch=args.diff, why=args.why))
@@ -82,15 +82,15 @@ def _failure(result, kind, limit_pct, shown):
     """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
     b, time, loss = result["arms"][1], result["time"], result["val_loss"]
     if kind == "inconclusive":
-        return sentences.alone(result) if result["verdict"] == "inconclusive" else None
+        return wording.standalone_verdict(result) if result["verdict"] == "inconclusive" else None
     if kind == "loss":
-        verdict, edges = loss["verdict"], measures.interval(loss["ci95_nats"], 5, " nats")
+        verdict, edges = loss["verdict"], wording.interval(loss["ci95_nats"], 5, " nats")
         failed = verdict == "worse" if shown else verdict not in ("waived", "not_worse")
         what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
         verdict, (low, high) = result["verdict"], _widest(time)
-        edges = measures.interval([low, high], 2, " %")
+        edges = wording.interval([low, high], 2, " %")
         is_excluded = high <= limit_pct and "not-at-a-planned-look" not in result["flags"]
         failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
         what = f"a slowdown of {b} by more than {limit_pct:g} %"

@@ -12,8 +12,9 @@ from bench.base.paths import REPO, results_root
 from bench.cli import arguments
 from bench.config import compose, resolve, schema
 from bench.launch import probe
-from bench.machine import check_host, code_state, environment, gpus, preflight
-from bench.machine.passport import judged, kept, text
+from bench.machine import code_state, environment, gpus, preflight
+from bench.machine.passport import kept
+from bench.machine.passport import report as judged
 from bench.machine.preflight import Check
 from bench.plans.passport import session
 
@@ -31,7 +32,7 @@ def main(argv):
     env = environment.environment()
     if args.passport:
         return passport(hardware, env, args.json)
-    checks = [*preflight.checks(hardware, 0, env, results_root()), check_host.git(code_state.git_failure(), REPO)]
+    checks = [*preflight.checks(hardware, 0, env, results_root()), preflight.git(code_state.git_failure(), REPO)]
     if hardware.device == "cuda" or env["nvml"] is None:
         checks.insert(0, driver(env))
     show = (lambda some: None) if args.json else (lambda some: print(preflight.report(some, WIDTH), flush=True))
@@ -68,7 +69,7 @@ def passport(hardware, env, as_json):
         result = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
         print(json.dumps(result, indent=1))
     else:
-        print(text.as_text(measured, path, changes, slow))
+        print(judged.as_text(measured, path, changes, slow))
     return 0
 
 

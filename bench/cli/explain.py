@@ -11,7 +11,7 @@ Several trace files are the ranks of one job; more folders, and the windows of a
 import json
 from pathlib import Path
 
-from bench.analysis.explain import difference, difference_text, explained, from_record, page, text
+from bench.analysis.explain import difference, explained, page, text
 from bench.analysis.trace import categories
 from bench.base import atomic
 from bench.base.paths import of_user, shown
@@ -28,7 +28,7 @@ def main(argv):
         both = [_one(words, paths, rules, args.include_last_step, passport, jobs) for words, paths in jobs]
         titles = [title for title, _ in both]
         answers = {f"{titles[0]} -> {titles[1]}": difference.of(*(answer for _, answer in both))}
-        of_one, words_of = page.of_difference, difference_text.as_text
+        of_one, words_of = page.of_difference, text.difference_as_text
     else:
         answers = {}
         for words, paths in jobs:
@@ -59,7 +59,7 @@ def _one(words, paths, rules, include_last_step, passport, jobs) -> tuple[str, d
     """The account of a side of a difference: its first window; of its record where the other side has no trace."""
     title = ", ".join(words)
     if not all(explained.has_trace(of_job) for _, of_job in jobs) and _is_run(paths):
-        return title, from_record.of(paths[0], passport)
+        return title, explained.of_record(paths[0], passport)
     return next(iter(explained.of_paths(title, paths, rules, include_last_step, passport).items()))
 
 

@@ -6,8 +6,8 @@ The page lies beside the snapshot and opens without a network.  The pickle is re
 
 import json
 
-from bench.analysis.memory import lives, page, pickles, rss, segments, timeline, use_section
-from bench.analysis.memory.sites import Sites
+from bench.analysis.memory import lives, page, pickles, timeline, uses
+from bench.analysis.memory.lives import Sites
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.base.terminal import text_table
@@ -42,9 +42,9 @@ def main(argv):
 def read(path):
     """Path of a snapshot -> (its facts, its page)."""
     title = f"{path.stem.removesuffix('.rss')}: memory"
-    if path.name.endswith(rss.SUFFIX):
-        samples = rss.load(path)
-        return rss.facts(samples), rss.of_samples(samples, title)
+    if path.name.endswith(pickles.RSS_SUFFIX):
+        samples = pickles.load_rss(path)
+        return pickles.rss_facts(samples), pickles.rss_page(samples, title)
     snapshot = pickles.load(path)
     return facts_of(snapshot), page.of_snapshot(snapshot, title)
 
@@ -56,11 +56,11 @@ def facts_of(snapshot):
         result = lives.of_device(snapshot, device)
         held = timeline.of(result, timeline.by_place(Sites()))
         sites = sorted(held.at_peak.items(), key=lambda one: -one[1])
-        full = segments.of_device(snapshot, device)
+        full = timeline.segment_totals(snapshot, device)
         facts = {"device": device, "num_events": held.num_entries, "peak_bytes": held.peak_bytes}
         facts |= {"end_bytes": held.end_bytes, "unexplained_bytes": held.unexplained_bytes}
         facts["places_at_peak"] = [{"place": site, "bytes": size} for site, size in sites]
-        facts |= use_section.facts(result, page.marks_of(snapshot, result))
+        facts |= uses.use_facts(result, page.marks_of(snapshot, result))
         facts["segments"] = {key if key == "num_segments" else f"{key}_bytes": value for key, value in full.items()}
         facts["ooms"] = [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in held.ooms]
         devices.append(facts)

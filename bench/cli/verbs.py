@@ -29,5 +29,5 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
 }
 CHECKOUT_VERBS = {  # run.sh's own
     "test": "run the tests (./run.sh test [pytest arguments])",
-    "lint": "check the style of the code, as CI does",
+    "lint": "check the style and the types of the code, as CI does",
 }

@@ -1,23 +1,44 @@
-"""Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went."""
+"""Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went.
+
+What differs is facts of both arms: config, code, data, environment.  An arm whose own runs differ shows several values.
+"""
 
 import collections
 import contextlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypedDict
 
 from bench.analysis.diagnosis import between_runs
 from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, of_record
-from bench.compare import calibration, differences, eligibility, verdict
+from bench.compare import calibration, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import schema
+from bench.config.typed import leaves
 from bench.record import certificates, ledger, race_folder, run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
 VERDICTS = ("faster", "slower", "equivalent", "inconclusive")
-KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
+KNOWN_BY = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
+KINDS = ("config", "code", "data", "environment")
+CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
+OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
+
+
+Facts = Mapping[str, Mapping[str, Any]]  # {one of KINDS: {dotted name: value}} of a run
+
+
+class Difference(TypedDict):
+    """One fact in which two arms differ; a and b are the values found in that arm, None for unknown."""
+
+    kind: str  # one of KINDS
+    what: str  # the fact's dotted name
+    a: list[Any]
+    b: list[Any]
 
 
 def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple[str, verdict.Comparison]]:
@@ -45,7 +66,7 @@ def _one(a, b, callings, diagnose, options):
         "unplanned_look": of_one_race and a.unplanned_look,
         "identical_losses": identical_losses(a, b, losses),
         "losses_ids": [[columns and step_files.losses_id(columns) for columns in of_arm] for of_arm in losses],
-        "differing": differences.of_facts(_facts(a), _facts(b)),
+        "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
     } | options
     if of_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
@@ -119,35 +140,9 @@ def _traces(a, b):
     folders = [[folder for folder in arm.folders if folder] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None
-    from bench.analysis.diagnosis import trace_diff
+    from bench.analysis.trace import diff
 
-    return trace_diff.of_folders(*folders)
-
-
-def _facts(arm):
-    """Of one run for each kind in the arm: what differs inside a kind is chance, not a difference."""
-    kinds = {}
-    for number, row in enumerate(arm.rows):
-        kinds.setdefault(tuple(row[column] for column in KIND), number)
-    numbers = list(kinds.values())[:MAX_FACTS]
-    return [_facts_of_run(arm.record_of(number), arm.folders[number]) for number in numbers]
-
-
-def _facts_of_run(run, folder):
-    config = environment = None
-    if folder:
-        with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
-            config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
-        with contextlib.suppress(Damaged):
-            environment = json_file.read(f"{folder}/environment.json")
-        with contextlib.suppress(Damaged), of_record(folder):
-            return differences.facts(run, config, environment)
-    return differences.facts(run)
-
-
-def differing_folders(a: str, b: str) -> list[dict]:
-    """Two run folders -> what differs, [{"kind", "what", "a", "b"}].  ValueError for one that cannot be read."""
-    return differences.of_facts(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
+    return diff.of_folders(*folders)
 
 
 def _with_steps(arm):
@@ -191,3 +186,86 @@ def _losses_of_run(arm, number):
     with contextlib.suppress(ValueError):  # verify says that it is damaged
         return step_files.read_columns(folder, step_files.LOSSES)
     return None
+
+
+def differing_folders(a: str, b: str) -> list[Difference]:
+    """Two run folders -> what differs.  ValueError for one that cannot be read."""
+    return differences_of(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
+
+
+def _facts(arm):
+    """Of one run for each kind in the arm: what differs inside a kind is chance, not a difference."""
+    kinds = {}
+    for number, row in enumerate(arm.rows):
+        kinds.setdefault(tuple(row[column] for column in KNOWN_BY), number)
+    numbers = list(kinds.values())[:MAX_FACTS]
+    return [_facts_of_run(arm.record_of(number), arm.folders[number]) for number in numbers]
+
+
+def _facts_of_run(run, folder):
+    config = environment = None
+    if folder:
+        with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
+            config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
+        with contextlib.suppress(Damaged):
+            environment = json_file.read(f"{folder}/environment.json")
+        with contextlib.suppress(Damaged), of_record(folder):
+            return facts(run, config, environment)
+    return facts(run)
+
+
+def facts(run: dict, config: dict | None = None, environment: dict | None = None) -> Facts:
+    """Of a record, its config.yaml and environment.json (None: unknown), each as it stands in its file."""
+    if config is None:
+        config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
+    config = {name: value for name, value in config.items() if name not in schema.UNHASHED}
+    config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
+    if isinstance(config.get("track"), dict):  # its rules judge runs and change none
+        config["track"] = {name: value for name, value in config["track"].items() if name != "rules"}
+    code, data = run["code"], run["data"]
+    used = {name: value for name, value in run["environment"].items() if name != "gpus"}
+    gpus = {"gpus": _alike(run["environment"].get("gpus") or ())}
+    machine = {name: dict((environment or {}).get(name) or {}) for name in ("packages", "env")}
+    for name in OF_ONE_RUN:
+        machine["env"].pop(name, None)
+    protocol = {"timing_protocol": (run.get("timing_protocol") or {}).get("id")}
+    known_as = {name: code.get(name) for name in ("source_sha256", "commit", "dirty", "diff_sha256")}
+    return {
+        "config": _flat(config),
+        "code": {"identity_version": code.get("identity_version", 1)} | known_as,
+        "data": {"source": data.get("source")}
+        | {split: [file["sha256"] for file in data.get(split) or ()] or None for split in ("train", "val")},
+        "environment": _flat(used | gpus | protocol | machine),
+    }
+
+
+def differences_of(a_facts: list[Facts], b_facts: list[Facts]) -> list[Difference]:
+    """What differs between some runs of A and of B, by kind, then by name."""
+    result = []
+    for kind in KINDS:
+        names = sorted({name for one in a_facts + b_facts for name in one[kind]})
+        for name in names:
+            a, b = _values_of(a_facts, kind, name), _values_of(b_facts, kind, name)
+            if a != b or len(a) > 1:
+                result.append({"kind": kind, "what": name, "a": a, "b": b})
+    return result
+
+
+def _values_of(all_facts, kind, name):
+    """Different values in this arm, in a fixed order."""
+    texts = {json.dumps(one[kind].get(name), sort_keys=True, default=str) for one in all_facts}
+    return [json.loads(text) for text in sorted(texts)]
+
+
+def _alike(gpus):
+    """GPUs as one: how many, and of each fact the value, or the values of all where they differ."""
+    result = {"count": len(gpus)}
+    for name in dict.fromkeys(name for gpu in gpus for name in gpu):
+        values = [gpu.get(name) for gpu in gpus]
+        result[name] = values[0] if values.count(values[0]) == len(values) else values
+    return result
+
+
+def _flat(values):
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    return {name: value for name, value in leaves(values) if value != {}}

@@ -1,20 +1,42 @@
 """May these two groups of runs be compared at all?  Rows in (bench/record/rows.py), reasons and marks out.
 
-What is known to differ is refused; what is unknown, as in imported logs, is marked and never taken for equal.
+What is known to differ is refused; what is unknown, as in imported logs, is marked and never taken for equal.  A
+setting is what makes times comparable (hardware, software, data, protocol); arms that were not interleaved are marked.
 """
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.base import stats
+from bench.base import stats, utc
 from bench.base.terminal.text_table import counted, some
-from bench.compare import order, settings
 from bench.record.rows import Row
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 BESIDE = '"beside":'  # in a row's setting
 OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
+MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
+SETTINGS = {  # that must be alike for times to be comparable: their names for a person
+    "gpus": "GPUs",
+    "power_limits_w": "power limits (W)",
+    "cpu_model": "CPU",
+    "num_cpus": "CPU cores",
+    "num_threads": "threads a process",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "nccl": "NCCL",
+    "torch": "torch",
+    "timing_protocol": "timing protocol",
+    "timed_steps": "timed steps",
+    "instruments": "instruments",
+    "train_data": "training data",
+    "val_data": "validation data",
+    "world_size": "world size",
+    "beside": "runs at a time",
+}
+SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
+OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 
 
 class Answer(NamedTuple):
@@ -46,7 +68,7 @@ def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = (
             for words in kinds[kind]:
                 words.append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
-        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[order.are_interleaved(a, b)]
+        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[are_interleaved(a, b)]
     return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
@@ -79,23 +101,6 @@ def _code(a, b, names):
     if len(versions) > 1:
         words = f"the code was identified in {len(versions)} ways (identity versions {_some(versions)})"
         yield "remark", f"{words}: whether it is the same is unknown"
-
-
-def identity(row: Row) -> str:
-    """What makes two rows one run: its id, or for a log its content, because logs are copied under other names."""
-    return row["log_id"] or row["run_id"]
-
-
-def index_of_runs(rows: Sequence[Row]) -> list[int]:
-    """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
-    by_run = {}
-    for number, row in enumerate(rows):
-        by_run.setdefault(identity(row), []).append(number)
-
-    def num_known(number):
-        return sum(value is not None for value in rows[number].values()) - rows[number]["setting"].count("null")
-
-    return sorted(numbers[0] if len(numbers) == 1 else max(numbers, key=num_known) for numbers in by_run.values())
 
 
 def _disturbed(a, b, names):
@@ -136,24 +141,24 @@ def _trusted(a, b, names):
 
 def _setting(a, b, names):
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
-    known = settings.of_rows(a + b)
+    known = settings_of(a + b)
     result = {
-        key: f"{settings.differ([key])}: {settings.words(a, key)} in {names[0]}, {settings.words(b, key)} in {names[1]}"
-        for key in settings.differing(a + b)
+        key: f"{settings_differ([key])}: {setting_words(a, key)} in {names[0]}, {setting_words(b, key)} in {names[1]}"
+        for key in differing_settings(a + b)
     }
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not result:
         result = {None: f"comparability_id differs: {_some(ids)}"}
     if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
-        own = [result.pop(key) for key in settings.OF_A_SCRIPT if key in result]
+        own = [result.pop(key) for key in OF_A_SCRIPT if key in result]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
     yield from (("of time", sentence) for sentence in result.values())
     if of_losses := [key for key in CHANGE_LOSSES if key in result]:
-        yield "of losses", f"{settings.differ(of_losses)}, which may change losses"
+        yield "of losses", f"{settings_differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
-        asked = {key: name for key, name in settings.NAMES.items() if key in known[0]}
+        asked = {key: name for key, name in SETTINGS.items() if key in known[0]}
         if lacking := [name for key, name in asked.items() if any(one.get(key) is None for one in known)]:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
@@ -171,9 +176,9 @@ def _session(a, b, names):
         yield "of time", f"{words}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
-    gap_s = order.gap_s(a, b)
-    if gap_s is not None and gap_s > SESSION_GAP_S:
-        apart = f"the arms lie {gap_s / 3600:.0f} hours apart"
+    apart_s = gap_s(a, b)
+    if apart_s is not None and apart_s > SESSION_GAP_S:
+        apart = f"the arms lie {apart_s / 3600:.0f} hours apart"
         yield "of time", f"the session is unknown and {apart}: not raced in one session"
     else:
         yield "flag", "session-unknown"
@@ -212,6 +217,87 @@ def _no_way_to_target(arms, names, ran):
         if not losses or stats.mean(losses) > target:
             loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
             yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
+
+
+def identity(row: Row) -> str:
+    """What makes two rows one run: its id, or for a log its content, because logs are copied under other names."""
+    return row["log_id"] or row["run_id"]
+
+
+def index_of_runs(rows: Sequence[Row]) -> list[int]:
+    """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
+    by_run = {}
+    for number, row in enumerate(rows):
+        by_run.setdefault(identity(row), []).append(number)
+
+    def num_known(number):
+        return sum(value is not None for value in rows[number].values()) - rows[number]["setting"].count("null")
+
+    return sorted(numbers[0] if len(numbers) == 1 else max(numbers, key=num_known) for numbers in by_run.values())
+
+
+def settings_of(rows: Sequence[Row]) -> list[dict]:
+    """The different settings among the rows, as bench/record/rows.py has them."""
+    return [json.loads(text) for text in sorted({row["setting"] for row in rows})]
+
+
+def differing_settings(rows: Sequence[Row]) -> list[str]:
+    """Keys of SETTINGS of which the rows know two values or more."""
+    settings = settings_of(rows)
+    known = {key: {json.dumps(one[key]) for one in settings if one.get(key) is not None} for key in SETTINGS}
+    return [key for key, values in known.items() if len(values) > 1]
+
+
+def setting_words(rows: Sequence[Row], key: str) -> str:
+    """The values that the rows have of one setting, for a person."""
+    shown = []
+    for text in sorted({json.dumps(one.get(key)) for one in settings_of(rows)}):
+        value = json.loads(text)
+        if isinstance(value, list):
+            kinds = {str(item): value.count(item) for item in value}
+            parts = [f"{num} x " * (num > 1) + (kind[:12] if len(kind) == 64 else kind) for kind, num in kinds.items()]
+            value = ", ".join(parts) or "none"
+        shown.append("unknown" if value is None else str(value))
+    return " and ".join(shown)
+
+
+def settings_differ(keys: Sequence[str]) -> str:
+    """Keys of SETTINGS -> "torch differs", "torch and GPUs differ"."""
+    verb = "differs" if len(keys) == 1 and keys[0] in SINGULAR else "differ"
+    return f"{' and '.join(SETTINGS[key] for key in keys)} {verb}"
+
+
+def are_interleaved(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> bool | None:
+    """Whether a drift of the machine would fall on both arms alike; None where a start is unknown or there is no pair.
+
+    In order of their starts the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times),
+    and of all pairs of an A and a B, A must be first in about half; strict alternation, A B A B ..., which is 1 / (2 n)
+    off, always passes.
+    """
+    starts = [(row["started_at"], arm) for arm, rows in (("A", a_rows), ("B", b_rows)) for row in rows]
+    if not a_rows or not b_rows or any(started_at is None for started_at, _ in starts):
+        return None
+    arms = [arm for _, arm in sorted(starts)]
+    num_changes = sum(one != other for one, other in zip(arms, arms[1:], strict=False))
+    num_a_first, num_a = 0, 0
+    for arm in arms:
+        num_a += arm == "A"
+        num_a_first += num_a if arm == "B" else 0
+    earlier_frac = num_a_first / (len(a_rows) * len(b_rows))
+    allowed_frac = max(MAX_EARLIER_FRAC, (1 / len(a_rows) + 1 / len(b_rows)) / 4)
+    return num_changes >= min(len(a_rows), len(b_rows)) and abs(earlier_frac - 0.5) <= allowed_frac + 1e-9
+
+
+def gap_s(a: Sequence[Row], b: Sequence[Row]) -> float | None:
+    """From the end of the earlier arm to the start of the later one, by the starts of their runs; None if unknown."""
+    spans = []
+    for rows in (a, b):
+        if any(row["started_at"] is None for row in rows):
+            return None
+        seconds = [utc.seconds(row["started_at"]) for row in rows]
+        spans.append((min(seconds), max(seconds)))
+    (first, second) = sorted(spans)
+    return max(0.0, second[0] - first[1])
 
 
 def _known(values):

@@ -1,11 +1,13 @@
 """A comparison as text, for a terminal or a pull request.  Everything shown is in the dict already."""
 
+import csv
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.analysis.diagnosis import text as diagnosis_text
 from bench.base.terminal import screen, text_table
-from bench.compare import effects, measures, sentences
+from bench.compare import effects, wording
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
 
@@ -153,12 +155,12 @@ def _value(value):
 
 
 def _numbers(result, is_md):
-    cells = [[measures.MEASURES[key][0], *measures.cells(result, key)] for key in measures.known(result)]
+    cells = [[wording.MEASURES[key][0], *wording.cells(result, key)] for key in wording.known(result)]
     if not cells:
         return ""
-    columns = ["", *result["arms"], *measures.HEAD]
+    columns = ["", *result["arms"], *wording.HEAD]
     table = text_table.render(columns, cells, [False] + [True] * 8, FORMS[is_md])
-    lines = [*measures.loss_sentences(result["val_loss"], result["arms"]), *_time_lines(result)]
+    lines = [*wording.loss_sentences(result["val_loss"], result["arms"]), *_time_lines(result)]
     lines = [text_table.line(line, is_md) + "  " * is_md for line in lines]
     return "\n".join([table, *([""] if is_md and lines else []), *lines])
 
@@ -166,7 +168,7 @@ def _numbers(result, is_md):
 def _time_lines(result):
     everything = result["time_all"]
     by_launcher = result["time"].get("outside")
-    lines = [f"by the launcher's clock: {sentences.outside_words(by_launcher)}"] if by_launcher else []
+    lines = [f"by the launcher's clock: {wording.outside_words(by_launcher)}"] if by_launcher else []
     if not everything:
         return lines
     low, high = everything["ci95_pct"] or (None, None)
@@ -182,3 +184,22 @@ def _notes(result, is_md):
     source = text_table.line(f"calibrated, {kept['file']}" if kept else "not calibrated", is_md)
     flags = _bullets([f"{flag}: {FLAGS.get(flag, '')}".rstrip(": ") for flag in result["flags"]], is_md)
     return "\n".join([f"noise floor {floor} % ({source})", *([""] if is_md and flags else []), *flags])
+
+
+CSV_COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
+CSV_COLUMNS += ("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate")
+
+
+def as_csv(results: Iterable[tuple[str, Comparison]]) -> str:
+    """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for name, result in results:
+        verdicts = {"time": result["verdict"], "val_loss": result["val_loss"]["verdict"]}
+        for key, (metric, mean_key, *_) in wording.MEASURES.items():
+            measure, (end, unit, _) = result[key], wording.unit_of(key)
+            numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
+            numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
+            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *result["arms"]])
+    return out.getvalue()

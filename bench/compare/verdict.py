@@ -1,7 +1,8 @@
 """Two groups of runs -> numbers and a verdict.  Rows in, a Comparison out; no file is read here.
 
 The rules of the verdict are here and nowhere else: bench/compare/eligibility.py says whether there may be one,
-bench/compare/effects.py gives the numbers.
+bench/compare/effects.py gives the numbers.  The kind of a comparison (time or steps to a target, ms per step, loss) is
+for the reader: no verdict depends on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from bench.base import stats
-from bench.compare import effects, eligibility, kind, sentences, target
+from bench.compare import effects, eligibility, target, wording
 from bench.record.rows import Row
 
 DEPENDS = "verdict-depends-on-exclusions"
+LOSS_AT_STEPS = "loss_at_equal_steps"
+LOSS_AT_TIME = "loss_at_equal_time"
+KINDS = ("time_to_target", "steps_to_target", "ms_per_step", LOSS_AT_STEPS, LOSS_AT_TIME)
 
 
 class Comparison(TypedDict, total=False):
@@ -23,7 +27,7 @@ class Comparison(TypedDict, total=False):
 
     comparable: bool  # the times
     reasons: list[str]  # why the times are not, then what is unknown
-    kind: str | None  # what is compared, one of bench/compare/kind.py's KINDS; None: none of them
+    kind: str | None  # what is compared, one of KINDS; None: none of them
     kind_words: str  # the same as a sentence
     time: effects.Time  # of the runs that count
     val_loss: effects.Loss
@@ -40,33 +44,12 @@ class Comparison(TypedDict, total=False):
     started: list[int]
     steps: list[int | None]  # None: the runs of the arm differ
     plan: dict | None  # looks, and alpha of each
-    differences: list[dict]  # bench/compare/differences.py
+    differences: list[dict]  # bench/compare/comparison.py
     calibration: dict | None  # of this session
     earlier_races: dict[str, int] | None  # {verdict or "none": how many} of the same arms; None: there was none
     code_change: dict | None  # bench/analysis/diagnosis/code_diff.py
     diagnosis: dict  # bench/analysis/diagnosis/between_runs.py
     certificates: list[str | None]  # what the replays of their runs showed; absent where no run has been replayed
-
-
-def adjusted(against: dict) -> dict:
-    """{name: Comparison} of several candidates with one baseline -> the same, decided by Holm's adjusted p."""
-    if len(against) < 2:
-        return against
-    for key in ("p", "p_equivalent"):
-        all_p = stats.holm([effects.joint_p(one["time"], key) for one in against.values()])
-        for result, p_holm in zip(against.values(), all_p, strict=True):
-            result["time"][f"{key}_holm"] = p_holm
-    for result in against.values():
-        _decide(result)
-    return against
-
-
-def adjusted_as(result: Comparison, reported: Comparison | None) -> None:
-    """One candidate of a race compared alone: its p stays adjusted for all the candidates that the race had."""
-    if reported and reported["arms"] == result["arms"]:
-        for key in ("p_holm", "p_equivalent_holm"):
-            result["time"][key] = reported["time"].get(key)
-        _decide(result)
 
 
 @dataclass(frozen=True)
@@ -125,9 +108,30 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options) -> Comparis
     loss, has_times = result["val_loss"], result["comparable"]
     has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
     asked = (target_val_loss, target.judged_of(track), has_times, has_losses, margin_pct)
-    result["kind"], result["kind_words"] = kind.of(counted, names, *asked)
+    result["kind"], result["kind_words"] = kind_of(counted, names, *asked)
     _decide(result)
     return result
+
+
+def adjusted(against: dict) -> dict:
+    """{name: Comparison} of several candidates with one baseline -> the same, decided by Holm's adjusted p."""
+    if len(against) < 2:
+        return against
+    for key in ("p", "p_equivalent"):
+        all_p = stats.holm([effects.joint_p(one["time"], key) for one in against.values()])
+        for result, p_holm in zip(against.values(), all_p, strict=True):
+            result["time"][f"{key}_holm"] = p_holm
+    for result in against.values():
+        _decide(result)
+    return against
+
+
+def adjusted_as(result: Comparison, reported: Comparison | None) -> None:
+    """One candidate of a race compared alone: its p stays adjusted for all the candidates that the race had."""
+    if reported and reported["arms"] == result["arms"]:
+        for key in ("p_holm", "p_equivalent_holm"):
+            result["time"][key] = reported["time"].get(key)
+        _decide(result)
 
 
 def _without_disturbed_runs(arms, names):
@@ -165,6 +169,80 @@ def _flags(result, started, arms, given):
     return [flag for flag, holds in flags.items() if holds]
 
 
+def kind_of(
+    arms: Sequence[Sequence[Row]],
+    names: Sequence[str],
+    target: float | None,
+    judged: str,
+    has_times: bool,
+    has_losses: bool,
+    margin_pct: float,
+) -> tuple[str | None, str]:
+    """Rows of the runs of both arms that have a time -> (one of KINDS or None, the sentence).
+
+    target: val_loss, None without a common one; judged: the track's, time or steps; has_times, has_losses: whether
+    these are compared; margin_pct: mean times that differ by less are equal.
+    """
+    steps = [_known_in(rows, "num_steps") for rows in arms]
+    is_equal = len(set().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2
+    if has_times:
+        missing = [name for name, rows in zip(names, arms, strict=True) if not _reaches(rows, target)]
+        if not missing:
+            stops = all(row["stop_at_target"] for rows in arms for row in rows)
+            reached = f"the target {target:g}, which {'every run reaches' if stops else 'both reach on average'}"
+            return _to_target(steps, reached, judged, is_equal)
+        miss = f"{' and '.join(missing)} {'misses' if len(missing) == 1 else 'miss'}"
+        why = "they have no common target" if target is None else f"the mean of {miss} {target:g}"
+        return "ms_per_step", f"ms per step at {_at(steps)}; not time to a target: {why}"
+    if not has_losses:
+        return None, "nothing: neither times nor losses"
+    if is_equal:
+        return LOSS_AT_STEPS, f"loss at {_at(steps)}; not times"
+    if _takes_as_long(arms, margin_pct):
+        return LOSS_AT_TIME, f"loss at equal time, after {_each(steps)} steps; not times"
+    return None, f"losses after {_each(steps)} steps, which are neither equal steps nor equal time"
+
+
+def _to_target(steps, reached, judged, is_equal):
+    if judged == "steps":
+        return "steps_to_target", f"steps to {reached}: {_each(steps)}; this track does not judge time"
+    also = f", at {_at(steps)}: so also ms per step"
+    if not is_equal:
+        also = f", in {_each(steps)} steps{' of other batches' * (steps[0] == steps[1])}: not ms per step"
+    return "time_to_target", f"time to {reached}{also}"
+
+
+def _reaches(rows, target):
+    """By the mean, as bench/compare/eligibility.py asks; of runs that stop at the target, each."""
+    losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
+    if target is None or not losses:
+        return False
+    if all(row["stop_at_target"] for row in rows):
+        return all(row["target_reached"] for row in rows)
+    return stats.mean(losses) <= target
+
+
+def _takes_as_long(arms, margin_pct):
+    settings = {row["comparability_id"] for rows in arms for row in rows}
+    if not all(arms) or len(settings) != 1 or None in settings:
+        return False
+    a_s, b_s = (stats.mean([row["train_s"] for row in rows]) for rows in arms)
+    return abs(b_s / a_s - 1) < margin_pct / 100
+
+
+def _at(steps):
+    known = set().union(*steps)
+    return f"equal steps ({known.pop():,})" if known else "equal steps"
+
+
+def _each(steps):
+    return " and ".join(", ".join(f"{number:,}" for number in sorted(of_arm)) or "unknown" for of_arm in steps)
+
+
+def _known_in(rows, column):
+    return {row[column] for row in rows} - {None}
+
+
 # ---- the verdict
 
 
@@ -174,7 +252,7 @@ def _decide(result):
     depends = result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"]
     flags = {DEPENDS: depends, effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"]}
     result["flags"] = [flag for flag in result["flags"] if flag not in flags] + [flag for flag in flags if flags[flag]]
-    result["words"] = sentences.of(result)
+    result["words"] = wording.verdict_sentence(result)
 
 
 def _verdict(result, time):

@@ -6,11 +6,12 @@ import os
 import sys
 import time
 
-from bench.analysis.diagnosis import event_costs, stall_causes
-from bench.base import atomic, private
+from bench.analysis.diagnosis import event_costs
+from bench.analysis.diagnosis.stalls import UNEXPLAINED
+from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
-from bench.machine import environment, utc
+from bench.machine import environment
 from bench.record import artifacts, failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
@@ -111,7 +112,7 @@ def _stood_still(run, stalls):
     Not one of the machine's, which would exclude the run from a race: a program may stand still by its own fault.  A
     machine that was frozen is seen by its launcher, too (bench/record/outside_clock.py).
     """
-    unexplained = [event for event in stalls if event.get("what") in stall_causes.UNEXPLAINED]
+    unexplained = [event for event in stalls if event.get("what") in UNEXPLAINED]
     stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
     if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
         steps = ", ".join(str(event["step"]) for event in unexplained[:3])

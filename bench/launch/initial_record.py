@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import yaml
 
-from bench.base import atomic, credentials, private
+from bench.base import atomic, credentials, private, utc
 from bench.base.paths import REPO
 from bench.config import compose, groups, schema
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch.script import script, work_folder
-from bench.machine import code_state, environment, utc
+from bench.machine import code_state, environment
 from bench.record import ledger, run_folder, step_files
 from bench.record.exporters import dashboards
 from bench.training import gc_policy

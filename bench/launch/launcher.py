@@ -11,22 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from bench.base import atomic, private
+from bench.base import atomic, private, utc
 from bench.base.paths import REPO, results_root
 from bench.data.sources import datasets
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
-from bench.launch.edge_pipe import EdgePipe
 from bench.launch.nodes import carried
 from bench.launch.of_nodes import OfNodes, of_allocation
 from bench.launch.prepare import Job, frozen
-from bench.launch.progress import Progress
+from bench.launch.progress import EdgePipe, Progress, Stall
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
-from bench.launch.stall import Stall
-from bench.machine import environment, run_processes, utc
-from bench.machine.cpu_meter import CpuMeter
-from bench.machine.run_clock import RunClock
+from bench.machine import environment, run_processes
+from bench.machine.meters import CpuMeter, RunClock
 from bench.machine.signals import Interrupted, held, raise_interrupted
 from bench.record import failures
 from bench.record.exporters import dashboards

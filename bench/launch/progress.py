@@ -1,15 +1,21 @@
-"""What a person sees of a run while it runs: a bar on a terminal, some twenty lines in a pipe."""
+"""What the launcher sees of a run while it lasts: its progress, for a person too; whether it stalls; its clock's edges.
 
+On a terminal a bar, in a pipe some twenty lines.
+"""
+
+import contextlib
 import os
 import re
 import time
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import format_about_s
 from bench.launch.console import Bars, show
-from bench.record import run_folder
+from bench.machine import stamped_pipes
+from bench.record import outside_clock, run_folder
 from bench.training.step_writer import NOTE
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
@@ -17,6 +23,9 @@ STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of a script that
 VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
 PACE_STEPS = 10  # between which a run's pace is taken, at least
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
+NUM_LOOKS = 10  # within the timeout
+IDLE_CORES = 0.05  # of all the run's processes together; a sampler and an agent that wait take 0.02 (assumed limit)
+MAX_EDGES = 200_000  # two a validation; more are no clock's
 
 
 class Progress:
@@ -139,3 +148,75 @@ class Progress:
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         return [line.decode(errors="replace").removesuffix("\r") for line in lines]
+
+
+class Stall:
+    """timeout_s: how long a run may stand still; None: for ever.  cpu_s(): {pid: CPU seconds} of its processes.
+
+    A long validation, a compilation and a GPU that is waited for print nothing, but use a core: only where no sign of
+    progress comes and the run's processes compute nothing either, it stands still.  A loop without an end computes.
+    """
+
+    def __init__(self, timeout_s: float | None, cpu_s: Callable[[], dict[int, float]], now_s: float):
+        self._timeout_s, self._cpu_s = timeout_s, cpu_s
+        self._sign = self._cpu_before_s = None
+        self._alive_s = self._looked_s = now_s
+
+    def stands_still(self, sign: Hashable, now_s: float) -> bool:
+        """sign: changes whenever the run gets on."""
+        if self._timeout_s is None:
+            return False
+        if sign != self._sign:
+            self._sign, self._cpu_before_s = sign, None
+            self._alive_s = self._looked_s = now_s
+            return False
+        if now_s - self._looked_s < self._timeout_s / NUM_LOOKS:
+            return False
+        before_s, self._cpu_before_s = self._cpu_before_s, self._cpu_s()
+        if before_s is None:  # the first look: silence before it counts only if it goes on
+            self._looked_s = now_s
+            return False
+        used_s = sum(spent_s - before_s.get(pid, 0.0) for pid, spent_s in self._cpu_before_s.items())
+        if used_s > IDLE_CORES * (now_s - self._looked_s):
+            self._alive_s = now_s
+        self._looked_s = now_s
+        return now_s - self._alive_s >= self._timeout_s
+
+
+class EdgePipe:
+    """The launcher's own clock for a run of ours: rank 0 reports each edge of its clock into this pipe.
+
+    A context around the ranks; then clock(train_s) is run.json["referee"]["clock"].  path: where rank 0
+    writes, None where this file system has no pipes.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = str(folder.absolute() / ".clock.pipe.tmp")
+        self._edges, self._rest, self._why = [], b"", None
+        try:
+            self.fd = stamped_pipes.opened(self.path)
+        except OSError as error:
+            self.path, self._why = None, f"the launcher could not create a pipe for its clock ({error.strerror})"
+
+    def __enter__(self):
+        self._stack = contextlib.ExitStack()
+        if self.path is not None:
+            self._stack.callback(os.close, self.fd)
+            self._reader = self._stack.enter_context(stamped_pipes.StampedPipes([self]))
+        return self
+
+    def __exit__(self, *exc_info):
+        self._stack.close()
+
+    def take(self, data: bytes, t_ns: int, late_ns: int) -> None:
+        """What rank 0 wrote, as of stamped_pipes.Sink."""
+        *words, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[:64]
+        if len(self._edges) < MAX_EDGES:
+            self._edges += [(t_ns, late_ns, word.decode("ascii", "replace")[:64]) for word in words]
+
+    def clock(self, claimed_train_s: float | None) -> outside_clock.Clock:
+        """After the block.  claimed_train_s: by rank 0's own clock; None: it left none."""
+        if self.path is None:
+            return outside_clock.unknown("none", self._why, claimed_train_s)
+        return outside_clock.of_edges(self._edges, self._reader.gaps_ns, claimed_train_s)

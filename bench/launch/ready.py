@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from bench.base.paths import REPO, results_root
 from bench.base.terminal import text_table
 from bench.launch.console import confirmed
-from bench.machine import check_host, code_state, environment, preflight
+from bench.machine import code_state, environment, preflight
 
 BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
 SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer depends on it
@@ -19,11 +19,11 @@ def checks(
 ) -> list[preflight.Check]:
     """The quick checks for this run, now.  job: of bench/launch/prepare.py; code: of its record; None: asked here."""
     if env is None:
-        env, foreign_cores = environment.environment(), check_host.sample_foreign_cores(SAMPLE_S)
+        env, foreign_cores = environment.environment(), preflight.sample_foreign_cores(SAMPLE_S)
     hardware = dataclasses.replace(job.config.hardware, num_processes=job.config.hardware.ranks_of_node, nodes=None)
     of_machine = preflight.checks(hardware, job.data_bytes, env, results_root(), foreign_cores)
     failure = code_state.git_failure() if code is None else code.get("git_failure")
-    return [*of_machine, check_host.git(failure, REPO), epochs(job)]
+    return [*of_machine, preflight.git(failure, REPO), epochs(job)]
 
 
 def epochs(job) -> preflight.Check:

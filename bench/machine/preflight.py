@@ -4,10 +4,255 @@ fail: the run cannot start or its record cannot be written.  warn: it can, and i
 checks() is the quick part, which every run makes and records; ./run.sh doctor (bench/cli/doctor.py) asks more.
 """
 
+import os
+import shutil
+import sysconfig
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.machine import check_gpu, check_host, environment, gpus
-from bench.machine.check import Check, report
+from bench.base.terminal import text_table
+from bench.base.units import GIB, format_gib, gib_from_bytes
+from bench.machine import environment, gpus
+from bench.machine.meters import CpuMeter
+
+MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
+LOW_FREE_GIB = 2.0  # traces and snapshots are large
+PROCESS_GIB = 0.6  # a worker that has imported torch, before its model: 0.5 measured with the CPU build
+MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/record/validity.py, above which a CPU run is suspect
+SAMPLE_S = 0.3
+MAX_CHARS = 300  # of what git says
+GIT_REMEDIES = {  # a word of git's message: what to do
+    "dubious ownership": "git config --global --add safe.directory {repo}",
+    "lfs": "git lfs install, or install git-lfs: the repository's files pass through it",
+    "filter": "install the program of that filter, or remove it: git config --get-regexp '^filter'",
+    "timed out": "run git status in {repo} to see what takes so long: a slow disk, or one of your hooks",
+    "cannot be run": "install git",
+    "Permission denied": "make the file readable for this user",
+}
+GIT_REMEDY = "git fsck in {repo}, or run from a fresh clone"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, what was found and, unless it is fine, what to do."""
+
+    name: str
+    status: str  # ok, warn, fail
+    found: str
+    remedy: str = ""  # empty if ok
+
+
+def report(checks: list[Check], min_width=0) -> str:
+    """Lines for a terminal: one a check, with the remedy below where there is one."""
+    cells = []
+    for check in checks:
+        cells.append((check.status.rjust(text_table.MARK_WIDTH), check.name.ljust(min_width), check.found))
+        cells += [("", "", f"try: {check.remedy}")] * bool(check.remedy)
+    return text_table.render((), cells)
+
+
+def disk_space(results):
+    """Free space where the record is written."""
+    results = Path(results).absolute()
+    folder = next(path for path in (results, *results.parents) if path.exists())
+    if not os.access(folder, os.W_OK):
+        remedy = "set SPEEDRUN_RESULTS=FOLDER to one that can"
+        return Check("disk", "fail", "the results folder cannot be written", remedy)
+    free_gib = gib_from_bytes(shutil.disk_usage(folder).free)
+    status = "fail" if free_gib < MIN_FREE_GIB else "warn" if free_gib < LOW_FREE_GIB else "ok"
+    remedy = "" if status == "ok" else "free some space, or set SPEEDRUN_RESULTS=FOLDER to a larger disk"
+    return Check("disk", status, f"{format_gib(free_gib, 1)} free for results", remedy)
+
+
+def memory(num_processes, dataset_bytes, available_gib):
+    """Room for the workers, and for the data to stay in the page cache."""
+    if available_gib is None:
+        return Check("memory", "ok", "unknown on this system")
+    need_gib, data_gib = num_processes * PROCESS_GIB, dataset_bytes / GIB
+    need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
+    result = f"{format_gib(available_gib, 1)} available; {need}"
+    if available_gib < need_gib:
+        return Check("memory", "fail", result, "end other programs, or use fewer processes: hardware.num_processes=1")
+    if available_gib < need_gib + data_gib:
+        result = f"{result}, the data {format_gib(data_gib, 1)}"
+        return Check("memory", "warn", result, "end other programs: the data will be read from disk again and again")
+    return Check("memory", "ok", result)
+
+
+def cpu_load(hardware, foreign_cores, num_cpus):
+    """What other programs take.  A CPU run shares every core; a GPU run needs a free one for each process."""
+    if foreign_cores is None:
+        return Check("cpu load", "ok", "unknown on this system")
+    limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - hardware.num_processes)
+    result = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
+    if round(foreign_cores, 2) <= limit:  # as it is shown: what reads as the limit is not above it
+        return Check("cpu load", "ok", result)
+    remedy = "end them (top shows which): steps get slower and uneven, and the record will say suspect"
+    return Check("cpu load", "warn", f"{result} (limit {limit:g})", remedy)
+
+
+def threads(hardware, num_cpus, quota_cores):
+    """No more busy threads than cores."""
+    wanted = hardware.num_threads * hardware.num_processes if hardware.device == "cpu" else hardware.num_processes
+    cores = min(num_cpus, quota_cores or num_cpus)
+    result = f"{hardware.num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
+    if wanted <= cores:
+        return Check("threads", "ok", result)
+    if hardware.device == "cpu":
+        threads_each = max(1, int(cores // hardware.num_processes))
+        if threads_each < hardware.num_threads:
+            return Check("threads", "warn", result, f"hardware.num_threads={threads_each}, or fewer processes")
+        return Check("threads", "warn", result, f"hardware.num_processes={max(1, int(cores))} or fewer")
+    return Check("threads", "warn", result, "give the job more cores: each GPU's process needs one for itself")
+
+
+def waiting_threads(hardware, env_variables):
+    """Spinning OpenMP threads beside a busy core make steps 10 to 90 times slower; the launcher sets PASSIVE."""
+    policy = env_variables.get("OMP_WAIT_POLICY")
+    if policy is None or policy.upper() == "PASSIVE" or hardware.num_threads == 1:
+        return Check("openmp", "ok", "idle threads sleep" if hardware.num_threads > 1 else "one thread a process")
+    return Check("openmp", "warn", f"OMP_WAIT_POLICY={policy}: idle threads spin", "unset OMP_WAIT_POLICY")
+
+
+def governor(name):
+    """How the cores choose their clock: with any other governor than performance, it and the steps follow the load."""
+    if name is None:
+        return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
+    if name == "performance":
+        return Check("governor", "ok", name)
+    return Check("governor", "warn", f"{name}: clocks follow the load", "sudo cpupower frequency-set -g performance")
+
+
+def quota(num_cpus, quota_cores):
+    """A container's share of time: a run that uses more is stopped for the rest of every 100 ms."""
+    if quota_cores is None or quota_cores >= num_cpus:
+        return Check("cpu quota", "ok", "no limit" if quota_cores is None else f"{quota_cores:g} cores of {num_cpus}")
+    remedy = "give the container whole cores instead of a share of time (--cpuset-cpus, not --cpus)"
+    return Check("cpu quota", "warn", f"{quota_cores:g} cores' worth of time on {num_cpus} cores", remedy)
+
+
+def git(failure: str | None, repo: Path) -> Check:
+    """Whether git can say which commit the code is.  failure: its words where it cannot (code_state.git_failure())."""
+    if failure is None:
+        return Check("git", "ok", "works, or there is no repository: the code is identified by its hash")
+    remedy = next((one for word, one in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
+    found = f"the commit is unknown, so runs cannot be claimed: {failure[:MAX_CHARS]}"
+    return Check("git", "warn", found, remedy)
+
+
+def sample_foreign_cores(sample_s: float = SAMPLE_S) -> float | None:
+    """Cores that other programs use now, mean over sample_s seconds; None if unknown."""
+    meter = CpuMeter()
+    time.sleep(sample_s)
+    return meter.foreign_cpu_cores()
+
+
+def compiler():
+    """torch.compile's kernels are Triton's, which builds a small extension module of Python with the C compiler."""
+    name = next((name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and shutil.which(name)), None)
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if name and header.is_file():
+        return Check("compiler", "ok", f"{name}, Python.h")
+    missing = " and ".join(["no C compiler"] * (not name) + ["no Python.h"] * (not header.is_file()))
+    remedy = "apt install gcc python3-dev, or hardware.compile=false"
+    return Check("compiler", "warn", f"{missing}, which torch.compile needs on a GPU", remedy)
+
+
+SLOWED_BY = ("sw_thermal", "hw_slowdown", "hw_thermal", "hw_power_brake")  # reasons that no healthy idle GPU has
+POWER_SLACK_W = 1.0  # the driver rounds
+UNKNOWN = "unknown: the driver does not say"
+
+
+def gpu_checks(gpus: list[dict]) -> list[Check]:
+    """Facts of the GPUs that a run uses -> list of Check."""
+    return [idle(gpus), alike(gpus), persistent(gpus), power_limit(gpus), slowed(gpus), ecc(gpus), pcie(gpus)]
+
+
+def _check(name, faults, remedy, good, lead=""):
+    """A warning with all faults where there are some."""
+    return Check(name, "warn", lead + "; ".join(faults), remedy) if faults else Check(name, "ok", good)
+
+
+def idle(gpus):
+    """No other program computes on them."""
+    busy = [f"GPU {gpu['visible']}: {gpu['num_compute_processes']}" for gpu in gpus if gpu["num_compute_processes"]]
+    remedy = "wait or end them (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
+    is_known = all(gpu["num_compute_processes"] is not None for gpu in gpus)
+    good = f"no other program computes on {len(gpus)} GPU(s)" if is_known else f"{UNKNOWN} who computes"
+    return _check("gpus idle", [", ".join(busy)] * bool(busy), remedy, good, "other programs compute on ")
+
+
+def alike(gpus):
+    """One model and one power limit; the slowest sets the pace of all."""
+    kinds = {(gpu["name"], gpu["power_limit_w"]) for gpu in gpus}
+    result = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
+    remedy = "nvidia-smi -pl WATTS sets a power limit; CUDA_VISIBLE_DEVICES chooses GPUs of one model"
+    return _check("gpus alike", [result] * (len(kinds) > 1), remedy, f"{len(gpus)} x {result}")
+
+
+def persistent(gpus):
+    """Persistence mode keeps the driver loaded: without it clocks and start-up vary."""
+    without = [str(gpu["visible"]) for gpu in gpus if gpu["persistence"] is False]
+    good = UNKNOWN if any(gpu["persistence"] is None for gpu in gpus) else "on"
+    return _check("persistence", [", ".join(without)] * bool(without), "sudo nvidia-smi -pm 1", good, "off on GPU ")
+
+
+def power_limit(gpus):
+    """As the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
+    other = []
+    for gpu in gpus:
+        limit_w, default_w = gpu.get("power_limit_w"), gpu.get("default_power_limit_w")
+        if None not in (limit_w, default_w) and abs(limit_w - default_w) > POWER_SLACK_W:
+            other.append(f"GPU {gpu['visible']}: {limit_w:.0f} W instead of {default_w:.0f} W")
+    known_w = gpus[0].get("power_limit_w")
+    good = UNKNOWN if known_w is None else f"{known_w:.0f} W, the default"
+    return _check("power limit", other, "sudo nvidia-smi -pl WATTS with the default", good)
+
+
+def slowed(gpus):
+    """Clocks that something holds down while nothing runs: heat, or a power supply that does not suffice."""
+    slow = []
+    for gpu in gpus:
+        reasons = [reason for reason in gpu.get("clocks_event_reasons") or () if reason in SLOWED_BY]
+        if reasons:
+            slow.append(f"GPU {gpu['visible']}: {', '.join(reasons)} at {gpu.get('temp_c')} C")
+    tops = sorted({gpu["max_sm_clock_mhz"] for gpu in gpus if gpu.get("max_sm_clock_mhz") is not None})
+    good = f"nothing slows them down; at most {' and '.join(map(str, tops)) or '?'} MHz"
+    if all(gpu.get("clocks_event_reasons") is None for gpu in gpus):
+        good = UNKNOWN
+    remedy = "let it cool, look at fans, airflow and power supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)"
+    return _check("clocks", slow, remedy, good, "slowed down: ")
+
+
+def ecc(gpus):
+    """Errors that were not corrected, and memory rows that wait for a reset to be replaced."""
+    bad, modes = [], {gpu.get("ecc") for gpu in gpus} - {None}
+    for gpu in gpus:
+        who = f"GPU {gpu['visible']}"
+        if gpu.get("ecc_uncorrected"):
+            bad.append(f"{who}: {gpu['ecc_uncorrected']} uncorrected errors since the driver was loaded")
+        if gpu.get("remap_failed"):
+            bad.append(f"{who}: a memory row could not be replaced")
+        elif gpu.get("remap_pending"):
+            bad.append(f"{who}: a memory row waits to be replaced")
+    if len(modes) > 1 and not bad:
+        return Check("ecc", "warn", "on for some GPUs, off for others", "sudo nvidia-smi -e 1, then reboot")
+    remedy = "reset the GPU (sudo nvidia-smi -r) or reboot; if that does not help, replace the GPU"
+    return _check("ecc", bad, remedy, {True: "on, no errors", False: "off", None: UNKNOWN}[next(iter(modes), None)])
+
+
+def pcie(gpus):
+    """Fewer lanes than board and slot have: a badly seated card.  The generation is not compared: it drops at rest."""
+    thin, widths = [], set()
+    for gpu in gpus:
+        width, most = gpu.get("pcie_width"), gpu.get("pcie_max_width")
+        widths |= {width} - {None}
+        if None not in (width, most) and width < most:
+            thin.append(f"GPU {gpu['visible']}: x{width} of x{most}")
+    good = f"x{' and x'.join(map(str, sorted(widths)))}" if widths else UNKNOWN
+    return _check("pcie", thin, "seat the card again, or use another slot", good)
+
 
 __all__ = ["Check", "checks", "report"]
 
@@ -17,18 +262,18 @@ def checks(
 ) -> list[Check]:
     """hardware: resolved; env: environment().  Samples the CPU for 0.3 s where foreign_cpu_cores is None."""
     quota_cores = env.get("cpu_quota_cores")
-    foreign_cpu_cores = check_host.sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
+    foreign_cpu_cores = sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
     result = [
-        check_host.disk_space(results),
-        check_host.memory(hardware.num_processes, dataset_bytes, environment.available_memory_gib()),
-        check_host.cpu_load(hardware, foreign_cpu_cores, env["num_cpus"]),
-        check_host.threads(hardware, env["num_cpus"], quota_cores),
-        check_host.governor(env.get("governor")),
-        check_host.quota(env["num_cpus"], quota_cores),
+        disk_space(results),
+        memory(hardware.num_processes, dataset_bytes, environment.available_memory_gib()),
+        cpu_load(hardware, foreign_cpu_cores, env["num_cpus"]),
+        threads(hardware, env["num_cpus"], quota_cores),
+        governor(env.get("governor")),
+        quota(env["num_cpus"], quota_cores),
     ]
     if hardware.device == "cpu":
-        return [*result, check_host.waiting_threads(hardware, env["env"])]
+        return [*result, waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
-        result.append(check_host.compiler())
+        result.append(compiler())
     used = gpus.of_run(env["gpus"], hardware)
-    return [*result, *check_gpu.checks(used)] if used else result
+    return [*result, *gpu_checks(used)] if used else result

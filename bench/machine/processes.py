@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.base import private
 from bench.machine.signals import held
@@ -235,3 +236,18 @@ def is_there(mark: object) -> bool:
 def stat_fields(pid: int) -> list[str]:
     """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces.  OSError: it is gone."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+@contextlib.contextmanager
+def started(work: Callable[[Any], Any], jobs: Sequence[Any], are_many: bool) -> Iterator[Iterator[Any]]:
+    """with started(...) as results: ...   results: work(job) of each, in the order in which they are done.
+
+    By two processes beside the block where there are many; else, and where a fork is not safe, as they are asked for.
+    """
+    if not are_many or threading.active_count() > 1 or not hasattr(os, "fork"):
+        yield map(work, jobs)
+        return
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        yield pool.imap_unordered(work, jobs)

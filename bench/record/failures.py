@@ -13,11 +13,10 @@ import time
 import traceback
 from pathlib import Path
 
-from bench.base import atomic, private
+from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.machine import utc
 from bench.record import artifacts, run_folder, step_files
 
 KILLED = (

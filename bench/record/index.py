@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.base import atomic
 from bench.base.reading import damage, json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged, of_record
-from bench.machine import two_processes
+from bench.machine import processes
 from bench.record import configs, run_folder, shape
 from bench.record import rows as rows_module
 from bench.record.rows import COLUMNS, Row, encoded, row_of
@@ -96,7 +96,7 @@ def _read_all(parent, names):
         return [_read(parent, name) for name in names]
     size = -(-len(names) // NUM_PARTS)
     parts = [names[at : at + size] for at in range(0, len(names), size)]
-    with two_processes.started(functools.partial(_read_part, parent), parts, are_many=True) as read:
+    with processes.started(functools.partial(_read_part, parent), parts, are_many=True) as read:
         result = sorted((one for part in read for one in marshal.loads(part)), key=operator.itemgetter(0))
     return [(name, values and dict(zip(COLUMNS, values)), message) for name, values, message in result]
 

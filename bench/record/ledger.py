@@ -31,9 +31,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict
 
+from bench.base import utc
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Missing
-from bench.machine import utc
 from bench.record import ledger_count, lock_file, run_folder
 
 NAME = "ledger.jsonl"

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.paths import PUBLISHED
 from bench.base.reading import json_file
 from bench.base.reading.damage import Damaged, of_record
-from bench.machine import processes, utc
+from bench.machine import processes
 from bench.record import shape, validity
 
 SCHEMA_VERSION = 1

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.paths import results_root
 from bench.base.reading import json_file, plain_file
 from bench.config import overrides as words_of_config
-from bench.machine import utc
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
 SCHEMA_VERSION = 1

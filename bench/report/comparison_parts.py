@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from bench.analysis.diagnosis import text as diagnosis_text
-from bench.compare import measures
 from bench.compare import text as compare_text
+from bench.compare import wording
 from bench.web import forest
 from bench.web.page import Safe, details, join, section, soft, table, tag
 
@@ -83,16 +83,16 @@ def _panel(key, title, ways, against, names):
 
 def numbers(baseline: str, against: Mapping[str, dict]) -> Safe:
     """One table: a line a candidate and measure; then what is known of the losses, in words."""
-    known = {name: measures.known(one) for name, one in against.items()}
+    known = {name: wording.known(one) for name, one in against.items()}
     lines = [
-        [measures.MEASURES[key][0], name, *(cell or None for cell in measures.cells(one, key))]
-        for key in measures.MEASURES
+        [wording.MEASURES[key][0], name, *(cell or None for cell in wording.cells(one, key))]
+        for key in wording.MEASURES
         for name, one in against.items()
         if key in known[name]
     ]
-    losses = [measures.loss_sentences(one.get("val_loss") or {}, (baseline, name)) for name, one in against.items()]
+    losses = [wording.loss_sentences(one.get("val_loss") or {}, (baseline, name)) for name, one in against.items()]
     p = "p, of times after Holm" if len(against) > 1 else "p"
-    head = ["", "arm", f"mean of {baseline}", "of the arm", *(p if word == "p" else word for word in measures.HEAD)]
+    head = ["", "arm", f"mean of {baseline}", "of the arm", *(p if word == "p" else word for word in wording.HEAD)]
     words = [tag("p", sentence) for sentences in losses for sentence in sentences]
     shown = [table(head, lines, class_="tight")] * bool(lines) + words
     return section("Numbers", *shown) if shown else Safe("")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.base import atomic
 from bench.base.reading import plain_file
-from bench.machine import two_processes
+from bench.machine import processes
 from bench.record.rows import Row
 from bench.report import curve_data, curves
 
@@ -56,7 +56,7 @@ def making(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[...
         return site / "curves.html"
 
     are_many = sum(len(part) for _, part in jobs) >= MIN_PARALLEL
-    with two_processes.started(functools.partial(_write_file, curves.points_of(len(runs))), jobs, are_many) as made:
+    with processes.started(functools.partial(_write_file, curves.points_of(len(runs))), jobs, are_many) as made:
         yield finish
         list(made)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from bench.analysis.memory import page, pickles, rss
+from bench.analysis.memory import page, pickles
 from bench.web.page import figure, join, section, soft, tag
 
 MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
@@ -31,10 +31,10 @@ def _rank(path):
 
 def _of_file(path, id):
     try:
-        if path.name.endswith(rss.SUFFIX):
-            samples = rss.load(path)
-            drawn = rss.chart_of(samples, id)
-            return [drawn], join([soft(rss.WHAT + "."), figure(drawn)])
+        if path.name.endswith(pickles.RSS_SUFFIX):
+            samples = pickles.load_rss(path)
+            drawn = pickles.rss_chart(samples, id)
+            return [drawn], join([soft(pickles.WHAT + "."), figure(drawn)])
         return page.summary(pickles.load(path), id)
     except (OSError, ValueError) as error:
         return [], soft(f"It cannot be read: {str(error).replace(str(path), path.name)}")

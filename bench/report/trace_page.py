@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.analysis.trace.analysis_text import caveats
-from bench.analysis.trace.text import plain, short
+from bench.analysis.trace.text import caveats, plain, short
 from bench.base import atomic
 from bench.report import trace_panels
 from bench.web import lanes, waterfall

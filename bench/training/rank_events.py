@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from bench.machine import utc
+from bench.base import utc
 from bench.record import step_files
 
 

@@ -13,7 +13,7 @@ import torch
 
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
-from bench.machine.cpu_meter import CpuMeter
+from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder, work
 from bench.training import distributed, gather_result, imported, inputs, kernels, loop, staging, weights
 from bench.training.clock import Clock, reporter

@@ -10,9 +10,8 @@ import os
 import threading
 import time
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.units import ms_from_s
-from bench.machine import utc
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 

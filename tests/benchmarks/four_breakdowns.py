@@ -5,7 +5,7 @@ They need device rows and launches alone, so nothing else is decoded; of several
 
 import sys
 
-from bench.analysis.trace import events, kernels, load, temporal, window
+from bench.analysis.trace import device_time, events, load, window
 
 KINDS = (events.KERNEL, events.MEMCPY, events.MEMSET, events.RUNTIME, events.ANNOTATION)
 
@@ -14,13 +14,13 @@ def of_file(path, num_parts):
     """-> {"idle_pct", "overlap_pct", "num_kernels", "num_types", "num_streams"} of a trace."""
     rank = load.load(path, KINDS, num_parts)
     rows = window.device_rows(rank)
-    kinds = kernels.types(rank, rows)
-    times = temporal.breakdown(rank, rows, kinds)
+    kinds = device_time.types(rank, rows)
+    times = device_time.breakdown(rank, rows, kinds)
     counts = {
-        "num_kernels": len(kernels.by_name(rank, rows, kinds)),
-        "num_types": len(kernels.by_type(rank, rows, kinds)),
+        "num_kernels": len(device_time.by_name(rank, rows, kinds)),
+        "num_types": len(device_time.by_type(rank, rows, kinds)),
     }
-    counts["num_streams"] = len(temporal.idle(rank, rows))
+    counts["num_streams"] = len(device_time.idle(rank, rows))
     return {name: times[name] for name in ("idle_pct", "overlap_pct")} | counts
 
 

@@ -1,11 +1,11 @@
 """Events that cost time: a finished run folder -> run.json["costs"] and ["skew"], and its stalls as events.
 
     costs   {kind: {"count", "ms"}}; a kind is there only if it was measured; ms null: it has no duration
-      stall             steps far above the usual, and the milliseconds above it (stalls.py, stall_causes.py)
+      stall             steps far above the usual, and the milliseconds above it (stalls.py)
       gc, recompile     in the timed region, of the rank that lost most; the instruments of that work see them
       graph_break       seen by the same instrument
       allocator_retry   of the rank that lost most
-      late_rank         steps with a late rank (rank_skew.py), and the others' waiting over all steps
+      late_rank         steps with a late rank (stalls.py), and the others' waiting over all steps
       non_finite_loss   ends the run
 They overlap: a collection that stalls a step is in both.  No sum is given because it would count milliseconds twice.
 """
@@ -13,8 +13,8 @@ They overlap: a collection that stalls a step is in both.  No sum is given becau
 from datetime import timedelta
 from pathlib import Path
 
-from bench.analysis.diagnosis import rank_skew, stall_causes, stalls
-from bench.machine import utc
+from bench.analysis.diagnosis import stalls
+from bench.base import utc
 from bench.record import step_files
 
 WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recompiles", "allocator_retry": "memory"}
@@ -29,8 +29,8 @@ def of(folder: Path | str, run: dict, rows: list[dict]) -> dict:
         name: [{row: ms for row, ms in of_rank.items() if row not in flagged} for of_rank in of_ranks]
         for name, of_ranks in step_files.read_by_rank(folder).items()
     }
-    result = stall_causes.explain(stalls.find(rows), rows, events, by_rank)
-    skewed = rank_skew.summary(by_rank)
+    result = stalls.with_causes(stalls.find(rows), rows, events, by_rank)
+    skewed = stalls.skew_summary(by_rank)
     costs = {"stall": {"count": len(result), "ms": sum(stall["ms"] for stall in result)}}
     for kind, instrument in WATCHED_BY.items():
         if instrument in run["instruments"]:

@@ -1,17 +1,33 @@
-"""Steps that took far longer than their neighbours: which, and how much longer.  Numbers in, numbers out.
+"""Steps that took far longer than their neighbours: which, how much longer, and why; and which rank is late.
 
-stall_causes.py says what happened in them.  A step's usual time is the running median of
-its neighbourhood, so that a schedule's stages, a slow drift and steps that alternate are not stalls.  A step is stalled
-if it is above that by more than all of
+A step's usual time is the running median of its neighbourhood, so that a schedule's stages, a slow drift and steps that
+alternate are not stalls.  A step is stalled if it is above that by more than all of
     6 robust standard deviations of such differences, 1.4826 * median |difference|: the identifier of Hampel (1974,
       JASA 69), local and over the whole run, whichever is larger; 6 because step times have heavier tails than the
       normal distribution, for which 3.5 is usual (Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers)
     a fifth of the usual time, and 1 ms
 The last two are chosen, not derived: in 853 logs of modded-nanogpt the stalls that mattered were whole steps long.
+
+Lateness is the slowest rank's milliseconds of a step against the median rank's.  The median of an even number of ranks
+is the lower middle one, so that it is a rank; of two, the faster.
+
+The causes of a stall are its milliseconds joined with events, columns, ranks and telemetry.  Measured ones come first,
+each with the milliseconds that it took, the longest leading:
+    gc, recompile, allocator_retry   events of that step
+    loader_wait                      data_ms above its running median
+    foreign_load                     runqueue_ms likewise: threads were ready to run and another program ran
+    late_rank                        what the latest rank did before the others could wait for it, above the usual
+then, as far as these do not explain the stall, what the process did in the rest of it:
+    computing, waiting               cpu_ms above its running median, or time off the CPU: asleep, I/O, a lock, a device
+then what only coincides, without milliseconds: throttling (slowed_frac of the step), after_validation, first_step.
+Causes that overlap are each given in full, so they may add up to more than the stall.
 """
 
 import math
 import statistics
+from collections.abc import Sequence
+
+from bench.base import stats
 
 REACH_STEPS = 15  # to either side
 MIN_REACH_STEPS = 5  # at the ends
@@ -20,6 +36,13 @@ ROBUST_SDS = 6.0
 MIN_FRAC = 0.2  # of the usual time
 MIN_MS = 1.0
 SD_PER_MAD = 1.4826  # of a normal distribution: 1 / Phi^-1(3/4)
+MIN_LATE_MS = 1.0
+MIN_LATE_FRAC = 0.1  # of the median rank's milliseconds
+EVENTS = ("gc", "recompile", "allocator_retry")
+REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+COLUMNS = {"loader_wait": "data_ms", "foreign_load": "runqueue_ms"}
+UNEXPLAINED = ("unknown", "waiting")  # first causes that do not say what was waited for
+SHARE = 0.1  # of a stall: what explains less of it is not named
 
 
 def find(rows: list[dict]) -> list[dict]:
@@ -85,3 +108,118 @@ def excess(rows, column):
     known = [row for row in rows if row.get(column) is not None and not row.get("flags")]
     values = [row[column] for row in known]
     return {row["step"]: row[column] - centre for row, centre in zip(known, running_median(values))} if values else {}
+
+
+def lateness(of_ranks: Sequence[dict[int, float]]) -> dict[int, tuple[float, int]]:
+    """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, slowest rank)} of rows that all have."""
+    if len(of_ranks) < 2:
+        return {}
+    result = {}
+    for row in sorted(set.intersection(*(set(of_rank) for of_rank in of_ranks))):
+        values = [of_rank[row] for of_rank in of_ranks]
+        slowest = max(range(len(values)), key=values.__getitem__)
+        result[row] = (values[slowest] - statistics.median_low(values), slowest)
+    return result
+
+
+def skew_summary(by_rank):
+    """step_files.read_by_rank(folder) -> run.json["skew"]: how late the slowest rank was, and which how often.
+
+    None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
+    time; late_steps_by_rank says whose these were.
+    """
+    result = {name: _of_column(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
+    return {name: column for name, column in result.items() if column} or None
+
+
+def _of_column(of_ranks):
+    late = lateness(of_ranks)
+    if not late:
+        return None
+    late_ms = [ms for ms, _ in late.values()]
+    late_by_rank = [0] * len(of_ranks)
+    for row, (ms, slowest) in late.items():
+        if is_late(ms, of_ranks[slowest][row] - ms):
+            late_by_rank[slowest] += 1
+    return {
+        "late_ms_p50": stats.percentile(late_ms, 50),
+        "late_ms_p95": stats.percentile(late_ms, 95),
+        "late_ms_max": max(late_ms),
+        "late_ms_sum": sum(late_ms),
+        "num_late_steps": sum(late_by_rank),
+        "late_steps_by_rank": late_by_rank,
+    }
+
+
+def is_late(ms, median_ms):
+    return ms > max(MIN_LATE_MS, MIN_LATE_FRAC * median_ms)
+
+
+def with_causes(result, rows, events=(), by_rank=None):
+    """result: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
+
+    rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;
+    rank is the latest one, None where it is unknown.
+    """
+    columns = {name: excess(rows, name) for name in (*REGIONS, *COLUMNS.values(), "cpu_ms")}
+    late_by_step = lateness((by_rank or {}).get("own_ms", ()))
+    late_ms = excess([{"step": step, "late_ms": ms} for step, (ms, _) in sorted(late_by_step.items())], "late_ms")
+    by_step = {row["step"]: row for row in rows}
+    late = {step: (ms, late_by_step[step][1]) for step, ms in late_ms.items()}
+    return [stall | _explained(stall, by_step, events, columns, late) for stall in result]
+
+
+def _explained(stall, by_step, events, columns, late):
+    step, enough_ms = stall["step"], SHARE * stall["ms"]
+    measured = {name: _event_ms(name, by_step[step], events) for name in EVENTS}
+    measured |= {name: min(stall["ms"], columns[column].get(step, 0.0)) for name, column in COLUMNS.items()}
+    late_ms, rank = late.get(step, (0.0, None))
+    measured["late_rank"] = late_ms
+    rest_ms = stall["ms"] - sum(max(0.0, ms) for ms in measured.values())
+    measured |= {name: min(ms, rest_ms) for name, ms in _rest(stall, columns["cpu_ms"].get(step), measured).items()}
+    causes = [{"what": name, "ms": ms} for name, ms in measured.items() if ms >= enough_ms]
+    causes.sort(key=lambda cause: -cause["ms"])
+    causes += [{"what": name, "ms": None} for name in _coincident(by_step, step)]
+    return {
+        "what": causes[0]["what"] if causes else "unknown",
+        "causes": causes,
+        "where": {name: columns[name][step] for name in REGIONS if columns[name].get(step, 0.0) >= enough_ms},
+        "rank": rank if late_ms >= enough_ms else None,
+    }
+
+
+def _event_ms(name, row, events):
+    """Milliseconds of such events in the step, of the rank that lost most; an event without ms counts 0."""
+    by_rank = {}
+    for event in events:
+        if event["event"] == name and _is_in(event, row):
+            rank = event.get("rank", 0)
+            by_rank[rank] = by_rank.get(rank, 0.0) + (event.get("ms") or 0.0)
+    return max(by_rank.values(), default=0.0)
+
+
+def _is_in(event, row):
+    """By the step that the event names (a GPU's host runs ahead of it), else by time."""
+    if event.get("step") is not None:
+        return event["step"] == row["step"]
+    return row.get("t_ns") is not None and 0 <= event["t_ns"] - row["t_ns"] < row["step_ms"] * 1e6
+
+
+def _rest(stall, cpu_ms, measured):
+    """What the process did in the time that nothing above accounts for: {} where cpu_ms was not measured."""
+    if cpu_ms is None:
+        return {}
+    off_cpu_ms = stall["ms"] - max(0.0, cpu_ms)
+    return {
+        "computing": cpu_ms - sum(measured[name] for name in EVENTS),
+        "waiting": off_cpu_ms - measured["foreign_load"] - measured["loader_wait"] - measured["late_rank"],
+    }
+
+
+def _coincident(by_step, step):
+    if by_step[step].get("slowed_frac"):
+        yield "throttling"
+    if step == min(number for number in by_step if number > 0):
+        yield "first_step"
+    elif by_step.get(step - 1, {}).get("val_loss") is not None:
+        yield "after_validation"

@@ -5,11 +5,17 @@
 step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
 "source"}, mean over the same, source: where a limit's rates are from, None where it is not a limit; a rank's own has
 "sum_ns", integers that add up to its "step_sum_ns" exactly.
+
+lateness: for whom the others wait, what that rank does longer than they, and what the step could be without.  A rank
+that comes last to a collective has the shortest kernel (bench/analysis/trace/skew.py).  Why it came last is what its
+own account has more of than the median of the others: parts other than waiting, of which a late rank has little itself.
 """
 
+import collections
+import statistics
 from collections.abc import Callable, Iterable
 
-from bench.analysis.explain import device_steps, host_steps, lateness, parts, ranking
+from bench.analysis.explain import device_steps, host, parts, ranking
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.trace import categories, skew, window
 from bench.analysis.trace.analysis import device_name
@@ -17,6 +23,7 @@ from bench.analysis.trace.load import Rank
 from bench.base.units import ms_from_ns
 from bench.machine.passport import figures
 
+NUM_REASONS = 5
 MAX_PIECES = 200
 
 
@@ -56,7 +63,7 @@ def answer(accounts: dict, of: str) -> dict:
             lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})
     result = {"of": of, "step_ms": step_ms, "num_steps": len(next(iter(accounts.values()))["steps"])}
     result |= {"limit_ms": sum(line["ms"] for line in lines if line["is_limit"]), "parts": lines, "ranks": by_rank}
-    result["lateness"] = lateness.of(accounts)
+    result["lateness"] = lateness_of(accounts)
     return result | {"next": ranking.of(accounts, step_ms)}
 
 
@@ -126,8 +133,8 @@ def _waits(ranks, rules, include_last_step):
 def _on_host(ranks, include_last_step, ceilings):
     accounts = {}
     for rank in ranks:
-        if steps := host_steps.spans(rank, include_last_step):
-            pieces = host_steps.pieces(rank, steps, ceilings[rank.rank])
+        if steps := host.host_spans(rank, include_last_step):
+            pieces = host.host_pieces(rank, steps, ceilings[rank.rank])
             accounts[rank.rank] = _account(rank, steps, pieces, ceilings[rank.rank], include_last_step)
     return accounts
 
@@ -137,3 +144,86 @@ def _account(rank, steps, pieces, ceilings, include_last_step):
     host_ms = ms_from_ns(on_host[-1][2] - on_host[0][1]) / len(on_host) if on_host else None
     named = {"rank": rank, "steps": steps, "pieces": pieces, "ceilings": ceilings, "host_step_ms": host_ms}
     return named if any(end > begin for _, begin, end in steps) else None
+
+
+def lateness_of(accounts: dict) -> list[dict]:
+    """{rank: account} -> [{"rank", "wait_ms", "waits_ms", "without_ms", "collectives", "more", "reasons"}], the latest
+    first; empty for one rank.
+
+    Milliseconds a step.  wait_ms: median of the other ranks' exposed waiting for it; waits_ms: of each of them;
+    without_ms: the median of what their step would be without it; more: {part: ms} that it has more of than the median
+    of the others, the largest first; reasons: pieces likewise, [{"part", "what", "where", "ms"}].
+    """
+    if len(accounts) < 2:
+        return []
+    waiting = {number: _waiting(one) for number, one in accounts.items()}
+    lines = []
+    for late in accounts:
+        others = [number for number in accounts if number != late]
+        waits_ms = {number: waiting[number][late] for number in others}
+        if not any(waits_ms.values()):
+            continue
+        without_ms = [_step_ms(accounts[number]) - waits_ms[number] for number in others]
+        line = {"rank": late, "wait_ms": statistics.median(waits_ms.values()), "waits_ms": waits_ms}
+        line |= {"without_ms": statistics.median(without_ms), "collectives": _collectives(accounts, late)}
+        lines.append(line | {"more": _more(accounts, late), "reasons": _reasons(accounts, late)})
+    return sorted(lines, key=lambda line: -line["wait_ms"])
+
+
+def _waiting(one):
+    """Late rank -> ms that this rank waited for it, exposed."""
+    result = collections.Counter()
+    for piece, ms in _by_piece(one).items():
+        if piece.part == parts.WAITING:
+            result[piece.late_rank] += ms
+    return result
+
+
+def _collectives(accounts, late):
+    """[{"what", "ms"}]: where the others wait for a rank, mean over all of them, longest first."""
+    result = collections.Counter()
+    for one in accounts.values():
+        for piece, ms in _by_piece(one).items():
+            if piece.part == parts.WAITING and piece.late_rank == late:
+                result[piece.what] += ms / (len(accounts) - 1)
+    return [{"what": what, "ms": ms} for what, ms in result.most_common(NUM_REASONS)]
+
+
+def _more(accounts, late):
+    """{part: ms} of which a rank has more than the median of the others, the largest first."""
+    by_part = {number: _by_part(one) for number, one in accounts.items()}
+    mine = by_part.pop(late)
+    more = {part: ms - statistics.median(other[part] for other in by_part.values()) for part, ms in mine.items()}
+    return {part: more[part] for part in sorted(more, key=lambda part: -more[part]) if more[part] > 0}
+
+
+def _by_part(one):
+    result = collections.Counter()
+    for (part, _), ms in _by_origin(one).items():
+        result[part] += ms
+    return result
+
+
+def _reasons(accounts, late):
+    mine, others = _by_origin(accounts[late]), [_by_origin(one) for number, one in accounts.items() if number != late]
+    more = {key: ms - statistics.median(other[key] for other in others) for key, ms in mine.items()}
+    longest = sorted((key for key in more if more[key] > 0), key=lambda key: -more[key])[:NUM_REASONS]
+    where = {(piece.part, piece.what): piece.where for piece in accounts[late]["pieces"].total()}
+    return [{"part": part, "what": what, "where": where[part, what], "ms": more[part, what]} for part, what in longest]
+
+
+def _by_origin(one):
+    """(part, what) -> ms of what a rank did itself; where it did it has names of its own on each rank."""
+    result = collections.Counter()
+    for piece, ms in _by_piece(one).items():
+        if piece.part not in (parts.WAITING, parts.EXPOSED):
+            result[piece.part, piece.what] += ms
+    return result
+
+
+def _by_piece(one):
+    return {piece: ms_from_ns(ns) / len(one["steps"]) for piece, ns in one["pieces"].total().items()}
+
+
+def _step_ms(one):
+    return ms_from_ns(sum(end - begin for _, begin, end in one["steps"])) / len(one["steps"])

@@ -5,16 +5,18 @@ steps tile the time, and a device that lags behind its host is measured at its o
 the time before communication, communication before copies, and what runs before what waits.
 """
 
+import heapq
+
 import numpy as np
 
-from bench.analysis.explain import bounded, parts
+from bench.analysis.explain import parts
+from bench.analysis.explain.ceilings import Operators
 from bench.analysis.explain.host import Thread, main_track
-from bench.analysis.explain.owners import owners
-from bench.analysis.trace import attribution, categories, events, kernels, operators, window
-from bench.analysis.trace.temporal import KERNEL_WAIT_BELOW_NS
+from bench.analysis.trace import attribution, categories, device_time, events, operators, window
+from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
 from bench.base.units import NS_PER_S
 
-PART_OF_LAYER = {kernels.COMMUNICATION: parts.EXPOSED, kernels.MEMORY: parts.COPIES}
+PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
 
 
 def spans(rank, include_last_step=False):
@@ -41,11 +43,11 @@ def spans(rank, include_last_step=False):
 
 
 def counted_rows(rank, rules=categories.RULES, include_last_step=False):
-    """(rank, device rows of the steps that count, kernels.types of them): what is compared between ranks."""
+    """(rank, device rows of the steps that count, device_time.types of them): what is compared between ranks."""
     rows = rank.device_rows()
     of_steps = [mine for _, mine in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step))]
     rows = np.concatenate(of_steps) if any(map(len, of_steps)) else rows
-    return rank, rows, kernels.types(rank, rows, rules)
+    return rank, rows, device_time.types(rank, rows, rules)
 
 
 class Device:
@@ -58,7 +60,7 @@ class Device:
         rows, self.waits = rank.device_rows(), waits or {}
         self.rank, self.rules = rank, rules
         self.rows = rows[np.argsort(rank.ts[rows], kind="stable")]
-        self.kinds = kernels.types(rank, self.rows, rules)
+        self.kinds = device_time.types(rank, self.rows, rules)
         self.calls = window.launches(rank, self.rows)
         self.operators = attribution.operators(rank, self.rows)
         annotations = attribution.annotations(rank, self.rows)
@@ -90,7 +92,7 @@ class Device:
 
 def pieces(device, counted, ceilings):
     """counted: of spans() -> Pieces."""
-    result, known = parts.Pieces(len(counted)), bounded.Operators(device.rank, ceilings)
+    result, known = parts.Pieces(len(counted)), Operators(device.rank, ceilings)
     threads = _Threads(device.rank)
     for index, (_, begin, end) in enumerate(counted):
         ranges = _ranges(device, begin, end)
@@ -128,7 +130,7 @@ def _running(device, known, result, index, one, ns, count):
     if wait is not None:
         result.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
     elif layer in PART_OF_LAYER:
-        wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == kernels.COMMUNICATION else 0
+        wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == device_time.COMMUNICATION else 0
         result.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
         result.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
     elif operator >= 0 and known.has(operator):
@@ -185,3 +187,28 @@ def _idle(device, threads, result, index, gap, ceilings):
         needed_ns = min(ceilings.launch_ns(), high - called) if part == parts.LAUNCH else 0
         result.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
         result.add(index, parts.Piece(part, *names), high - called - needed_ns)
+
+
+def owners(start, end, layer, low, high):
+    """Ranges (integer ns, sequences of one length) -> [(begin, end, index of the range or -1)], which tile [low, high].
+
+    Of those that run at a moment the lowest layer has it, among them the one that began first.  -1: none runs.
+    """
+    coming = sorted((max(start[num], low), num) for num in range(len(start)) if end[num] > low and start[num] < high)
+    running, segments, moment, at = [], [], low, 0
+    while moment < high:
+        while at < len(coming) and coming[at][0] <= moment:
+            num = coming[at][1]
+            heapq.heappush(running, (layer[num], start[num], num))
+            at += 1
+        while running and end[running[0][2]] <= moment:
+            heapq.heappop(running)
+        until = coming[at][0] if at < len(coming) else high
+        owner = running[0][2] if running else -1
+        until = min(until, high, end[owner] if running else high)
+        if segments and segments[-1][2] == owner:
+            segments[-1] = (segments[-1][0], until, owner)
+        else:
+            segments.append((moment, until, owner))
+        moment = until
+    return segments

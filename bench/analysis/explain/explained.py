@@ -1,13 +1,31 @@
-"""What a user names -> accounts: of its traces, else of its record; with the passport of the machine that made them."""
+"""What a user names -> accounts: of its traces, else of its record; with the passport of the machine that made them.
+
+A run without a trace has an account from its record: coarser, and it adds up all the same.  Of steps.csv (rank 0's,
+steps that no instrument disturbed), steps_by_rank.csv, events.jsonl and run.json:
+    measured events  collections and recompilations, each in its step
+    regions          data_ms, optimizer_ms, and what of the step is in none of the four
+    a late rank      own milliseconds of the latest rank above rank 0's
+    stalls           what bench/analysis/diagnosis found above a step's usual time, as far as nothing above explains it
+    the limit        FLOPs of a step by the model's own count, at the peak of the device: of its passport, or data sheet
+The rest is forward and backward, of which nothing more is known.  Events and waiting lie somewhere in these.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.analysis.explain import account, from_record, recorded
-from bench.analysis.trace import categories, load
+from bench.analysis.diagnosis import stalls
+from bench.analysis.explain import account, parts
+from bench.analysis.explain.ceilings import Ceilings
+from bench.analysis.explain.host import COLLECTION, COMPILATION, main_track
+from bench.analysis.trace import categories, events, load
+from bench.analysis.trace.load import Rank
 from bench.analysis.trace.source import NoTrace
+from bench.base.units import NS_PER_MS, NS_PER_S
 from bench.machine.passport import figures, kept
-from bench.record import run_folder
+from bench.record import run_folder, step_files, work
+
+PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.COMPILATION}
+REGIONS = stalls.REGIONS
 
 
 def of_paths(
@@ -28,7 +46,7 @@ def of_paths(
     except NoTrace:
         if run is None:
             raise
-        return {title: from_record.of(run, passport)}
+        return {title: of_record(run, passport)}
     windows, answers = load.by_window(files), {}
     facts = run_folder.read(run) if run else None
 
@@ -39,7 +57,7 @@ def of_paths(
 
     for name, ranks in windows.items():
         if run:
-            recorded.add(ranks, run)
+            add_recorded_events(ranks, run)
         label = title + (f", window {name}" if len(windows) > 1 else "")
         answers[label] = account.of_ranks(ranks, rules, include_last_step, measured_of)
     return answers
@@ -57,3 +75,113 @@ def are_of_one_job(files: Sequence[Path]) -> bool:
     """Whether trace files say of themselves that they are different ranks."""
     ranks = [load.load(path).rank for path in files]
     return None not in ranks and len(set(ranks)) == len(ranks)
+
+
+def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
+    """ranks: of the run in folder, traces of its steps; its events become ranges of their main threads.
+
+    The run's clock and the trace's are matched at the beginning of each step, which both know.  Collections under the
+    instrument's min_event_ms are not in the record and stay where they are.
+    """
+    began_ns = {row["step"]: row["t_ns"] for row in step_files.read(folder) if row.get("t_ns") is not None}
+    seen = [event for event in step_files.read_events(folder) if event.get("ms") and _range_name(event)]
+    for rank in ranks:
+        steps, ranges = {number: start for number, start, _ in rank.steps()}, []
+        for event in seen:
+            number = event.get("step")
+            if event.get("rank", 0) == rank.rank and number in steps and number in began_ns:
+                start = steps[number] + event["t_ns"] - began_ns[number]
+                ranges.append((_range_name(event), start, start + round(event["ms"] * 1e6)))
+        if ranges:
+            rank.add_ranges(events.PYTHON, main_track(rank), ranges)
+
+
+def _range_name(event):
+    if event["event"] == "gc":
+        return f"{COLLECTION} of generation {event.get('generation')}"
+    return f"{COMPILATION} of {event.get('function')}" if event["event"] == "recompile" else None
+
+
+def of_record(folder: Path | str, passport: Path | None = None) -> dict:
+    """A run's folder -> the answer of account.of_ranks(), "of": "record".  ValueError without a measured step.
+
+    passport: a file, in place of the one that fits the run.
+    """
+    run = run_folder.read(folder)
+    rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]
+    if not rows:
+        raise ValueError(f"{folder}: it has no step that was timed undisturbed: run it longer, or record a trace")
+    events, by_rank = {}, step_files.read_by_rank(folder)
+    for event in step_files.read_events(folder):
+        events.setdefault(event.get("step"), []).append(event)
+    own = by_rank.get("own_ms", ())
+    late = stalls.lateness(own)
+    pieces, steps, at_ns = parts.Pieces(len(rows)), [], 0
+    gpus = run["environment"].get("gpus") or [{}]
+    name = gpus[0].get("name")
+    ceilings = Ceilings(name, kept.of_run(run) if passport is None else kept.of_file(passport, name))
+    for index, row in enumerate(rows):
+        step_ns, number = round(row["step_ms"] * NS_PER_MS), row["step"]
+        rank = late[number][1] if number in late else None
+        waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
+        for piece, ns in _of_step(row, step_ns, events.get(number, ()), waited, _arithmetic_ns(run, number, ceilings)):
+            pieces.add(index, piece, ns)
+        steps.append((number, at_ns, at_ns + step_ns))
+        at_ns += step_ns
+    result = {"rank": None, "steps": steps, "pieces": pieces, "host_step_ms": None}
+    return account.answer({0: result | {"ceilings": ceilings}}, "record")
+
+
+def _of_step(row, step_ns, events, waited, arithmetic_ns):
+    """[(Piece, ns)] of one step, which add up to step_ns.  waited: (ms, late rank or None)."""
+    result, left = [], step_ns
+
+    def take(part, what, ns, late_rank=None):
+        nonlocal left
+        ns = min(left, max(0, ns))
+        left -= ns
+        result.append((parts.Piece(part, what, None, late_rank), ns))
+
+    regions_ns = {name: round((row.get(name) or 0.0) * NS_PER_MS) for name in REGIONS}
+    take(parts.LOADER, "data_ms", regions_ns["data_ms"])
+    if any(regions_ns.values()):
+        take(parts.HOST, "between the regions", step_ns - sum(regions_ns.values()))
+    explained_ns = regions_ns["data_ms"]
+    for event in events:
+        if event["event"] in PART_OF_EVENT:
+            ns = round((event.get("ms") or 0.0) * NS_PER_MS)
+            take(PART_OF_EVENT[event["event"]], event["event"], ns)
+            explained_ns += ns
+    take(parts.WAITING, "own_ms of the ranks", round(waited[0] * NS_PER_MS), waited[1])
+    explained_ns += max(0, round(waited[0] * NS_PER_MS))
+    for event in events:
+        if event["event"] == "stall":
+            what = f"stalled steps: {event.get('what', 'unknown')}"
+            take(parts.UNKNOWN, what, round((event.get("ms") or 0.0) * NS_PER_MS) - explained_ns)
+    take(parts.OPTIMIZER, "optimizer_ms", regions_ns["optimizer_ms"])
+    take(parts.ARITHMETIC, "the model's FLOPs", arithmetic_ns)
+    has_regions = bool(regions_ns["forward_ms"] or regions_ns["backward_ms"])
+    what = "forward_ms and backward_ms" if has_regions else "the step: instruments=[regions] divides it"
+    take(parts.UNBOUND if has_regions else parts.UNKNOWN, what, left)
+    return result
+
+
+def _arithmetic_ns(run, step, ceilings):
+    """What a step's FLOPs take at the peak of rank 0's device; 0 where FLOPs or peak are not known."""
+    flop = [_flop_until(run, last) for last in (step - 1, step)]
+    if None in flop or flop[1] <= flop[0]:
+        return 0
+    precision, of_rank = run["measured"].get("dtype"), (flop[1] - flop[0]) / run["world_size"]
+    facts = {"name": "the model's FLOPs", "shapes": None, "types": None, "bytes": None, "flop": of_rank}
+    bound = ceilings.bound(facts | {"precision": "tf32" if _is_tf32(run) else precision}, float("inf"))
+    return 0 if bound is None else round(bound.limit_s * NS_PER_S)
+
+
+def _is_tf32(run):
+    return bool(run["hardware"].get("tf32")) and run["measured"].get("dtype") == "float32"
+
+
+def _flop_until(run, num_steps):
+    tokens = work.num_tokens(run["measured"], num_steps)
+    per_token = work.flops_per_token(run, num_steps)["flops_per_token"]
+    return None if tokens is None or per_token is None else tokens * per_token

@@ -1,7 +1,8 @@
-"""What a thread of the host was doing, at every moment: pieces of the times in which nothing ran on the device.
+"""What a thread of the host was doing, at every moment, and the pieces of the steps of a trace of the CPU alone.
 
-Ranges of one thread are nested: calls, operators, annotations, and Python's frames where they were recorded.  The
-innermost says what it was, and those around it what it belongs to.
+Where nothing ran on the device, the thread says what the time went to; without a device, operators of the main thread
+stand in place of kernels.  Ranges of one thread are nested: calls, operators, annotations, and Python's frames where
+they were recorded.  The innermost says what it was, and those around it what it belongs to.
 """
 
 import re
@@ -9,9 +10,11 @@ import re
 import numpy as np
 
 from bench.analysis.explain import parts
+from bench.analysis.explain.ceilings import Operators
 from bench.analysis.trace import attribution, categories, events
-from bench.analysis.trace.nest import Nest
+from bench.analysis.trace.columns import Nest
 from bench.analysis.trace.rank import STEP, Rank
+from bench.analysis.trace.window import steps as counted_steps
 
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
@@ -125,3 +128,44 @@ def main_track(rank: Rank) -> int | None:
     if not len(rows):
         rows = np.flatnonzero(rank.is_kind(events.CPU_OP, events.RUNTIME))
     return int(np.bincount(rank.track[rows]).argmax()) if len(rows) else None
+
+
+def host_spans(rank, include_last_step=False):
+    """[(number or None, begin ns, end ns)]: the ProfilerSteps, of several without the last; else the whole recording.
+
+    Empty without a host.
+    """
+    result = counted_steps(rank, include_last_step) if rank.steps() else []
+    if result:
+        return result
+    track = main_track(rank)
+    mine = rank.is_kind(events.CPU_OP, events.RUNTIME) & (rank.track == track)
+    return [(None, int(rank.ts[mine].min()), int(rank.end[mine].max()))] if mine.any() else []
+
+
+def host_pieces(rank, counted, ceilings):
+    """counted: of spans() -> Pieces of the main thread."""
+    thread, result = Thread(rank, main_track(rank)), parts.Pieces(len(counted))
+    known = Operators(rank, ceilings)
+    for index, (_, begin, end) in enumerate(counted):
+        for low, high, row in thread.segments(begin, end):
+            _segment(thread, known, result, index, (low, high), row)
+    known.into(result)
+    return result
+
+
+def _segment(thread, known, result, index, span, row):
+    ns = span[1] - span[0]
+    chain = thread.around(row) if row >= 0 else []
+    operators = [one for one in chain if thread.rank.kind[one] == events.CPU_OP]
+    piece = thread.explained(row, span[0])
+    communicates = next((thread.name(one) for one in chain if COMMUNICATES.search(thread.name(one))), None)
+    if communicates is not None:
+        result.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
+    elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or not operators:
+        result.add(index, piece, ns)
+    elif (product := next((one for one in operators if known.has(one)), None)) is not None:
+        known.add(index, product, piece.where, ns)
+    else:
+        part = parts.OPTIMIZER if thread.is_optimizer(row) else parts.UNBOUND
+        result.add(index, parts.Piece(part, thread.name(operators[0]), piece.where), ns)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.analysis.explain import explained, from_record, parts, rungs, text
+from bench.analysis.explain import explained, parts, ranking, text
 from bench.analysis.trace import load
 from bench.analysis.trace.source import NoTrace
 from bench.base.terminal import text_table
@@ -31,10 +31,10 @@ def of_run(folder: Path | str) -> Safe:
     try:
         num_bytes = _trace_bytes(folder)
         if num_bytes == 0:
-            answers = {"": from_record.of(folder)}
+            answers = {"": explained.of_record(folder)}
         elif num_bytes > MAX_TRACE_BYTES:
             hint = soft("Its traces are large, so this is by its record: ./run.sh explain RUN --html FILE reads them.")
-            answers = {"": from_record.of(folder)}
+            answers = {"": explained.of_record(folder)}
         else:
             answers = explained.of_paths("", [folder])
     except NoTrace as error:
@@ -106,14 +106,14 @@ def _next(answer):
                 "Whose bound is not known:", "the time of each, of which it could give a part, ms", others, "unknown"
             ),
             details("What may help", bullets(hints)) if shown else "",
-            details("What people did about it", _records(shown)) if rungs.legend(shown) else "",
+            details("What people did about it", _records(shown)) if ranking.legend(shown) else "",
         ]
     )
 
 
 def _records(lines):
     said = soft("Records of models/ladder that gained at such a place; their names stand at the lines above.")
-    return join([said, bullets(rungs.legend(lines))])
+    return join([said, bullets(ranking.legend(lines))])
 
 
 def _ranked(title, about, lines, kind):

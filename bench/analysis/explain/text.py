@@ -1,8 +1,8 @@
-"""An account (bench/analysis/explain/account.py) -> words for a terminal."""
+"""An account (bench/analysis/explain/account.py), or the difference of two, in words for a terminal."""
 
 import re
 
-from bench.analysis.explain import parts, rungs
+from bench.analysis.explain import parts, ranking
 from bench.analysis.trace.text import plain, short, table
 from bench.base.terminal import text_table
 from bench.base.units import format_ms
@@ -16,6 +16,7 @@ OF = {
     "host": "the host's main thread, as the trace has no device",
     "record": "the record's steps of rank 0, as the run has no trace; a trace says more: profile=window",
 }
+NUM_CHANGES = 12
 
 
 def as_text(answer: dict, title: str) -> str:
@@ -134,7 +135,7 @@ def _next(answer):
     yield ""
     hints = dict.fromkeys((line["part"], line["advice"]) for line in known + others)
     yield from (f"  {part}: {advice}" for part, advice in hints)
-    if records := rungs.legend(known + others):
+    if records := ranking.legend(known + others):
         yield "\nWhat people did about it: records of models/ladder that gained at such a place\n"
         yield from (f"  {record}" for record in records)
 
@@ -145,3 +146,41 @@ def _ranked(lines):
     if any(line["ladder"] for line in lines):
         columns.append(("records", "ladder", " ".join))
     return table(shown, columns)
+
+
+def difference_as_text(result: dict, title: str) -> str:
+    """result: of difference.of(); title: what was compared."""
+    return "\n".join(_difference_lines(result, title))
+
+
+def _difference_lines(result, title):
+    a, b, pct = result["a"], result["b"], result["change_pct"]
+    by_pct = "" if pct is None else f", {pct:+.1f} %"
+    yield f"What changed: {text_table.line(plain(title, 200))}\n"
+    change = f"{_signed(result['change_ms'])} ms{by_pct}"
+    yield f"a step took {format_ms(a['step_ms'])} and takes {format_ms(b['step_ms'])}: {change}"
+    yield f"by {OF[a['of']]}\n"
+    rows = [row | {"sum_ms": 0.0} for row in result["parts"]]
+    at_ns = 0
+    for row in rows:
+        at_ns += row["change_ns"]
+        row["sum_ms"] = at_ns / 1e6
+    columns = [
+        ("part", "part", str),
+        ("A, ms", "a_ms", ms3),
+        ("B, ms", "b_ms", ms3),
+        ("change, ms", "change_ms", _signed),
+    ]
+    yield table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
+    if result["lines"]:
+        yield "\nWhat changed most\n"
+        lines = [line | {"evidence": evidence(line)} for line in result["lines"][:NUM_CHANGES]]
+        yield table(
+            lines, [*[(head.removesuffix(", ms"), *rest) for head, *rest in columns[1:]], ("what", "evidence", str)]
+        )
+        rest_ms = result["change_ms"] - sum(line["change_ms"] for line in lines)
+        yield f"\n{_signed(rest_ms)} ms in all others together"
+
+
+def _signed(ms):
+    return f"{ms:+.3f}"

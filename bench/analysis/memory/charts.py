@@ -2,8 +2,8 @@
 
 import itertools
 
-from bench.analysis.memory import segments, timeline
-from bench.analysis.memory.sites import OTHER
+from bench.analysis.memory import timeline
+from bench.analysis.memory.lives import OTHER
 from bench.base.units import GIB, MIB, format_bytes
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.page import Safe, join, tag
@@ -93,7 +93,7 @@ def axis(held):
 
 def segment_map(snapshot, device):
     """The largest segments as bars of blocks, to one scale.  A block too thin to see joins its equal neighbours."""
-    largest, num_all = segments.largest(snapshot, device, MAX_SEGMENTS)
+    largest, num_all = timeline.largest_segments(snapshot, device, MAX_SEGMENTS)
     if not largest:
         return Safe("")
     scale = WIDTH / largest[0]["total_size"]

@@ -5,13 +5,19 @@
 2. What was freed without having been allocated in the trace was there before it began; so was what is still there at
    the end without having been allocated in the trace.
 3. So the sum at the beginning is known, and the sum at the end is that of the final blocks, to the byte.
-Sizes are those asked for; the allocator rounds up, which bench/analysis/memory/segments.py shows.
+Sizes are those asked for; the allocator rounds up, which bench/analysis/memory/timeline.py shows.
 """
 
+import re
 from dataclasses import dataclass, field
 
-from bench.analysis.memory.sites import line_of
-
+INSIDE_TORCH = re.compile(r"(^|/)torch/|^<(?!eval_with_key)")
+PYTHON = re.compile(r"\.py$|^<")  # the rest is C++, where stacks=all recorded it
+INDUCTOR = re.compile(r"torchinductor[^/]*/")
+NO_STACK = "no Python stack"
+BEFORE = "before the recording"
+OTHER = "all other places"
+MAX_STACK_FRAMES = 60
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 ALIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 BEFORE_ALL = -1  # a life's start: before the first entry
@@ -106,3 +112,44 @@ def _walk(entries, lives):
             stack = [line_of(frame) for frame in entry.get("frames") or ()]
             lives.ooms.append({"entry": number, "size": size, "device_free": entry.get("device_free"), "stack": stack})
     return alive
+
+
+class Sites:
+    """Names of stacks.  It remembers what each source file is: a snapshot has millions of frames, but few files."""
+
+    def __init__(self):
+        self._kinds = {}  # file -> "ours", "torch" or "native"
+        self.stacks = {}  # name -> one stack that led there, innermost first, as lines of text
+
+    def of(self, frames):
+        """[{"filename", "line", "name"}, ...innermost first] -> "models/gpt2.py:45 forward".
+
+        The innermost frame outside of torch; else the innermost of Python; else NO_STACK.
+        """
+        inside = None
+        for frame in frames:
+            kind = self._kind(frame.get("filename"))
+            if kind == "ours":
+                return self._named(line_of(frame, short=True), frames)
+            if kind == "torch" and inside is None:
+                inside = frame
+        return NO_STACK if inside is None else self._named(f"{line_of(inside, short=True)} (torch)", frames)
+
+    def _named(self, name, frames):
+        if name not in self.stacks:
+            self.stacks[name] = [line_of(frame) for frame in frames[:MAX_STACK_FRAMES]]
+        return name
+
+    def _kind(self, filename):
+        filename = str(filename)
+        if filename not in self._kinds:
+            python, torch = PYTHON.search(filename), INSIDE_TORCH.search(filename)
+            self._kinds[filename] = "native" if not python else "torch" if torch else "ours"
+        return self._kinds[filename]
+
+
+def line_of(frame, short=False):
+    path = str(frame.get("filename", "?"))
+    if short:
+        path = "compiled " + path.rpartition("/")[2] if INDUCTOR.search(path) else "/".join(path.split("/")[-2:])
+    return f"{path}:{frame.get('line', '?')} {frame.get('name', '?')}"

@@ -1,7 +1,8 @@
 """A snapshot -> one page that needs nothing else: who held the GPU's memory, when, and how full its segments are."""
 
-from bench.analysis.memory import charts, lives, segments, timeline, use_section
-from bench.analysis.memory.sites import BEFORE, NO_STACK, Sites
+from bench.analysis.memory import charts, lives, timeline
+from bench.analysis.memory.lives import BEFORE, NO_STACK, Sites
+from bench.analysis.memory.uses import use_section
 from bench.base.units import MIB, format_bytes
 from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, section, soft, table, tag, tiles
 
@@ -19,7 +20,7 @@ def of_snapshot(snapshot: dict, title: str) -> str:
     body = [tag("h1", title), soft(str(what)), _recorded(about)]
     for one in result:
         held, marks = timeline.of(one, timeline.by_place(sites)), _marks(about, one)
-        drawn, uses = charts.charts(held, marks), use_section.of(one, marks, "memory-use")
+        drawn, uses = charts.charts(held, marks), use_section(one, marks, "memory-use")
         body += _device(snapshot, held, about, drawn, uses, sites, len(result) > 1)
         specs += drawn + uses.charts
     if not result:
@@ -33,9 +34,9 @@ def summary(snapshot: dict, id: str) -> tuple[list[dict], Safe]:
     about, specs, parts = _about(snapshot), [], []
     for one in _lives(snapshot):
         held, marks = timeline.of(one, timeline.by_place(Sites())), _marks(about, one)
-        drawn, uses = charts.charts(held, marks, id), use_section.of(one, marks, f"{id}-use")
+        drawn, uses = charts.charts(held, marks, id), use_section(one, marks, f"{id}-use")
         specs += drawn + uses.charts
-        parts += [_tiles(held, segments.of_device(snapshot, held.device)), *map(figure, drawn), uses.markup]
+        parts += [_tiles(held, timeline.segment_totals(snapshot, held.device)), *map(figure, drawn), uses.markup]
         parts += [_by_phase(held, about), _sites(held, NUM_SUMMARY_ROWS)]
     return specs, join(parts)
 
@@ -62,7 +63,7 @@ def _fact(key, value):
 
 
 def _device(snapshot, held, about, specs, uses, sites, several):
-    full = segments.of_device(snapshot, held.device)
+    full = timeline.segment_totals(snapshot, held.device)
     end = f", device {held.device}" if several else ""
     figures = [figure(spec) for spec in specs]
     yield section("What was held" + end, _tiles(held, full), *_ooms(held, full), *figures, _by_phase(held, about))

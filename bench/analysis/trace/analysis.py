@@ -9,24 +9,34 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.analysis.trace import (
-    advice,
     attribution,
     categories,
     critical,
+    device_time,
     events,
     flops,
-    kernels,
     launches,
     load,
     operators,
-    queues,
     skew,
-    temporal,
     timeline,
     window,
 )
+from bench.base.terminal.text_table import counted
 from bench.machine import peak_rates
 
+BUSY_BELOW_PCT = 80
+EXPOSED_ABOVE_PCT = 20
+SHORT_KERNEL_US, SHORT_SHARE_PCT, SHORT_MIN_COUNT = 10, 50, 100
+COPY_ABOVE_PCT = 5
+UNKNOWN_ABOVE_PCT = 10
+SYNC_ABOVE_PCT = 5
+IDLE_REMEDIES = {
+    "host_wait": "most of it waits for the host: launch less (torch.compile, fused optimizers, CUDA graphs) or look at "
+    "the largest gaps",
+    "kernel_wait": "most of it lies between short kernels: fuse them or use CUDA graphs",
+    "other": "most of it is launched and waits for something else: another stream or an event",
+}
 DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8")
 MAX_OPERATORS = 50
 MAX_RANKS = 2**20  # a file that says more is not believed
@@ -36,7 +46,7 @@ class Digest(NamedTuple):
     """What is kept of a file once it is analysed: rank has its device rows that count, and no others."""
 
     rank: load.Rank
-    kinds: np.ndarray  # kernels.types of its rows
+    kinds: np.ndarray  # device_time.types of its rows
     answer: dict
 
 
@@ -80,7 +90,7 @@ def _digest_file(path, num_parts, rules, include_last_step, folder):
 
 def _digest(rank, rules, include_last_step):
     rows = window.device_rows(rank, include_last_step)
-    kinds = kernels.types(rank, rows, rules)
+    kinds = device_time.types(rank, rows, rules)
     answer = of_rank(rank, rows, kinds, rules, include_last_step)
     return Digest(rank.only(rows), kinds, answer)
 
@@ -95,24 +105,24 @@ def _of_job(digests):
 def of_rank(rank, rows, kinds, rules=categories.RULES, include_last_step=False):
     """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all.
 
-    rows: window.device_rows; kinds: kernels.types of them.
+    rows: window.device_rows; kinds: device_time.types of them.
     """
     by_device = window.devices(rank, rows)
     leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
     steps, until_ns = window.steps(rank, include_last_step), window.until(rank, include_last_step)
-    table = kernels.by_name(rank, rows, kinds, rules)
+    table = device_time.by_name(rank, rows, kinds, rules)
     answer = _of_file(rank, rows, steps, until_ns)
     answer |= _of_device(rank, rows[leads], kinds[leads], steps)
     answer |= _of_operators(rank, rows, until_ns, sum(line["sum_us"] for line in table) if len(rows) else None)
     answer |= {
-        "idle": temporal.idle(rank, rows),
+        "idle": device_time.idle(rank, rows),
         "kernels": table,
-        "categories": kernels.by_category(table),
+        "categories": device_time.by_category(table),
         "phases": attribution.phase_times(rank, rows, until_ns),
-        "annotations": temporal.annotations(rank, events.ANNOTATION, until_ns),
-        "gpu_annotations": temporal.annotations(rank, events.GPU_ANNOTATION, until_ns),
+        "annotations": device_time.annotations(rank, events.ANNOTATION, until_ns),
+        "gpu_annotations": device_time.annotations(rank, events.GPU_ANNOTATION, until_ns),
         "launches": launches.statistics(rank, rows),
-        "queues": queues.queues(rank, rows),
+        "queues": launches.queues(rank, rows),
         "copies": launches.copies(rank, rows),
         "launchers": attribution.launchers(rank, rows),
         "modules": attribution.modules(rank, rows, until_ns),
@@ -120,15 +130,15 @@ def of_rank(rank, rows, kinds, rules=categories.RULES, include_last_step=False):
         "synchronisations": critical.synchronisations(rank, steps),
         "items": critical.items(rank, rows),
         "devices": {
-            str(device): temporal.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
+            str(device): device_time.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
         },
     }
     answer["pictures"] = {
         "gap": timeline.of_gap(rank, rows[leads], kinds[leads], answer["gaps"]),
         "critical_path": critical.links(rank, rows[leads], kinds[leads]),
-        "queues": queues.depth(rank, rows[leads]),
+        "queues": launches.depth(rank, rows[leads]),
     }
-    return answer | {"advice": advice.of(answer)}
+    return answer | {"advice": _advice(answer)}
 
 
 def _of_file(rank, rows, steps, until_ns):
@@ -151,12 +161,12 @@ def _of_file(rank, rows, steps, until_ns):
 
 def _of_device(rank, rows, kinds, steps):
     """Of one device."""
-    times = temporal.breakdown(rank, rows, kinds)
+    times = device_time.breakdown(rank, rows, kinds)
     return {
-        "temporal": {name: times[name] for name in temporal.TIMES},
+        "temporal": {name: times[name] for name in device_time.TIMES},
         **{name: times[name] for name in ("overlap_pct", "comm_us", "exposed_comm_us")},
-        "kernel_types": kernels.by_type(rank, rows, kinds),
-        "steps": temporal.steps(rank, rows, kinds, steps),
+        "kernel_types": device_time.by_type(rank, rows, kinds),
+        "steps": device_time.steps(rank, rows, kinds, steps),
         "critical_path": critical.path(rank, rows, kinds),
         "critical_path_of_steps": critical.steps(rank, rows, kinds),
         "gaps": critical.gaps(rank, rows),
@@ -224,3 +234,85 @@ def _overall(by_rank, digests):
     overall["collectives"] = skew.collectives(ranks, calls, num_unmatched)
     overall["pictures"] = {"collective": timeline.of_collective(ranks, calls)}
     return overall
+
+
+def _advice(answer):
+    """One rank's analysis -> what it means, as an engineer would say it, the most important first.
+
+    Every sentence has its figure and its threshold; nothing is said where nothing is known.
+    """
+    if not answer["temporal"].get("span_us"):
+        return []
+    parts = (_idle, _communication, _short_kernels, _copies, _items, _synchronisations, _unknown)
+    return [sentence for part in parts for sentence in part(answer, answer["temporal"]["span_us"])]
+
+
+def _idle(answer, span_us):
+    busy_pct = 100 - answer["temporal"]["idle_pct"]
+    if busy_pct < BUSY_BELOW_PCT:
+        why = max(IDLE_REMEDIES, key=lambda name: sum(line[f"{name}_us"] for line in answer["idle"]))
+        yield f"The device is busy {busy_pct:.1f} % of the time (under {BUSY_BELOW_PCT} %): {IDLE_REMEDIES[why]}."
+
+
+def _communication(answer, span_us):
+    exposed_us = answer["exposed_comm_us"]
+    if exposed_us is not None and exposed_us > EXPOSED_ABOVE_PCT / 100 * span_us:
+        yield (
+            f"Communication that overlaps with no kernel takes {100 * exposed_us / span_us:.1f} % of the time (over "
+            f"{EXPOSED_ABOVE_PCT} %): overlap it with backward, or send less; see which rank is late."
+        )
+
+
+def _short_kernels(answer, span_us):
+    table = answer["kernels"]
+    count = sum(line["count"] for line in table)
+    is_short = [line["mean_us"] < SHORT_KERNEL_US and line["type"] != "MEMORY" for line in table]
+    short = sum(line["count"] for line, yes in zip(table, is_short) if yes)
+    if count >= SHORT_MIN_COUNT and 100 * short / count > SHORT_SHARE_PCT:
+        yield (
+            f"{short} of {count} kernels take under {SHORT_KERNEL_US} us on average (over {SHORT_SHARE_PCT} %): "
+            "launching costs as much; fuse them or use CUDA graphs."
+        )
+
+
+def _copies(answer, span_us):
+    copies = answer["host_copies"]
+    if copies["exposed_us"] > COPY_ABOVE_PCT / 100 * span_us:
+        is_pageable = copies["pageable_us"] > copies["sum_us"] / 2
+        how = "copy the next batch earlier, on a stream of its own"
+        how = "pin the host's memory and copy with non_blocking=True" if is_pageable else how
+        yield (
+            f"Copies to the device that overlap with nothing take {100 * copies['exposed_us'] / span_us:.1f} % of the "
+            f"time (over {COPY_ABOVE_PCT} %): {how}."
+        )
+
+
+def _items(answer, span_us):
+    count, num_steps = answer["items"]["count"], len(answer["profiler_steps"])
+    if count:
+        often = counted(count, "value") + (f", {count / num_steps:.1f} a step," if num_steps > 1 else "")
+        yield (
+            f"The host read {often} from the device (.item(), float(), printing a tensor) and spent "
+            f"{answer['items']['sum_us'] / 1000:.2f} ms on it: each waits until the device has caught up; keep them "
+            "out of the step (any is too many)."
+        )
+
+
+def _synchronisations(answer, span_us):
+    waiting_us = sum(line["sum_us"] for line in answer["synchronisations"])
+    host_us = sum(line["host_us"] or 0.0 for line in answer["steps"]) or span_us
+    if waiting_us > SYNC_ABOVE_PCT / 100 * host_us:
+        names = ", ".join(line["name"] for line in answer["synchronisations"][:2])
+        yield (
+            f"The host waited {waiting_us / 1000:.2f} ms in {names} ({100 * waiting_us / host_us:.1f} % of its time, "
+            f"over {SYNC_ABOVE_PCT} %): look at who calls it."
+        )
+
+
+def _unknown(answer, span_us):
+    pct = next((line["pct"] for line in answer["categories"] if line["category"] == "other"), 0.0)
+    if pct > UNKNOWN_ABOVE_PCT:
+        yield (
+            f"{pct:.1f} % of kernel time has no known category (over {UNKNOWN_ABOVE_PCT} %): give rules of your own "
+            "with --rules."
+        )

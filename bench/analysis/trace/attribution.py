@@ -6,9 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from bench.analysis.trace import events, window
-from bench.analysis.trace.columns import US, groups, index_of, sums, take
+from bench.analysis.trace.columns import US, Nest, groups, index_of, sums, take
 from bench.analysis.trace.load import Rank
-from bench.analysis.trace.nest import Nest
 
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 MODULE = "nn.Module: "

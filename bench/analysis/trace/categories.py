@@ -23,6 +23,9 @@ OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory co
 TRITON, ELEMENTWISE, OTHER = "triton", "elementwise", "other"
 CATEGORIES = (MATMUL, ATTENTION, NORMALISATION, LOSS, OPTIMIZER, COMMUNICATION, MEMORY_COPY, TRITON, ELEMENTWISE, OTHER)
 MAX_CHARS = 2000  # template arguments go on for tens of thousands; what a kernel is stands at their beginning
+# fmt: on
+UNSPECIFIC = (TRITON, ELEMENTWISE, OTHER)
+HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # around kernels that are counted themselves
 
 
 class Rule(NamedTuple):
@@ -101,9 +104,6 @@ ANNOTATION_RULES = (
     Rule(NORMALISATION, r"(?:layer|rms|batch|group)_?norm", "nn.Module: RMSNorm_3"),
     Rule(ATTENTION, r"attention|attn|sdpa", "nn.Module: CausalSelfAttention_0"),
 )
-# fmt: on
-UNSPECIFIC = (TRITON, ELEMENTWISE, OTHER)
-HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # around kernels that are counted themselves
 
 
 def category(kernel_name: str, annotation: str | None = None, rules: tuple[Rule, ...] = RULES) -> str:

@@ -1,8 +1,13 @@
-"""What every analysis does with columns of numbers.  An index of -1 means: no row."""
+"""What every analysis does with columns of numbers: look-ups, groups, sets of intervals, nested ranges.
+
+An index of -1 means: no row.  Times are integer nanoseconds.  A set of intervals is two arrays, starts and ends, sorted
+and merged: touching intervals are one, and intervals that are empty or run backwards hold no time.
+"""
 
 import numpy as np
 
 US = 1000  # nanoseconds
+MAX_ROUNDS = 200
 
 
 def take(column, index, missing=-1):
@@ -32,3 +37,128 @@ def sums(index, size, values):
     known = index >= 0
     np.add.at(total, index[known], values[known] if np.ndim(values) else values)
     return total
+
+
+def merged_intervals(start, end):
+    """Any intervals -> their merged set."""
+    start, end = np.asarray(start), np.asarray(end)
+    good = end > start
+    start, end = start[good], end[good]
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate(([True], start[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return start[first], reach[last]
+
+
+def covered_ns(merged):
+    """Nanoseconds that a merged set covers."""
+    return int((merged[1] - merged[0]).sum())
+
+
+def shared_ns(a, b):
+    """Nanoseconds that two merged sets share."""
+    either = merged_intervals(np.concatenate((a[0], b[0])), np.concatenate((a[1], b[1])))
+    return covered_ns(a) + covered_ns(b) - covered_ns(either)
+
+
+def gaps_between(merged):
+    """What lies between the intervals of a merged set: a merged set itself."""
+    return merged[1][:-1], merged[0][1:]
+
+
+def ns_by_combination(sets):
+    """Merged sets -> {bit mask: nanoseconds in which exactly these sets run}; bit 0 is the first."""
+    points, changes = [], []
+    for bit, (start, end) in enumerate(sets):
+        points += [start, end]
+        changes += [np.full(len(start), 1 << bit), np.full(len(end), -(1 << bit))]
+    if not points or not sum(map(len, points)):
+        return {}
+    at, change = np.concatenate(points), np.concatenate(changes)
+    order = np.argsort(at, kind="stable")
+    at, running = at[order], np.cumsum(change[order])
+    lasting = np.diff(at)
+    total_ns = {int(mask): int(lasting[running[:-1] == mask].sum()) for mask in np.unique(running[:-1]) if mask}
+    return {mask: ns for mask, ns in total_ns.items() if ns}
+
+
+class Nest:
+    """.rows by start, longest first; .parent: index in .rows of the range around each, -1 without one.
+
+    Ranges that overlap without being nested are in none of each other.
+    """
+
+    def __init__(self, rank, rows):
+        order = np.lexsort((-rank.end[rows], rank.ts[rows]))
+        self.rows = rows[order]
+        self.start, self.end, self.name = rank.ts[self.rows], rank.end[self.rows], rank.name[self.rows]
+        self.parent = _parents(self.end)
+
+    def innermost(self, times, wanted=None):
+        """Row of the innermost range around each time, -1 where there is none.
+
+        wanted: a mask over the rank's names; ranges outwards are tried until it holds.
+        """
+        index = self._around(times)
+        return take(self.rows, index if wanted is None else self._climb(index, wanted[self.name]))
+
+    def _around(self, times):
+        """Index into .rows of the innermost range around each time, -1 where there is none."""
+        index = np.searchsorted(self.start, times, side="right") - 1
+        asking = _outwards(index, self.parent, lambda asked, inside: self.end[inside] <= times[asked])
+        if len(asking):
+            index[asking] = self._swept(times[asking])
+        return index
+
+    def _swept(self, times):
+        """_around() in one walk through ranges and times."""
+        start, end, index, stack, begun = self.start.tolist(), self.end.tolist(), np.empty(len(times), np.int64), [], 0
+        for number in np.argsort(times, kind="stable"):
+            while begun < len(start) and start[begun] <= times[number]:
+                while stack and end[stack[-1]] < end[begun]:
+                    stack.pop()
+                stack.append(begun)
+                begun += 1
+            while stack and end[stack[-1]] <= times[number]:
+                stack.pop()
+            index[number] = stack[-1] if stack else -1
+        return index
+
+    def _climb(self, index, wanted):
+        """The first range outwards from each index for which wanted (a mask over .rows) holds; -1: none."""
+        index = index.copy()
+        asking = _outwards(index, self.parent, lambda asked, inside: ~wanted[inside])
+        if len(asking):
+            nearest = []
+            for number, (good, parent) in enumerate(zip(wanted.tolist(), self.parent.tolist())):
+                nearest.append(number if good else nearest[parent] if parent >= 0 else -1)
+            index[asking] = np.array(nearest)[index[asking]]
+        return index
+
+
+def _outwards(index, parent, goes_on):
+    """Replace each index by its parent while goes_on(which ask, their indices).  Returns who asks after MAX_ROUNDS."""
+    asking = np.flatnonzero(index >= 0)
+    for _ in range(MAX_ROUNDS):
+        asking = asking[goes_on(asking, index[asking])]
+        if not len(asking):
+            break
+        index[asking] = parent[index[asking]]
+        asking = asking[index[asking] >= 0]
+    return asking
+
+
+def _parents(end):
+    """For ranges by start, the nearest earlier one that ends later."""
+    parent = np.arange(len(end)) - 1
+    if len(_outwards(parent, parent, lambda asked, inside: end[inside] < end[asked])):
+        stack = []
+        for number, stop in enumerate(ends := end.tolist()):
+            while stack and ends[stack[-1]] < stop:
+                stack.pop()
+            parent[number] = stack[-1] if stack else -1
+            stack.append(number)
+    return parent

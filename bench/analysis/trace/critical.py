@@ -10,8 +10,8 @@ import bisect
 
 import numpy as np
 
-from bench.analysis.trace import attribution, events, intervals, timeline, window
-from bench.analysis.trace.columns import US, groups
+from bench.analysis.trace import attribution, events, timeline, window
+from bench.analysis.trace.columns import US, gaps_between, groups, merged_intervals
 
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
 LAUNCH, HOST, WAIT = 3, 4, 5
@@ -133,7 +133,7 @@ def gaps(rank, rows, limit=NUM_GAPS):
     """
     if not len(rows):
         return []
-    low, high = intervals.gaps(intervals.union(rank.ts[rows], rank.end[rows]))
+    low, high = gaps_between(merged_intervals(rank.ts[rows], rank.end[rows]))
     longest = np.argsort(low - high, kind="stable")[:limit]
     low, high, first = low[longest], high[longest], rank.ts[rows].min()
     by_start, by_end = (rows[np.argsort(side[rows], kind="stable")] for side in (rank.ts, rank.end))

@@ -9,16 +9,21 @@ so the step's change is the lines' change and a rest, which is that of idle time
 over.
 """
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
-from bench.analysis.trace import events, intervals, kernels, operators, window
+from bench.analysis.trace import device_time, events, load, operators, window
+from bench.analysis.trace.columns import covered_ns, merged_intervals
 from bench.analysis.trace.load import Rank
+from bench.analysis.trace.source import NoTrace
 
 NS_PER_MS = 1_000_000
 US_PER_MS = 1000
 UNKNOWN = ("(launched by no recorded operator)",)
+MAX_LINES = 10
 
 
 def by_default(ranks: Iterable[Rank]) -> str:
@@ -36,13 +41,13 @@ def profile(rank: Rank, by: str = "kernel") -> dict:
     """
     rows, counted = window.device_rows(rank), window.steps(rank)
     num_steps = max(1, len(counted))
-    table = kernels.by_name(rank, rows, kernels.types(rank, rows))
+    table = device_time.by_name(rank, rows, device_time.types(rank, rows))
     lines = _kernels(table) if by == "kernel" else _operators(rank, rows)
     # what the lines are made of: each device has its own timeline; without device rows all the host's threads are one
     timed = rows if len(rows) else window.host_rows(rank, events.CPU_OP, window.until(rank))
     start, end = rank.ts[timed], rank.end[timed]
     timelines = list(window.devices(rank, rows).values()) or [np.ones(len(timed), bool)]
-    busy_ns = sum(intervals.length(intervals.union(start[mine], end[mine])) for mine in timelines)
+    busy_ns = sum(covered_ns(merged_intervals(start[mine], end[mine])) for mine in timelines)
     per_step = {key: {"ms": us / US_PER_MS / num_steps, "count": num / num_steps} for key, (us, num) in lines.items()}
     return {
         "num_steps": num_steps,
@@ -50,7 +55,9 @@ def profile(rank: Rank, by: str = "kernel") -> dict:
         "span_ms": int(end.max() - start.min()) / num_steps / NS_PER_MS if len(timed) else None,
         "busy_ms": busy_ns / num_steps / NS_PER_MS,
         "lines": per_step,
-        "categories": {line["category"]: line["sum_us"] / US_PER_MS / num_steps for line in kernels.by_category(table)},
+        "categories": {
+            line["category"]: line["sum_us"] / US_PER_MS / num_steps for line in device_time.by_category(table)
+        },
     }
 
 
@@ -124,3 +131,47 @@ def _totals(a, b, lines):
         "idle_change_ms": (b[of] - b["busy_ms"]) - (a[of] - a["busy_ms"]),
         "overlap_change_ms": (sums_ms[1] - b["busy_ms"]) - (sums_ms[0] - a["busy_ms"]),
     }
+
+
+def of_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str]) -> dict | None:
+    """Run folders of A and of B -> {"a", "b": the files, "by", "step_ms" or "span_ms", "change_ms", "rest_ms", "lines"}
+
+    The first run of each arm that has traces, the files of one name if there are some, else the first of each: the same
+    window of the same rank.  Kernels are matched by name; without device rows, operators.  None without such traces.
+    """
+    a_file, b_file = _of_same_window(_first_traces(a_folders), _first_traces(b_folders))
+    if a_file is None:
+        return None
+    try:
+        ranks = [load.load(path) for path in (a_file, b_file)]
+    except NoTrace:
+        return None
+    by = by_default(ranks)
+    difference = compare(*(profile(rank, by) for rank in ranks))
+    lines = [line for line in difference["lines"] if line["status"] != "same"]
+    files = {"a": _short_name(a_file), "b": _short_name(b_file), "by": by}
+    return files | difference | {"lines": lines[:MAX_LINES], "num_lines": len(lines)}
+
+
+def _first_traces(folders):
+    for folder in folders:
+        traces = os.path.join(folder, "traces")
+        if os.path.isdir(traces):
+            try:
+                return load.find(traces)
+            except NoTrace:
+                continue
+    return []
+
+
+def _of_same_window(a_files, b_files):
+    if not a_files or not b_files:
+        return None, None
+    b_by_name = {path.name: path for path in b_files}
+    same = [(path, b_by_name[path.name]) for path in a_files if path.name in b_by_name]
+    return same[0] if same else (a_files[0], b_files[0])
+
+
+def _short_name(path):
+    """<run_id>/traces/<file>"""
+    return "/".join(path.parts[-3:])

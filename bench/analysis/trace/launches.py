@@ -1,12 +1,16 @@
-"""How the host fed the device: launch delays, copies and their bandwidth."""
+"""How the host fed the device: launch delays, how far it was ahead of each stream, copies and their bandwidth.
+
+A row joins its stream's queue when its launching call begins and leaves when it starts; what one call launched on a
+stream, a graph, is one thing in its queue until the first of it starts.
+"""
 
 import re
 
 import numpy as np
 
-from bench.analysis.trace import events, intervals, window
-from bench.analysis.trace.columns import US, groups, take
-from bench.analysis.trace.stamps import whole
+from bench.analysis.trace import events, window
+from bench.analysis.trace.columns import US, covered_ns, groups, merged_intervals, shared_ns, take
+from bench.analysis.trace.events import whole
 
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
 LONG_DELAY_NS = 100_000
@@ -17,6 +21,8 @@ TIMES = (
     *("delay_us_sum", "delay_us_mean", "delay_us_p50", "delay_us_p95", "delay_us_max"),
 )
 COUNTS = ("num_short_kernels", "num_slow_calls", "num_long_delays")
+MAX_POINTS = 600  # of a stream's depth over time
+MAX_STREAMS = 6  # with a depth over time, those that most was launched on
 
 
 def statistics(rank, rows):
@@ -87,11 +93,11 @@ def host_copies(rank, rows):
     """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to a device; exposed: while nothing else ran."""
     is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
     mine, others = rows[is_mine], rows[~is_mine]
-    copied, rest = (intervals.union(rank.ts[some], rank.end[some]) for some in (mine, others))
-    sum_ns = intervals.length(copied)
+    copied, rest = (merged_intervals(rank.ts[some], rank.end[some]) for some in (mine, others))
+    sum_ns = covered_ns(copied)
     return {
         "sum_us": sum_ns / US,
-        "exposed_us": (sum_ns - intervals.intersection_length(copied, rest)) / US,
+        "exposed_us": (sum_ns - shared_ns(copied, rest)) / US,
         "pageable_us": int(rank.dur[mine[rank.is_named(lambda name: "ageable" in name, mine)]].sum()) / US,
     }
 
@@ -99,3 +105,60 @@ def host_copies(rank, rows):
 def _bytes(extra):
     num_bytes = whole(extra[0])
     return num_bytes if 0 <= num_bytes < 2**62 else -1
+
+
+def queues(rank, rows):
+    """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time."""
+    return [_queue_line(rank, *one) for one in _queues_of_streams(rank, rows)]
+
+
+def depth(rank, rows):
+    """[{"device", "stream", "at_us", "depth"}]: how many waited from each moment on, the streams with most first.
+
+    at_us counts from the device's first row; of many moments the fullest and the emptiest of each stretch are kept.
+    """
+    if not len(rows):
+        return []
+    first, lines = int(rank.ts[rows].min()), []
+    for track, moments, waiting in sorted(_queues_of_streams(rank, rows), key=lambda one: -len(one[1]))[:MAX_STREAMS]:
+        kept = _kept(waiting)
+        line = dict(zip(("device", "stream"), rank.tracks[track][1:]))
+        at_us = ((moments[kept] - first) / US).round(1).tolist()
+        lines.append(line | {"at_us": at_us, "depth": waiting[kept].tolist()})
+    return lines
+
+
+def _queues_of_streams(rank, rows):
+    """[(track, moments in order, how many wait from each on)]"""
+    calls = window.launches(rank, rows)
+    later = np.zeros(len(rows), bool)
+    graph = np.flatnonzero(of_graph(rank, calls))
+    track = rank.track[rows]
+    order = graph[np.lexsort((rank.ts[rows[graph]], calls[graph], track[graph]))]
+    later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (track[order[1:]] == track[order[:-1]])
+    queued = np.flatnonzero((calls >= 0) & ~later)
+    for number, members in groups(track[queued]):
+        mine = queued[members]
+        launched = rank.ts[calls[mine]]
+        moments = np.concatenate((launched, np.maximum(rank.ts[rows[mine]], launched)))
+        change = np.repeat((1, -1), len(mine))
+        order = np.lexsort((-change, moments))  # at one time: first those that join
+        yield number, moments[order], np.cumsum(change[order])
+
+
+def _queue_line(rank, track, moments, waiting):
+    lasting = np.diff(moments)
+    total = int(lasting.sum())
+    mean = float((waiting[:-1] * lasting).sum() / total) if total else 0.0
+    empty_pct = 100 * float(lasting[waiting[:-1] == 0].sum()) / total if total else 0.0
+    line = dict(zip(("device", "stream"), rank.tracks[track][1:]))
+    return line | {"max": int(waiting.max()), "mean": mean, "empty_pct": empty_pct}
+
+
+def _kept(waiting):
+    """Indices of at most MAX_POINTS moments, in order."""
+    if len(waiting) <= MAX_POINTS:
+        return np.arange(len(waiting))
+    stretches = np.array_split(np.arange(len(waiting)), MAX_POINTS // 2)
+    ends = [(one[waiting[one].argmin()], one[waiting[one].argmax()]) for one in stretches]
+    return np.unique(ends)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analysis.trace.collector import Collector
-from bench.analysis.trace.rank import Rank
+from bench.analysis.trace.rank import Collector, Rank
 from bench.analysis.trace.source import NoTrace, Source
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves

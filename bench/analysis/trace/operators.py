@@ -6,11 +6,10 @@ import json
 import numpy as np
 
 from bench.analysis.trace import attribution, events, window
-from bench.analysis.trace.columns import US, groups, index_of, sums
+from bench.analysis.trace.columns import US, Nest, groups, index_of, sums
+from bench.analysis.trace.events import whole
 from bench.analysis.trace.flops import flops, precision, traffic_bytes
 from bench.analysis.trace.load import Rank
-from bench.analysis.trace.nest import Nest
-from bench.analysis.trace.stamps import whole
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed

@@ -7,11 +7,11 @@ ran shortest came last, and the others waited for it: wait = own duration - the 
 import numpy as np
 
 from bench.analysis.trace.columns import US
-from bench.analysis.trace.kernels import COMMUNICATION
+from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.load import Rank
 
 NUM_WORST = 10
-Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, kernels.types of them
+Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, device_time.types of them
 
 
 def steps(by_rank):

@@ -1,7 +1,7 @@
-"""What an analysis of traces is written with: words for a cell, and tables for a terminal or Markdown."""
+"""An analysis of traces, or the difference of two, in words: tables for a terminal, Markdown for a file."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bench.base.terminal import text_table
 from bench.base.units import MIB
@@ -51,3 +51,252 @@ def table(lines: Sequence[dict], columns: Sequence[tuple[str, str, Callable]], f
     cells = [[words(line[key]) for _, key, words in columns] for line in lines]
     right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]
     return text_table.render([head for head, _, _ in columns], cells, right, form)
+
+
+def as_text(answer: dict, title: str) -> str:
+    """answer: of analysis.of_ranks(); title: what was analysed."""
+    return "\n".join(_lines(answer, title, "simple", ""))
+
+
+def as_markdown(answer: dict, title: str) -> str:
+    """The same in Markdown, for a file."""
+    return "\n".join(_lines(answer, title, "github", "## ")) + "\n"
+
+
+def _lines(answer, title, form, mark):
+    def part(name, lines, *columns):
+        if lines:
+            yield f"\n{mark}{name}\n"
+            yield table(lines, columns, form)
+
+    is_md = bool(mark)
+    yield f"{'# ' if is_md else ''}Trace analysis: {text_table.line(plain(title, 200), is_md)}"
+    overall, ranks = answer["overall"], answer["ranks"]
+    if missing := overall["missing_ranks"]:
+        yield f"\n{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"
+    yield from _times(ranks, part)
+    for rank, one in ranks.items():
+        yield from (f"\n{sentence}" for sentence in caveats(rank, one))
+    shown = next(iter(ranks))
+    of_rank = f" (rank {shown} of {len(ranks)}; --json has all)" if len(ranks) > 1 else ""
+    if ranks[shown]["advice"]:
+        yield f"\n{mark}What it means{of_rank}\n"
+        yield "\n".join(f"- {text_table.line(sentence, is_md)}" for sentence in ranks[shown]["advice"])
+    for section in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
+        yield from section(ranks[shown], lambda name, lines, *columns: part(name + of_rank, lines, *columns))
+    yield from _over_ranks(overall, part)
+
+
+def _times(ranks, part):
+    """One line a rank with device rows."""
+    lines = []
+    for rank, one in ranks.items():
+        exposed_us = None if one["overlap_pct"] is None else one["exposed_comm_us"]
+        if one["temporal"]["span_us"]:
+            facts = {"rank": rank, "exposed_us": exposed_us, "num_steps": len(one["profiler_steps"])}
+            lines.append(one | one["temporal"] | facts | {"busy_pct": 100 - one["temporal"]["idle_pct"]})
+    shares = [
+        (f"{name.replace('_', '-')} %", f"{name}_pct", TWO) for name in ("busy", "compute", "non_compute", "idle")
+    ]
+    yield from part(
+        "Time of the device, ms and % of the span",
+        lines,
+        *[("rank", "rank", str), ("span", "span_us", MS2), *shares, ("overlap %", "overlap_pct", TWO)],
+        *[("exposed comm.", "exposed_us", MS2), ("steps", "num_steps", str), ("device rows", "num_device_rows", str)],
+    )
+
+
+def caveats(rank: str, one: dict) -> Iterator[str]:
+    """What a reader must know of the file of a rank before trusting its numbers, a sentence each."""
+    if one["cut"] or one["num_bad_events"]:
+        how = one["cut"] or "the file is whole"
+        yield f"rank {rank}: {how}; {one['num_events']} events were read, {one['num_bad_events']} could not be"
+    if one["num_launches_without_kernel"]:
+        lost = f"{one['num_launches_without_kernel']} of {one['num_launch_calls']} launches have no kernel in the trace"
+        yield f"rank {rank}: {lost}: the profiler lost them, and all sums are too low by them"
+    excluded = one["num_device_rows_excluded"]
+    if not one["num_device_rows"] and not any(excluded.values()):
+        has_operators = (
+            "a trace of the CPU alone" if one["num_operators"] else "nor any operators: there is nothing to analyse"
+        )
+        yield f"rank {rank} has no device rows: {has_operators}"
+    if excluded["last_step"]:
+        rows = f"{excluded['last_step']} device rows of the last step, {one['profiler_steps_excluded'][-1]}"
+        yield f"rank {rank}: {rows}, are not counted: it may be cut off (--include-last-step counts them)"
+    if excluded["not_launched"]:
+        rows = f"{excluded['not_launched']} device rows are not counted"
+        yield f"rank {rank}: {rows}: their launch was not recorded, so their step is not known"
+
+
+def _kernels(one, part):
+    yield from part(
+        "Kernels by type, % of the busy time",
+        one["kernel_types"],
+        *[("type", "type", str.lower), ("ms", "sum_us", MS), ("%", "pct", ONE)],
+    )
+    yield from part(
+        "Categories, % of all kernels' time",
+        one["categories"],
+        *[("category", "category", str), ("ms", "sum_us", MS), ("%", "pct", ONE), ("kernels", "count", str)],
+    )
+    yield from part(
+        "Kernels",
+        one["kernels"][:NUM_LINES],
+        *[("kernel", "name", short), ("category", "category", str), ("ms", "sum_us", MS), ("count", "count", str)],
+        *[("mean us", "mean_us", TWO), ("min", "min_us", TWO), ("max", "max_us", TWO), ("std", "std_us", TWO)],
+    )
+    lines = [line for line in one["launchers"] if line["operator"] or line["annotation"] or line["source"]]
+    by = [name for name in ("operator", "annotation", "module", "source") if any(line[name] for line in lines)]
+    columns = [("kernel", "kernel", short40), *((name, name, plain40) for name in by)]
+    counts = [("ms", "device_us", MS), ("count", "count", str)]
+    yield from part("Who launched them", lines[:NUM_LINES], *columns, *counts)
+
+
+def _operators(one, part):
+    times = [("device ms", "device_us", MS)] * bool(one["num_device_rows"]) + [("own CPU ms", "self_cpu_us", MS)]
+    memory = [("MiB", "allocated_bytes", MIB3), ("net MiB", "net_bytes", MIB3)]
+    for title, key, more in (
+        ("device time", "device_us", []),
+        ("own CPU time", "self_cpu_us", []),
+        ("memory asked for", "allocated_bytes", memory),
+    ):
+        leading = sorted((line for line in one["operators"] if line[key]), key=lambda line: -line[key])[:NUM_LINES]
+        columns = [("operator", "name", plain), ("shapes", "shapes", plain40), *times, *more, ("count", "count", str)]
+        yield from part(f"Operators by {title}", leading, *columns)
+
+
+def _rates(one, part):
+    whole, lines = one["achieved_whole"], one["achieved"]
+    if whole["known_frac"] is None or not lines:
+        return
+    on_device = whole["of"] == "device"
+    unit, per, what = ("TFLOP/s", 1, "device time") if on_device else ("GFLOP/s", 1e3, "the operators' time on the CPU")
+    rate, known = f"{whole['tflop_per_s'] * per:.1f}", f"{100 * whole['known_frac']:.0f} % of {what}"
+    title = (
+        f"{unit} of matrix products and attention, from their shapes: {rate} over the {known} for which they are known"
+    )
+    columns = [("operator", "name", plain), ("shapes", "shapes", plain40), ("ms", "time_us", MS)]
+    columns += [(unit, "tflop_per_s", lambda rate: three_digits(rate * per)), ("FLOP/byte", "flop_per_byte", ONE)]
+    if any(line["pct_of_peak"] is not None for line in lines):
+        columns += [("% of peak", "pct_of_peak", ONE), ("of", "precision", plain), ("bound by", "bound", plain)]
+    yield from part(title, lines[:NUM_LINES], *columns)
+
+
+def _steps(one, part):
+    names = ("host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us")
+    heads = ("host ms", "device busy ms", "compute ms", "comm. ms", "exposed comm. ms")
+    columns = [*((head, name, MS) for head, name in zip(heads, names)), ("kernels", "num_kernels", str)]
+    phase_columns = [("host ms", "host_us", MS), ("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
+    if not one["num_device_rows"]:
+        columns = phase_columns = [("ms", "host_us", MS)]
+    yield from part("Steps", one["steps"][:NUM_LINES], ("step", "step", str), *columns)
+    yield from part("Phases", one["phases"], ("phase", "phase", str), *phase_columns)
+
+
+def _by_name(one, part):
+    """Annotations, modules, lines of Python."""
+    for where, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
+        yield from part(
+            f"Annotations of the {where}",
+            [line for line in one[key] if not line["name"].startswith("ProfilerStep")][:NUM_LINES],
+            *[("annotation", "name", plain), ("ms", "sum_us", MS), ("count", "count", str)],
+            *[("mean us", "mean_us", TWO), ("std us", "std_us", TWO)],
+        )
+    columns = [("own CPU ms", "cpu_us", MS), ("calls", "num_calls", str)]
+    if one["num_device_rows"]:
+        columns = [("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
+    yield from part("By nn.Module", one["modules"][:NUM_LINES], ("module", "module", plain), *columns)
+    yield from part("By source line", one["sources"][:NUM_LINES], ("source", "source", plain), *columns)
+
+
+def _waiting(one, part):
+    """Why streams were idle, how the host launched, what was queued and copied."""
+    stream = [("device", "device", str), ("stream", "stream", str)]
+    waits = [(name.replace("_", " "), f"{name}_us", MS) for name in ("host_wait", "kernel_wait", "other")]
+    yield from part("Idle time by stream, ms", one["idle"], *stream, *waits)
+    calls = one["launches"]
+    if calls["num_launches"]:
+        yield (
+            f"\n{calls['num_launches']} launches: a call takes {calls['call_us_mean']:.1f} us (mean; 95 % are under "
+            f"{calls['call_us_p95']:.1f}), the kernel starts {calls['delay_us_p50']:.1f} us after it (median; 95 % "
+            f"under {calls['delay_us_p95']:.1f}).  {calls['num_short_kernels']} kernels run shorter than their call, "
+            f"{calls['num_slow_calls']} calls take over 50 us, {calls['num_long_delays']} delays are over 100 us."
+        )
+    if calls["num_graph_rows"]:
+        yield f"\n{calls['num_graph_rows']} kernels were launched by {calls['num_graph_launches']} graphs."
+    queued = [("most", "max", str), ("mean", "mean", ONE), ("% of the time none", "empty_pct", ONE)]
+    yield from part("Queued launches", one["queues"], *stream, *queued)
+    columns = [("copy", "name", plain), ("count", "count", str), ("MiB", "gib", decimals(3, 1 / 1024))]
+    columns += [("ms", "sum_us", MS), ("GiB/s", "gib_per_s", TWO)]
+    yield from part("Copies and their bandwidth", one["copies"], *columns)
+    columns = [("call", "name", plain), ("count", "count", str), ("ms", "sum_us", MS)]
+    yield from part("The host waited for the device in", one["synchronisations"][:5], *columns)
+
+
+def _critical_path(one, part):
+    """Of the whole span, and of a step: the mean over the steps, whose shares say what bounds it; then the gaps."""
+    names = ("compute", "communication", "memory", "launch", "host", "wait")
+    of_steps = one["critical_path_of_steps"]
+    sums = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name in names), "span_us")}
+    of_a_step = (f"Critical path of a step, mean of {len(of_steps)}", sums, len(of_steps))
+    for title, path, num in [("Critical path", one["critical_path"], 1)] + [of_a_step] * bool(of_steps):
+        if path["span_us"]:
+            words = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in names)
+            yield f"\n{title}: {path['span_us'] / num / 1000:.2f} ms: {words}"
+    yield from part(
+        "Largest gaps of the device",
+        one["gaps"][:5],
+        *[("at ms", "start_us", MS), ("us", "us", ONE)],
+        *[
+            ("the host was in", "host", lambda name: plain(name or "nothing recorded")),
+            ("next kernel", "after", short40),
+        ],
+    )
+
+
+def _over_ranks(overall, part):
+    if matched := overall["collectives"]:
+        title = f"Who waited for whom: {matched['num_matched']} collectives matched"
+        columns = [("rank", "rank", str), ("waited ms", "wait_us", MS), ("came last", "num_last", str)]
+        yield from part(title, matched["waits"], *columns)
+        columns = [("collective", "name", short), ("call", "call", str), ("rank that came last", "late_rank", str)]
+        yield from part("The longest waits", matched["worst"][:5], *columns, ("longest wait ms", "longest_wait_us", MS))
+    columns = [("step", "step", str), ("slowest rank", "slowest", str), ("fastest", "fastest", str)]
+    yield from part("Own work of a step", overall["step_skew"][:NUM_LINES], *columns, ("skew ms", "skew_us", MS))
+
+
+CHANGE3, MS3, COUNT1 = "{:+.3f}".format, decimals(3), decimals(1)
+TIMES = (("A ms", "a_ms", MS3), ("B ms", "b_ms", MS3))
+
+
+def difference_as_text(difference: dict, a: str, b: str, form: str = "simple") -> str:
+    """difference: diff.compare() with "by", kernel or operator; a, b: the names of the two traces; form: of tables."""
+    parts = []
+    if difference["change_ms"] is not None:
+        a_ms, b_ms = difference[difference["of"]]
+        what = "a step" if difference["of"] == "step_ms" else "the span"
+        pair = f"{a_ms:.3f} ms in {plain(a, 80)}, {b_ms:.3f} ms in {plain(b, 80)}"
+        parts.append(
+            f"{what}: {pair}: {difference['change_ms']:+.3f} ms\n"
+            f"  {difference['explained_ms']:+.3f} ms in {difference['by']}s, the lines below\n"
+            f"  {difference['idle_change_ms']:+.3f} ms in which none of them ran\n"
+            f"  {-difference['overlap_change_ms']:+.3f} ms by running more or less of them at once"
+        )
+    change = ("ms a step", "change_ms", CHANGE3)
+    if difference["categories"]:
+        columns = (change, *TIMES, ("category of kernels", "category", str))
+        parts.append("\n" + table(difference["categories"], columns, form))
+    changed = [line for line in difference["lines"] if line["status"] != "same"]
+    shown, others = changed[: 3 * NUM_LINES], changed[3 * NUM_LINES :]
+    if shown:
+        counts = (("A count", "a_count", COUNT1), ("B count", "b_count", COUNT1))
+        what = ("what", "what", lambda name: short(name, 80))
+        parts.append("\n" + table(shown, (change, ("", "status", str), *TIMES, *counts, what), form))
+    if others:
+        parts.append(f"and {len(others)} more: {sum(line['change_ms'] for line in others):+.3f} ms; --json has all")
+    return "\n".join(parts)
+
+
+def difference_as_markdown(difference: dict, a: str, b: str) -> str:
+    """The same in Markdown, for a file."""
+    return f"# Difference of two traces\n\n{difference_as_text(difference, a, b, 'github')}\n"

@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.analysis.trace import events, window
 from bench.analysis.trace.columns import US
-from bench.analysis.trace.kernels import COMMUNICATION, TYPES
+from bench.analysis.trace.device_time import COMMUNICATION, TYPES
 from bench.analysis.trace.skew import Ranks
 
 HOST = len(TYPES)

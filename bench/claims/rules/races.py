@@ -3,7 +3,7 @@
 import functools
 import itertools
 
-from bench.compare import comparison, selection, sentences, target
+from bench.compare import comparison, selection, target, wording
 from bench.plans.race import plan
 from bench.record import ledger, race_folder
 
@@ -126,9 +126,9 @@ def it_is_faster_than_its_baseline(claim):
         if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(race.state.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
         result = _verdict_again(claim, race, reported["time"]["floor_pct"])
-        said = sentences.alone(result)
+        said = wording.standalone_verdict(result)
         if result["verdict"] != reported["verdict"] or result["time"]["change_pct"] != reported["time"]["change_pct"]:
-            return False, f"{race.race_id}: race.json says {sentences.alone(reported)}; the runs say {said}"
+            return False, f"{race.race_id}: race.json says {wording.standalone_verdict(reported)}; the runs say {said}"
         is_better = result["verdict"] == "faster"
         if claim.track_rules.rules.judged == "steps":
             theirs, ours = result["steps"]

@@ -1,8 +1,8 @@
 """Rules about each record alone, and about the ledger that has it."""
 
+from bench.base import utc
 from bench.base.terminal.text_table import counted
 from bench.claims.rules.evidence import of_each
-from bench.machine import utc
 from bench.record import audits, certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run

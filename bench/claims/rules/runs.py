@@ -1,7 +1,7 @@
 """Rules about the claimed runs together: repeats of one config and code, enough of them, none excluded."""
 
 from bench.base.terminal.text_table import counted, some
-from bench.compare import settings, target
+from bench.compare import eligibility, target
 from bench.config import schema
 from bench.machine import code_state
 from bench.record import step_files
@@ -39,8 +39,8 @@ def the_runs_share_one_setting(claim):
     if len(result) == 1 or None in result:
         return None not in result, evidence
     rows = [row_of(run.record) for run in own + others]
-    keys = settings.differing(rows)
-    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(settings.OF_A_SCRIPT)
+    keys = eligibility.differing_settings(rows)
+    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(eligibility.OF_A_SCRIPT)
     of_one_arm = len({run.record["comparability_id"] for run in own}) == 1
     passed = of_one_arm and of_scripts and bool(keys)
     return passed, f"{evidence}; {', '.join(keys) or 'nothing known'} differ" + ", part of what is raced" * passed

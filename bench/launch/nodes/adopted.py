@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.launch.nodes import slurm
+from bench.launch import allocation
 
 NUM_PORTS = 8  # tried in turn, where another program has some of them
 PORTS = range(20000, 32000)  # below those that systems give away by themselves (Linux: 32768 and above)
@@ -80,11 +80,11 @@ def _torchrun(environ):
 def _srun(environ):
     rank, world_size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
     node = _number(environ, "SLURM_NODEID")
-    sizes = slurm.tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
+    sizes = allocation.tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
     if len(set(sizes)) > 1:
         raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={sizes}: use as many ranks on each node: srun --ntasks-per-node=N")
     key = ":".join(environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"))
-    host = slurm.address_of_first(environ) if len(sizes) > 1 else None
+    host = allocation.address_of_first(environ) if len(sizes) > 1 else None
     where = ("srun", rank, _number(environ, "SLURM_LOCALID"), world_size, sizes[0], node, host, key)
     return _of_one_node(*where, job_id=environ.get("SLURM_JOB_ID"))
 

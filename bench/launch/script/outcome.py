@@ -1,6 +1,6 @@
 """What a script printed -> its rows of steps.csv, its half of the record, and every reason to doubt it.
 
-Called by the launcher once the ranks have ended: the script's lines with their times (output.py), what it opened
+Called by the launcher once the ranks have ended: the script's lines with their times (script_run.py), what it opened
 and how it ended (training/script_worker.py).
 """
 
@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench.base import atomic, private
+from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
 from bench.launch.script import opened_data, trace_files, work_folder
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
-from bench.machine import utc
 from bench.record import failures, loss_rules, outside_clock, printed_times, run_folder, step_files
 from bench.record.importers import dialects
 from bench.record.importers.foreign_run import Run
@@ -44,8 +43,8 @@ class Facts(TypedDict):
 def write(folder: Path, job, run: dict, output, telemetry: dict, waits_ns: Iterable[tuple[int, int]]) -> dict | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
-    output: output.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
-    in printed_times.clock().
+    output: script_run.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler;
+    waits_ns: as in printed_times.clock().
     """
     name = _dialect(output, job.script.dialect)
     facts = _facts_of_ranks(folder, job.config.hardware.num_processes)

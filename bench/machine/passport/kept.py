@@ -11,12 +11,11 @@ more of it.  Nothing in a passport leads to a person or a machine's name.
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench.base import atomic, private
+from bench.base import atomic, private, utc
 from bench.base.paths import results_root
 from bench.base.reading import json_file
-from bench.machine import utc
-from bench.machine.check_host import MAX_FOREIGN_CPU_CORES
 from bench.machine.passport.figures import Ceilings, Figure
+from bench.machine.preflight import MAX_FOREIGN_CPU_CORES
 
 SCHEMA_VERSION = 1
 FOLDER = "passports"

@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from bench.base import utc
 from bench.base.paths import REPO, results_root
 from bench.base.reading import plain_file, yaml_file
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch import launcher
 from bench.launch.prepare import Job, prepare
-from bench.machine import utc
 from bench.plans.audit import counterfactual
 from bench.plans.audit.counterfactual import NotPossible
 from bench.record import audits, failures, run_folder, step_files

@@ -4,7 +4,7 @@ import csv
 import io
 
 from bench.base.terminal import text_table
-from bench.compare import measures
+from bench.compare import wording
 from bench.plans.ladder.staircase import Rung, Staircase
 
 LEVELS = ("rung", "steps to the target", "time to it, s", "val_loss", "ms a step", "8x H100, min")
@@ -95,7 +95,7 @@ def change(numbers: dict, end: str) -> str:
     size, edges = numbers[f"change_{end}"], numbers[f"ci95_{end}"]
     if size is None:
         return ""
-    _, unit, _ = measures.unit_of("val_loss" if end == "nats" else "time")
+    _, unit, _ = wording.unit_of("val_loss" if end == "nats" else "time")
     digits = 4 if end == "nats" else 1
     words = f"{size:+.{digits}f}{unit}"
     return words if edges is None else f"{words} [{edges[0]:+.{digits}f}, {edges[1]:+.{digits}f}]"

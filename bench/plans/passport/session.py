@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable
 
+from bench.base import utc
 from bench.config.schema import HardwareConfig
 from bench.launch import answers
-from bench.machine import check_host, gpus, utc
+from bench.machine import gpus, preflight
 from bench.machine.passport import kept
 
 LIMIT_S = 140.0  # of measuring
@@ -26,7 +27,7 @@ def measure(
 
     limit_s: of measuring; the whole takes less than three minutes anyhow.  Raises NotMeasured.
     """
-    foreign_cores, started_s, at = check_host.sample_foreign_cores(), time.perf_counter(), utc.now()
+    foreign_cores, started_s, at = preflight.sample_foreign_cores(), time.perf_counter(), utc.now()
     cpus = env["num_cpus"]
     num_ranks = min(2, cpus) if hardware.device == "cpu" else hardware.num_processes
     asked = {"device": hardware.device, "num_threads": sorted({1, cpus}), "limit_s": limit_s}

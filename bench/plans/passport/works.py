@@ -1,14 +1,165 @@
-"""The work of each case, in torch, and what its seconds mean in the unit of its kind."""
+"""What is measured of a device, the work of each case in torch, and its samples as a figure in the case's unit."""
 
 import contextlib
 import math
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from bench.base.units import GIB
-from bench.machine.passport.figures import bus_bytes
-from bench.plans.passport import samples
+from bench.base import stats
+from bench.base.units import GIB, KIB, MIB, format_bytes
+from bench.machine.passport import figures
+from bench.machine.passport.figures import UNIT, Figure, bus_bytes
+
+NUM_SAMPLES, MIN_SAMPLES = 5, 2  # of a round
+GPU_PRECISIONS = ("bfloat16", "tf32", "float16", "float32", "float8")
+CPU_PRECISIONS = ("float32", "bfloat16")
+# m, k, n: squares, and products of a language model: tokens by width by its multiples, weights' gradients, a vocabulary
+GPU_SHAPES = (
+    *((size, size, size) for size in (8192, 4096, 2048, 1024, 512)),
+    *((16384, 768, 768), (16384, 768, 3072), (16384, 3072, 768), (768, 16384, 3072), (16384, 768, 50304)),
+    (64, 4096, 4096),
+)
+CPU_SHAPES = (
+    *((size, size, size) for size in (512, 256, 1024, 128)),
+    *((1024, 128, 512), (128, 1024, 512), (1024, 128, 128), (2, 256, 256)),
+)
+GPU_COPIES, CPU_COPIES = (2 * GIB, 256 * MIB, 32 * MIB, 2 * MIB), (256 * MIB, 32 * MIB, 2 * MIB, 256 * KIB)
+GPU_MESSAGES = (GIB // 4, 64 * MIB, 16 * MIB, MIB, 64 * KIB, 4 * KIB)
+CPU_MESSAGES = (16 * MIB, MIB, 64 * KIB, 4 * KIB)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+LAUNCHES = {"cuda": (figures.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One figure to be.  name: of a collective or a launch; the other fields as of figures.Figure, None: has none."""
+
+    kind: figures.Kind
+    name: str | None = None
+    precision: str | None = None
+    shape: tuple[int, int, int] | None = None
+    num_bytes: int | None = None
+    num_threads: int | None = None
+    world_size: int | None = None
+
+    @property
+    def what(self) -> str:
+        """The figure's own name."""
+        words = [self.kind, self.name, self.precision, self.shape and "x".join(map(str, self.shape))]
+        words += [format_bytes(self.num_bytes), self.num_threads and f"{self.num_threads} threads"]
+        words += [self.world_size and f"{self.world_size} ranks"]
+        return " ".join(word for word in words if word).replace(" 1 threads", " 1 thread")
+
+    @property
+    def facts(self) -> dict:
+        """What of a Figure is known before it is measured."""
+        names = ("name", "precision", "num_bytes", "num_threads", "world_size")
+        result = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {"what": self.what, "kind": self.kind} | result | ({"shape": list(self.shape)} if self.shape else {})
+
+
+def of_device(device_type: str, num_threads: Sequence[int] = (), has_float8: bool = False) -> list[Case]:
+    """num_threads: of a CPU, each number of threads that is measured; has_float8: of a GPU."""
+    launches = [Case("launch", name) for name in LAUNCHES[device_type]]
+    if device_type == "cuda":
+        precisions = [one for one in GPU_PRECISIONS if one != "float8" or has_float8]
+        gemms = [Case("gemm", precision=one, shape=shape) for shape in GPU_SHAPES for one in precisions]
+        return [Case("clock"), *[Case("copy", num_bytes=size) for size in GPU_COPIES], *launches, *gemms]
+    copies = [Case("copy", num_bytes=size, num_threads=number) for size in CPU_COPIES for number in num_threads]
+    gemms = [
+        Case("gemm", precision=one, shape=shape, num_threads=number)
+        for one in CPU_PRECISIONS
+        for shape in CPU_SHAPES
+        for number in num_threads
+    ]
+    return [Case("clock"), *copies, *launches, *gemms]
+
+
+def of_ranks(device_type: str, world_size: int) -> list[Case]:
+    """Collectives of all ranks together; none for one."""
+    messages = GPU_MESSAGES if device_type == "cuda" else CPU_MESSAGES
+    sized = [(size, name) for name in COLLECTIVES for size in messages] if world_size > 1 else []
+    return [Case("collective", name, num_bytes=size, world_size=world_size) for size, name in sized]
+
+
+MAX_CASE_S = 0.4  # of a case in a round; fewer samples than NUM_SAMPLES where one takes long
+SAMPLE_S = {"cuda": 5e-3, "cpu": 10e-3}  # at least: a hundred times a launch, or what the host's clock resolves
+PERCENTILES = {"low": 10, "value": 50, "high": 90}
+
+
+class Timer(Protocol):
+    """device_type: cuda or cpu; seconds(): of num_calls calls of work on the device, from the first to the end."""
+
+    device_type: str
+
+    def seconds(self, work: Callable[[], object], num_calls: int) -> float: ...
+
+
+class HostTimer:
+    """Work that is done when it returns."""
+
+    device_type = "cpu"
+
+    def seconds(self, work: Callable[[], object], num_calls: int) -> float:
+        started_ns = time.perf_counter_ns()
+        for _ in range(num_calls):
+            work()
+        return (time.perf_counter_ns() - started_ns) / 1e9
+
+
+class CudaTimer:
+    """By the GPU's own clock: events before and after."""
+
+    device_type = "cuda"
+
+    def __init__(self):
+        import torch
+
+        self._event = lambda: torch.cuda.Event(enable_timing=True)
+
+    def seconds(self, work: Callable[[], object], num_calls: int) -> float:
+        first, last = self._event(), self._event()
+        first.record()
+        for _ in range(num_calls):
+            work()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3  # ms
+
+
+def of_work(
+    work: Callable[[], object], timer: Timer, now_s: Callable[[], float] = time.perf_counter, max_case_s=MAX_CASE_S
+) -> list[float]:
+    """Seconds of one call, a mean over calls of SAMPLE_S each; the first call warms up and counts only as a guess."""
+    until_s = now_s() + max_case_s
+    timer.seconds(work, 1)
+    guess_s = timer.seconds(work, 1)
+    num_calls = max(1, round(SAMPLE_S[timer.device_type] / guess_s)) if guess_s > 0 else 1
+    result = []
+    while len(result) < NUM_SAMPLES and (len(result) < MIN_SAMPLES or now_s() < until_s):
+        result.append(timer.seconds(work, num_calls) / num_calls)
+    return result
+
+
+def of_calls(work: Callable[[], object], timer: Timer, num_calls: int, before: Callable[[], object]) -> list[float]:
+    """The same of a number of calls that is given, so that all ranks make as many; before: each sample."""
+    timer.seconds(work, 2)
+    result = []
+    for _ in range(NUM_SAMPLES):
+        before()
+        result.append(timer.seconds(work, num_calls) / num_calls)
+    return result
+
+
+def figure(case: Case, values: list[float]) -> Figure:
+    """values: one a sample, in the unit of its kind."""
+    by_name = {name: stats.percentile(values, pct) for name, pct in PERCENTILES.items()}
+    return {**case.facts, "unit": UNIT[case.kind], **by_name, "num_samples": len(values)}
+
 
 FLOP_PER_TFLOP = 1e12
 LAUNCHES_A_SAMPLE = 200  # fewer than a stream's queue holds, so that the host never waits for it
@@ -36,7 +187,7 @@ def gemm(case, device, timer):
     """TFLOP/s of [m, k] by [k, n]."""
     m, k, n = case.shape
     with product(case, device) as multiply:
-        return [2 * m * k * n / FLOP_PER_TFLOP / spent_s for spent_s in samples.of_work(multiply, timer)]
+        return [2 * m * k * n / FLOP_PER_TFLOP / spent_s for spent_s in of_work(multiply, timer)]
 
 
 @contextlib.contextmanager
@@ -75,7 +226,7 @@ def copy(case, device, timer):
         return None
     half = torch.ones(case.num_bytes // 2 // 4, device=device)
     other = torch.zeros_like(half)
-    return [case.num_bytes / GIB / spent_s for spent_s in samples.of_work(lambda: other.copy_(half), timer)]
+    return [case.num_bytes / GIB / spent_s for spent_s in of_work(lambda: other.copy_(half), timer)]
 
 
 def launch(case, device, timer):
@@ -91,7 +242,7 @@ def _kernels(device, waits):
 
     number = torch.zeros(1, device=device)
     result, num_calls = [], 1 if waits else LAUNCHES_A_SAMPLE
-    for _ in range(samples.NUM_SAMPLES + 1):
+    for _ in range(NUM_SAMPLES + 1):
         torch.cuda.synchronize(device)
         started_ns = time.perf_counter_ns()
         for _ in range(num_calls):
@@ -115,7 +266,7 @@ def wake_ups():
     thread.start()
     result = []
     try:
-        for _ in range(samples.NUM_SAMPLES):
+        for _ in range(NUM_SAMPLES):
             started_ns = time.perf_counter_ns()
             for _ in range(NUM_ROUND_TRIPS):
                 os.write(to_write, b"1")
@@ -138,7 +289,7 @@ def collective(case, ranks, timer):
 
     num_calls = max(1, min(50, (1 if ranks.device.type == "cuda" else 1 / 32) * GIB // case.num_bytes))
     call = _collective(case, ranks)
-    spent_s = samples.of_calls(call, timer, int(num_calls), distributed.barrier)
+    spent_s = of_calls(call, timer, int(num_calls), distributed.barrier)
     slowest_s = torch.tensor(spent_s, dtype=torch.float64, device=ranks.device)
     dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
     return [bus_bytes(case.name, case.num_bytes, ranks.world_size) / GIB / one_s for one_s in slowest_s.tolist()]

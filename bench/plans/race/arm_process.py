@@ -118,13 +118,13 @@ def print_facts(overrides: Sequence[str]) -> int:
 def _all_facts(arms):
     """In the process of their code: what loads torch, and what waits for the machine, is done once for all."""
     from bench.launch import own_model, ready
-    from bench.machine import check_host
     from bench.machine import environment as machine
+    from bench.machine import preflight
 
     jobs = [_job(overrides) for overrides in arms]
     configs = [job.config for job in jobs if not isinstance(job, ValueError) and job.script is None]
     refusals = iter(own_model.refusals(configs))
-    env, foreign_cores = machine.environment(), check_host.sample_foreign_cores(ready.SAMPLE_S)
+    env, foreign_cores = machine.environment(), preflight.sample_foreign_cores(ready.SAMPLE_S)
     result = []
     for job in jobs:
         why = str(job) if isinstance(job, ValueError) else None if job.script else next(refusals)

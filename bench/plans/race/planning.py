@@ -4,12 +4,11 @@ import secrets
 import shutil
 from pathlib import Path
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file
 from bench.base.reading.damage import of_record
 from bench.compare import target
-from bench.machine import utc
 from bench.plans.race import arm_process, foreseen, plan, state, worktrees
 from bench.plans.race.request import SETTINGS
 from bench.record import ledger, race_folder

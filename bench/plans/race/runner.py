@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.paths import REPO
 from bench.base.terminal import text_table
 from bench.compare import comparison, selection, target
 from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
-from bench.machine import code_copy, utc
+from bench.machine import code_copy
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, blind, foreseen, plan, report, state, worktrees
 from bench.record import ledger, race_folder, verification

@@ -6,9 +6,8 @@ Schema 2 has "time", and "equal within rounding" by a measured bound (rounding.j
 import dataclasses
 from pathlib import Path
 
-from bench.base import atomic
+from bench.base import atomic, utc
 from bench.base.reading import json_file
-from bench.machine import utc
 from bench.plans.replay import environments, outcomes
 from bench.plans.replay.environments import Field
 from bench.plans.replay.outcomes import Outcome

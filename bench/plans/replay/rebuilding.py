@@ -23,7 +23,7 @@ from bench.base.reading.damage import Damaged
 from bench.data.shards import CheckFailed
 from bench.data.sources import datasets
 from bench.machine import code_state, git, processes
-from bench.machine.check import Check
+from bench.machine.preflight import Check
 from bench.plans.race import worktrees
 from bench.record import ledger, run_folder, verification
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bench.machine import code_state, environment
-from bench.machine.check import Check
+from bench.machine.preflight import Check
 from bench.plans.replay import certificate, environments, outcomes, rebuilding, repeats, rounding, running, times
 from bench.plans.replay.certificate import Certificate
 from bench.plans.replay.environments import Field

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from bench.base import utc
 from bench.base.units import ms_from_s
-from bench.machine import utc
 from bench.record import run_folder, step_files
 
 

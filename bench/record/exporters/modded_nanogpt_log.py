@@ -3,8 +3,8 @@
 import math
 from pathlib import Path
 
+from bench.base import utc
 from bench.base.reading import damage, plain_file, yaml_file
-from bench.machine import utc
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base import utc
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import Damaged
 from bench.config import schema
 from bench.config.typed import leaves
-from bench.machine import utc
 from bench.record import run_folder, step_files
 
 NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from bench.machine import utc
+from bench.base import utc
 from bench.record.importers import lines
 from bench.record.importers.foreign_run import Run
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.machine import two_processes
+from bench.machine import processes
 from bench.record.rows import Row
 from bench.report import repeats, run_page
 from bench.web.page import page, tag
@@ -51,7 +51,7 @@ def write(
         if not is_same or not (home / f"{name}.js").exists():
             stale.append((name, members, known))
     done = len(runs) - sum(len(members) for _, members, _ in stale)
-    with two_processes.started(functools.partial(_write_pack, home), stale, len(stale) >= MIN_PARALLEL) as written:
+    with processes.started(functools.partial(_write_pack, home), stale, len(stale) >= MIN_PARALLEL) as written:
         for name, facts in written:
             made[name], done = facts, done + len(facts)
             say(done, len(runs))

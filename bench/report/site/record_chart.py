@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TypedDict
 
-from bench.machine import utc
+from bench.base import utc
 from bench.report.site import packed_pages
 from bench.web import forest
 from bench.web.page import Safe, details, section, soft, table, tag

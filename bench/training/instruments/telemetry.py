@@ -10,7 +10,7 @@ import sys
 import time
 
 from bench.config import windows
-from bench.machine.telemetry import join, samples, throttling
+from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
 from bench.training.instruments.base import Instrument
 
@@ -95,11 +95,11 @@ class Telemetry(Instrument):
         if self._stopped is None or self.context.ranks_of_node < self.context.world_size:
             return {}
         steps = join.step_spans(self.context.rows, self._spans, self._ends)
-        return join.columns(samples.read(self._path), steps, self._joined())
+        return join.columns(join.read(self._path), steps, self._joined())
 
     def _joined(self):
         if self._summary is None:
-            self._summary = join.summary(samples.read(self._path), self._spans, self._started, self._stopped)
+            self._summary = join.summary(join.read(self._path), self._spans, self._started, self._stopped)
         return self._summary
 
     def summary(self):
@@ -119,7 +119,7 @@ class Telemetry(Instrument):
         if self._stopped is None:
             return []
         summary = self.summary()
-        result, cpu_frac = throttling.doubts(summary), summary["sampler_cpu_frac"] or 0.0
+        result, cpu_frac = join.doubts(summary), summary["sampler_cpu_frac"] or 0.0
         if self.context.device_type == "cpu" and cpu_frac > MAX_SAMPLER_CPU_FRAC:
             took = f"telemetry itself took {100 * cpu_frac:.1f} % of a core (limit {100 * MAX_SAMPLER_CPU_FRAC:g} %)"
             result.append(f"{took}: a longer instruments.telemetry.host_interval_ms")

@@ -1,5 +1,10 @@
-"""How much of the cores that we may use other programs take while something of ours runs."""
+"""Meters of a run: the CPU that other programs take, and how long the run lasts by clocks that nobody can set.
 
+time.monotonic() and the time of day are slewed together (clock_gettime(2)), so that they part only where the time is
+set, or the machine sleeps.  /proc/uptime is the kernel's own, which a preloaded library does not change.
+"""
+
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -47,3 +52,39 @@ def _busy_cpu_s():
     lines = [line.split() for line in text.splitlines()]
     ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7, 8))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+MAX_DIFFERENCE_S = 1.0
+
+
+class RunClock:
+    """Started when it is made; doubts() says where the machine's clocks disagree since then."""
+
+    def __init__(self):
+        self.started_s = time.monotonic()
+        self._wall_s, self._uptime_s = time.time(), _uptime_s()
+
+    def lasted_s(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self.started_s
+
+    def doubts(self) -> list[str]:
+        """Sentences: where another clock says that it was more than a second longer or shorter."""
+        result, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
+        if abs(jump_s := time.time() - self._wall_s - lasted_s) > MAX_DIFFERENCE_S:
+            why = "it was set, or the machine slept; durations are by the monotonic clock, dates may be wrong"
+            result.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
+        if None not in (uptime_s, self._uptime_s):
+            passed_s = uptime_s - self._uptime_s
+            if abs(passed_s - lasted_s) > MAX_DIFFERENCE_S:
+                both = f"{lasted_s:.1f} s of the run, the kernel's /proc/uptime {passed_s:.1f} s"
+                why = "the machine slept, or this program sees a wrong time"
+                result.append(f"the monotonic clock counted {both}: {why}")
+        return result
+
+
+def _uptime_s():
+    """Seconds since boot, sleep included, to the hundredth; None where the system is not Linux."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/uptime") as file:
+        return float(file.read().split()[0])
+    return None

@@ -1,0 +1,179 @@
+"""A comparison in words, for text, pages and CSV: what is measured, the cells of a table, the verdict as a sentence."""
+
+from collections.abc import Mapping, Sequence
+
+from bench.base.terminal import text_table
+from bench.compare import effects
+
+MEASURES = {  # key of the Comparison: (name, key of the means, their unit, decimals)
+    "time": ("time", "mean_s", "s", 3),
+    "val_loss": ("val_loss", "mean", "", 5),
+    "energy": ("energy", "mean_j", "J", 1),
+    "memory": ("peak memory", "mean_gib", "GiB", 3),
+    "compile": ("compile time", "mean_s", "s", 2),
+}
+MAX_MDE_PCT = 1000
+HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
+
+
+def unit_of(key: str) -> tuple[str, str, int]:
+    """(end of the keys of its change, the change's unit, decimals)."""
+    return ("nats", "", 5) if key == "val_loss" else ("pct", " %", 2)
+
+
+def known(result: Mapping) -> list[str]:
+    """Keys of what was measured of some run.  result: a Comparison of any version."""
+    means = {key: (result.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
+    return [key for key in MEASURES if any(mean is not None for mean in means[key])]
+
+
+def cells(result: Mapping, key: str) -> list[str]:
+    """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
+    _, mean_key, unit, decimals = MEASURES[key]
+    measure, (end, sign, digits) = result[key], unit_of(key)
+    change, cvs_pct = measure.get(f"change_{end}"), measure.get("cv_pct")
+    if not cvs_pct:  # of losses
+        spreads = zip(measure["sd"], measure["mean"], strict=True)
+        cvs_pct = [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
+    return [
+        *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in measure[mean_key]),
+        "" if change is None else f"{change:+.{digits}f}{sign}",
+        interval(measure.get(f"ci95_{end}"), digits, sign),
+        p_words(measure.get("p") if measure.get("p_holm") is None else measure["p_holm"]),
+        ", ".join(map(str, measure["n"])),
+        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in cvs_pct),
+        mde_words(measure.get("mde_pct")),
+    ]
+
+
+def mde_words(mde_pct: float | None) -> str:
+    """The MDE with its unit; beyond MAX_MDE_PCT its digits say nothing.  "" for None."""
+    if mde_pct is None:
+        return ""
+    return f"over {MAX_MDE_PCT} %" if mde_pct > MAX_MDE_PCT else f"{text_table.two_digits(mde_pct)} %"
+
+
+def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
+    """low, high -> words with the unit (" %") at their end; "" for None."""
+    return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
+
+
+def p_words(p: float | None) -> str:
+    """As many digits as say something; "" for None."""
+    return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
+
+
+def p_sentence(p: float | None) -> str:
+    """ "p = 0.011", "p < 1e-16"; "p = -" for None."""
+    words = p_words(p)
+    return f"p < {words[1:]}" if words.startswith("<") else f"p = {words or '-'}"
+
+
+def loss_sentences(loss: Mapping, arms: Sequence[str]) -> list[str]:
+    """What is shown of the losses against the target and against the margin, or why they are not compared."""
+    if loss.get("change_nats") is None:
+        return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
+    lines = []
+    if loss.get("target") is not None and any(p is not None for p in loss["p_target"]):
+        tests = [
+            f"{name} {p_sentence(p)}{' (below)' if below else ' (not shown)' if p is not None else ''}"
+            for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
+        ]
+        needed = f"needed p < {loss['target_p_value']:g}"
+        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
+    rise, p = f"a rise of {loss['margin_nats']:g} nats", p_sentence(loss.get("p_not_worse"))
+    words = {
+        "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
+        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded ({p})",
+        "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
+        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded ({p})",
+    }
+    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + list(loss.get("remarks") or ())
+
+
+def standalone_verdict(result: Mapping) -> str:
+    """The sentence for where the verdict itself is not shown beside it.  result: a Comparison of any version."""
+    verdict, words = result["verdict"].replace("_", " "), result["words"]
+    says_it = verdict in ("faster", "slower", "equivalent") or words.startswith((verdict, "no verdict"))
+    return words if says_it else f"{verdict}: {words}"
+
+
+def verdict_sentence(result: Mapping) -> str:
+    """The sentence that a Comparison carries; it does not repeat the verdict's own word where that stands beside it."""
+    time, verdict, (a, b) = result["time"], result["verdict"], result["arms"]
+    if verdict == "not_comparable":
+        return _words_of_losses(result)
+    if time["p"] is None:
+        why = "one run has no spread" if min(time["n"]) < 2 else "identical times in each arm: not measured?"
+        return f"no verdict: {why}"
+    if "not-at-a-planned-look" in result["flags"]:
+        looks = ", ".join(map(str, result["plan"]["looks"]))
+        started = " and ".join(map(str, result["started"]))
+        return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
+    numbers = _numbers(time)
+    if verdict in ("faster", "slower"):
+        return _difference(time, verdict, a, b)
+    change = f"{time['change_pct']:+.2f} %"
+    if verdict == "equivalent":
+        return f"{b} is as fast as {a}: {change} is inside the margin of {time['margin_pct']:g} % ({numbers})"
+    return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(result)}"
+
+
+def _numbers(time):
+    low, high = time["ci95_pct"]
+    p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
+    return f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
+
+
+def _difference(time, verdict, a, b):
+    """Of two clocks the one that says less leads: what an arm spends outside its own is part of the difference."""
+    by_launcher, own_pct = time.get("outside"), abs(time["change_pct"])
+    less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
+    if round(less_pct, 2) >= round(own_pct, 2):
+        return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_numbers(time)})"
+    low, high = by_launcher["ci95_pct"]
+    less = f"95 % interval {low:+.2f} to {high:+.2f} %, one-sided p = {by_launcher['p_same_sign']:.2g}"
+    less = f"{b} is {less_pct:.2f} % {verdict} than {a} by the launcher's clock ({less})"
+    return f"{less} and {own_pct:.2f} % by their own ({_numbers(time)})"
+
+
+def outside_words(by_launcher: Mapping) -> str:
+    """The change by the launcher's clock, or why it is unknown."""
+    if by_launcher["unknown"]:
+        return f"unknown: {by_launcher['unknown']}"
+    means = " and ".join(f"{mean_s:.2f}" for mean_s in by_launcher["mean_s"])
+    if by_launcher["ci95_pct"] is None:
+        return f"{by_launcher['change_pct']:+.2f} %, means {means} s"
+    low, high = by_launcher["ci95_pct"]
+    return f"{by_launcher['change_pct']:+.2f} % (95 % interval {low:+.2f} to {high:+.2f} %), means {means} s"
+
+
+def _why_inconclusive(result):
+    time = result["time"]
+    if effects.DISAGREE in result["flags"]:
+        said = outside_words(time["outside"])
+        why = "time that only one arm spends outside its own clock is part of the difference"
+        return f"by the launcher's clock {said}: {why}"
+    floor = text_table.two_digits(time["floor_pct"])
+    if time["floor_pct"] > time["margin_pct"]:
+        coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"
+        return f"{coarse}: measure on a quiet machine, calibrate again"
+    if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
+        return f"the difference is not beyond the noise floor of {floor} %"
+    mde = mde_words(time["mde_pct"])
+    return f"the MDE (80 % power) of these runs is {mde}: run more to see a smaller change"
+
+
+def _words_of_losses(result):
+    """Of times that are not comparable: why; and what the losses say all the same."""
+    (a, b), loss, why = result["arms"], result["val_loss"], result["reasons"][0]
+    said = {
+        "waived": f"{b} has those of {a}, bit for bit",
+        "not_worse": f"{b} is no worse",
+        "worse": f"{b} is worse",
+        "inconclusive": f"whether {b} is worse is open",
+    }
+    if loss["verdict"] not in said:
+        return why
+    change = "" if loss["change_nats"] is None else f"{loss['change_nats']:+.5f} nats, "
+    return f"time: {why}; val_loss: {said[loss['verdict']]} ({change}margin {loss['margin_nats']:g})"
