@@ -18,7 +18,7 @@ from bench.base import atomic, utc
 from bench.claims.rules import rulebook
 from bench.cli import judge
 from bench.config import compose, resolve, schema, stages
-from bench.config.deviations import deviations_of
+from bench.config.resolve import deviations_of
 from bench.machine import environment
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, planning

@@ -16,7 +16,7 @@ from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.cli import judge, race
-from bench.config import compose, schema, track
+from bench.config import compose, schema
 from bench.plans.race import runner
 from bench.record import certificates, ledger, run_folder
 from bench.report import markdown_blocks
@@ -172,7 +172,7 @@ def test_another_gpu_model_is_refused(results, monkeypatch):
     folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=a_gpu("NVIDIA H200")) for seed in range(3)]
     assert "it ran on cuda, the track's device is cpu" in failed(*folders)["the hardware is that of the track"]
     track_rules = claims.track_rules("cpu_nano")
-    wanted = track.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
+    wanted = schema.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
     monkeypatch.setattr(
         claims, "track_rules", lambda track: schema.TrackConfig(**vars(track_rules) | {"rules": wanted})
     )

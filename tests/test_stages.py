@@ -9,7 +9,7 @@ from staged import CPU, SMALL, TWO_STAGES, resolved, trained, trainer_of
 
 import models
 from bench.config import compose, resolve, schema, stages
-from bench.config.deviations import deviations_of
+from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
 from bench.record import metrics

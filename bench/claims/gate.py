@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.base import credentials, private
 from bench.base.paths import REPO
 from bench.base.reading import plain_file
-from bench.config.user_code import classes, script_files
+from bench.config import user_code
 from bench.record import certificates, run_folder
 from bench.record.verification import LOCAL_ROLES
 
@@ -85,9 +85,9 @@ def _of_script(folder, run):
         for name in script.get("sha256_by_file") or ()
         if (folder / "code" / name).is_file()
     }
-    programs = {name: "a program beside it" for name in kept if name.endswith(script_files.PROGRAMS)}
+    programs = {name: "a program beside it" for name in kept if name.endswith(user_code.PROGRAMS)}
     main = kept.get(f"script/{script.get('file')}")
-    return programs | (classes.used_by_script(main, kept) if main else {})
+    return programs | (user_code.used_by_script(main, kept) if main else {})
 
 
 def listed(leaving: Iterable[Leaving]) -> list[str]:

@@ -22,7 +22,7 @@ from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import Damaged
-from bench.config import groups, versions
+from bench.config import groups, schema
 from bench.config.typed import leaves
 from bench.record import run_folder, step_files
 
@@ -152,7 +152,7 @@ def series_of(row: dict) -> dict[str, float]:
 def _settings(folder):
     """config.yaml, flat; a list or None as its words."""
     try:
-        result = leaves(versions.upgraded(yaml_file.read(folder / "config.yaml")))
+        result = leaves(schema.upgraded(yaml_file.read(folder / "config.yaml")))
     except Damaged:  # verify says so
         return {}
     plain = (bool, int, float)
