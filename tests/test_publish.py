@@ -16,7 +16,7 @@ from bench.claims import publication
 from bench.cli import judge, publish, race, table
 from bench.cli.main import main as bench
 from bench.compare import selection
-from bench.record import artifacts, ledger, named, run_folder, verification
+from bench.record import ledger, named, run_folder, verification
 from bench.report import markdown_blocks
 
 OWN_TABLE = "# Mine\n\n<!-- ./run.sh table --leaderboard results/published -->\n<!-- end of ./run.sh -->\n"
@@ -344,7 +344,7 @@ OWN = [
     "results/published/first/site/index.html",
 ]
 EVIDENCE = [
-    *(f"{PUBLISHED_RUN}/{name}" for name in artifacts.ROLES if name not in ("code", "logs", "traces", "memory")),
+    *(f"{PUBLISHED_RUN}/{name}" for name in run_folder.ROLES if name not in ("code", "logs", "traces", "memory")),
     f"{PUBLISHED_RUN}/run.json",
     f"{PUBLISHED_RUN}/code/diff.patch",
     f"{PUBLISHED_RUN}/code/commit.json",

@@ -23,7 +23,7 @@ from bench.claims.rules import rulebook
 from bench.compare import comparison, selection, text
 from bench.machine import code_state, environment, git
 from bench.plans.replay import environments, outcomes, rebuilding, repeats, replaying, rounding, times
-from bench.record import certificates, ledger, listing, metrics, run_folder, step_files, verification
+from bench.record import certificates, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
 from bench.report import run_page, table_groups
 
@@ -566,7 +566,7 @@ def _lists_certificates(results, published, copy):
     assert head.split()[-1] == "certificate"
     for folder, cell in ((copy, f"2 of 3 {claimed}"), (published, f"  3 {claimed}")):
         assert cell in real_runs.bench(results, "table", "--leaderboard", str(folder)).stdout
-        (row,) = table_groups.groups(listing.read_rows([str(folder)]))
+        (row,) = table_groups.groups(named.rows_of_words([str(folder)]))
         assert row["certificate"] == cell.strip()
     one, *others = map(str, sorted(published.glob("cpu_nano/*")))
     ((_, compared),) = comparison.of_arms(selection.of_words([one, "vs", *others]))

@@ -21,9 +21,9 @@ from pathlib import Path
 from bench.base import credentials, private
 from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
-from bench.config.user_code import classes, script_files
+from bench.config import user_code
 from bench.plans.race import state
-from bench.record import artifacts, certificates, ledger, named, race_folder, run_folder
+from bench.record import certificates, ledger, named, race_folder, run_folder
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
 
@@ -198,8 +198,8 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
     folder = results / name
     run = run_folder.read_raw(folder)
     listed, reasons = {artifact["path"] for artifact in run["artifacts"]}, _reasons_of(folder, run)
-    for path in (*artifacts.files(folder), "run.json"):
-        role = artifacts.ROLES.get(artifacts.OF_NODE.sub("", path.partition("/")[0]))
+    for path in (*run_folder.files(folder), "run.json"):
+        role = run_folder.ROLES.get(run_folder.OF_NODE.sub("", path.partition("/")[0]))
         is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
         is_part = role or path in listed or path in (certificates.FILE, "run.json")
         if role in LOCAL_ROLES or not is_part or not is_inside:
@@ -237,9 +237,9 @@ def _of_script(folder, run):
         for name in script.get("sha256_by_file") or ()
         if (folder / "code" / name).is_file()
     }
-    programs = {name: "a program beside it" for name in kept if name.endswith(script_files.PROGRAMS)}
+    programs = {name: "a program beside it" for name in kept if name.endswith(user_code.PROGRAMS)}
     main = kept.get(f"script/{script.get('file')}")
-    return programs | (classes.used_by_script(main, kept) if main else {})
+    return programs | (user_code.used_by_script(main, kept) if main else {})
 
 
 def listing_of(leaving: Iterable[Leaving]) -> list[str]:

@@ -19,7 +19,7 @@ from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
 from bench.plans.race import arm_process, plan, planning, report, runner, state
 from bench.plans.sweep import winners
-from bench.record import listing, named
+from bench.record import named
 
 
 def main(argv):
@@ -103,7 +103,7 @@ def _requeued(results):
         try:
             slots = state.read(folder, results).slots
         except ValueError as error:  # another race, which cannot be this job's without a plan to say so
-            listing.excluded("race", str(error))
+            named.report_excluded("race", str(error))
             continue
         runs = [arm_process.record_of(results, run) or {} for slot in slots for run, _ in slot.attempts]
         if any((run.get("launched_by") or {}).get("job_id") == job.job_id for run in runs):

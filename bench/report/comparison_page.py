@@ -42,12 +42,12 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)]
     charts = curves.charts_of_arms(named)
     lines = [
-        arm(num, name, [_shortly(words), counted(len(arm.rows), "run")])
-        for num, (name, words, arm) in enumerate(zip(names, about, arms))
+        arm(num, name, [_shortly(words), counted(len(of_arm.rows), "run")])
+        for num, (name, words, of_arm) in enumerate(zip(names, about, arms))
     ]
-    differences = [differences(names[0], name, one) for name, one in against.items()]
+    folded = [differences(names[0], name, one) for name, one in against.items()]
     title = f"{names[0]} against {and_(names[1:])}"
-    who = section("Arms", tag("dl", *lines, class_="arms"), *differences)
+    who = section("Arms", tag("dl", *lines, class_="arms"), *folded)
     body = [
         tag("h1", title),
         tag("div", who, section("Verdict", *verdicts(against)), class_="columns"),

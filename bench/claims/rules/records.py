@@ -2,7 +2,7 @@
 
 from bench.base import utc
 from bench.base.terminal.text_table import counted, some
-from bench.record import audits, certificates, ledger, ledger_count, published_ledgers, run_folder, verification
+from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
@@ -63,13 +63,13 @@ def the_contestant_was_audited(claim):
     A script's logits cannot be seen.  Every other run holds its own validations on random and held-out tokens,
     which `verify` checks.
     """
-    by_run = {run.name: audits.read(run.folder) for run in claim.runs}
+    by_run = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in by_run.items() if audit is not None}
     failed = [
         f"{name}: {one['kind'].replace('_', ' ')}: {one['why']}"
         for name, audit in by_run.items()
         for one in audit["audits"]
-        if one["outcome"] == audits.FAILED
+        if one["outcome"] == certificates.FAILED
     ]
     if failed:
         return False, "; ".join(failed)
@@ -80,7 +80,7 @@ def the_contestant_was_audited(claim):
             (True, outcomes) if by_run else (None, "each run holds its own validations on random and held-out tokens")
         )
     own_audits = [(run.record, by_run[run.name]) for run in scripts if run.name in by_run]
-    if any(audits.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
+    if any(certificates.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
         return True, outcomes
     claimed = f"{outcomes} according to the claimant; " if outcomes else ""
     return False, f"{claimed}the script was not audited on this machine: ./run.sh audit {scripts[0].name}"

@@ -7,7 +7,7 @@ from bench.base.terminal.text_table import counted, some
 from bench.claims.rules.records import of_each
 from bench.compare import eligibility, target
 from bench.config import schema
-from bench.config.deviations import deviations_of
+from bench.config.resolve import deviations_of
 from bench.machine import code_state
 from bench.record import metrics, step_files
 from bench.record.rows import row_of
