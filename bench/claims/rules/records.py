@@ -41,13 +41,13 @@ def every_run_completed(claim):
 
 def every_run_came_out_again(claim):
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import recomputed  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
     def fault_of(run):
         try:
-            made.append(recomputed.of_record(run.folder))
+            made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
         return None if made[-1].holds else f"{made[-1].outcome}: {made[-1].why}"
