@@ -48,9 +48,9 @@ def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple
     pairs = zip(candidates, others, strict=True)
     with contextlib.nullcontext() if baseline.race is None else of_record(f"race {baseline.race}"):
         results = [_one(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
-        verdict.adjusted(dict(enumerate(results)))
+        verdict.adjust(results)
         if len(results) == 1 and baseline.race == candidates[0].race is not None:
-            verdict.adjusted_as(results[0], candidates[0].reported)
+            verdict.adjust_as(results[0], candidates[0].reported)
     return [(arm.name, result) for arm, result in zip(candidates, results, strict=True)]
 
 
