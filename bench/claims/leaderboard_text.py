@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from bench.base import stats
+from bench.base import stats, text_table
 from bench.base.paths import results_root
-from bench.base.terminal import text_table
 from bench.claims import uncounted
 from bench.claims.leaderboard import boards
 from bench.record import index, named

@@ -4,8 +4,8 @@ import collections
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from bench.base import text_table
 from bench.base.paths import PUBLISHED, shown
-from bench.base.terminal import text_table
 from bench.claims import claim
 from bench.record.rows import Row
 

@@ -1,6 +1,6 @@
 """The evidence of a rule that looks at each run alone."""
 
-from bench.base.terminal.text_table import some
+from bench.base.text_table import some
 
 
 def of_each(runs, fault_of, good):

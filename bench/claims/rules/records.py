@@ -1,7 +1,7 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from bench.base import utc
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.claims.rules.evidence import of_each
 from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 

@@ -1,6 +1,6 @@
 """Rules about the claimed runs together: repeats of one config and code, enough of them, none excluded."""
 
-from bench.base.terminal.text_table import counted, some
+from bench.base.text_table import counted, some
 from bench.compare import eligibility, target
 from bench.config import schema
 from bench.machine import code_state

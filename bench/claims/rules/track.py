@@ -1,6 +1,6 @@
 """Rules whose numbers, models and names are the track's: track.rules, track.fixed and the data in conf/."""
 
-from bench.base.terminal.text_table import some
+from bench.base.text_table import some
 from bench.claims.rules.evidence import of_each
 from bench.config import schema
 from bench.config.resolve import deviations_of
