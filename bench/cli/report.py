@@ -109,7 +109,7 @@ def _one(folder, args, module, name):
 
 
 def _site(folder, out, args):
-    from bench.claims import leaderboard_rows
+    from bench.claims import leaderboard_views
     from bench.report.site import packed_pages, run_rows, site
 
     results = run_rows.read(folder)
@@ -122,7 +122,7 @@ def _site(folder, out, args):
         page = site.write(
             results,
             out,
-            lambda: leaderboard_rows.of_folders(results.runs, [folder]),
+            lambda: leaderboard_views.site_boards(results.runs, [folder]),
             lambda *counts: arguments.count_up(*counts, "pages"),
             num_pages,
         )

@@ -38,9 +38,9 @@ def main(argv):
                 words = option.replace("_", "-")
                 raise ValueError(f"--{words} with --{alone}: it has no effect there: give one of the two")
     if args.leaderboard:
-        from bench.claims import leaderboard_text
+        from bench.claims import leaderboard_views
 
-        print(leaderboard_text.text(args.folder, "github" if args.md else "simple", named.report_excluded_of_table))
+        print(leaderboard_views.text(args.folder, "github" if args.md else "simple", named.report_excluded_of_table))
         return 0
     try:
         rows, wheres = _rows(args)

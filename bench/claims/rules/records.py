@@ -1,8 +1,7 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from bench.base import utc
-from bench.base.text_table import counted
-from bench.claims.rules.evidence import of_each
+from bench.base.text_table import counted, some
 from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
@@ -29,15 +28,26 @@ def git_knew_the_code_of_every_run(claim):
     return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
 
 
+def every_run_completed(claim):
+    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
+
+    def fault_of(run):
+        if run.record["status"] != "complete":
+            return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
+        return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
+
+    return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
+
+
 def every_run_came_out_again(claim):
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import recomputed  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
     def fault_of(run):
         try:
-            made.append(recomputed.of_record(run.folder))
+            made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
         return None if made[-1].holds else f"{made[-1].outcome}: {made[-1].why}"
@@ -149,12 +159,7 @@ def _times_fault(run, start, end):
     return None
 
 
-def every_run_completed(claim):
-    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
-
-    def fault_of(run):
-        if run.record["status"] != "complete":
-            return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
-        return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
-
-    return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
+def of_each(runs, fault_of, good):
+    """fault_of(run) is a sentence or None."""
+    faults = [f"{run.name}: {fault}" for run in runs if (fault := fault_of(run))]
+    return not faults, some(faults, separator="; ") or good
