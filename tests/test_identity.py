@@ -39,10 +39,10 @@ NOT_RACED = {
     "bench/machine/run_processes.py": "finds and ends what a run has left",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
-    "bench/base/stats": "counts with records",
+    "bench/base/stats.py": "counts with records",
     "bench/analysis/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
-    "bench/base/terminal": "how wide a terminal is, and tables of what was recorded",
+    "bench/base/text_table.py": "how wide a terminal is, and tables of what was recorded",
 }
 SAMPLE = b'''"""Doc."""
 import os, sys as s

@@ -1,7 +1,7 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from bench.base import utc
-from bench.base.terminal.text_table import counted, some
+from bench.base.text_table import counted, some
 from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
