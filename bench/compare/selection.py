@@ -28,9 +28,8 @@ class Arm:
     plan: Mapping[str, Any] | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
     unplanned_look: bool = False  # the race's interim state was shown when no look was due
-    reported: Mapping[str, Any] | None = (
-        None  # the Comparison that race.json has of this arm; the baseline's: its first candidate's
-    )
+    # the Comparison that race.json has of this arm; the baseline's: its first candidate's
+    reported: Mapping[str, Any] | None = None
     damaged: dict[str, str] = field(default_factory=dict)  # run_id -> why its steps cannot be read, of those asked for
     in_race: tuple[str, str] | None = None  # its name in the race and what it is there, its overrides
 
@@ -59,25 +58,16 @@ def of_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """
     lookup = named.Lookup()
     if SEPARATOR in words:
-        groups: list[list[str]] = [[]]
+        sides: list[list[str]] = [[]]
         for word in words:
-            groups.append([]) if word == SEPARATOR else groups[-1].append(word)
-        if not all(groups):
+            sides.append([]) if word == SEPARATOR else sides[-1].append(word)
+        if not all(sides):
             raise ValueError(f"{' '.join(words)}: write runs on both sides of {SEPARATOR}")
     elif len(words) == 1:
-        one = lookup.find(words[0])
-        if one.race is None:
-            raise ValueError(f"{words[0]}: that is one group of runs; give two, A B, or the folder of a race")
-        arms = _arms_of_race(one.race, on_error)
-        if one.arm is not None:
-            _refuse_unknown(one, arms)
-            arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), one.arm)}
-        for arm in arms.values():
-            _refuse_empty(words[0], one.race, arm)
-        return list(arms.values())
+        return _race_alone(lookup.find(words[0]), on_error)
     else:
-        groups = [[word] for word in words]
-    groups = [lookup.each(group) for group in groups]
+        sides = [[word] for word in words]
+    groups = [lookup.each(side) for side in sides]
     rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
     arms = [_joined([_of_named(one, rows, on_error) for one in group]) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
@@ -86,6 +76,18 @@ def of_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
             "put quotes around a glob ('results/*/*-s?'), or write A1 A2 A3 vs B1 B2 B3"
         )
     return arms
+
+
+def _race_alone(one: named.Named, on_error: OnError) -> list[Arm]:
+    if one.race is None:
+        raise ValueError(f"{one.word}: that is one group of runs; give two, A B, or the folder of a race")
+    arms = _arms_of_race(one.race, on_error)
+    if one.arm is not None:
+        _refuse_unknown(one, arms)
+        arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), one.arm)}
+    for arm in arms.values():
+        _refuse_empty(one.word, one.race, arm)
+    return list(arms.values())
 
 
 def of_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
@@ -222,7 +224,7 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
     return arms
 
 
-def _refuse_unknown(one: named.Named, arms: Mapping[str | None, Arm]) -> None:
+def _refuse_unknown(one: named.Named, arms: Mapping[str, Arm]) -> None:
     if one.arm not in arms:
         raise ValueError(f"{one.word}: the race has no arm {one.arm}; choose from {', '.join(arms)}")
 
