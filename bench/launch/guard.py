@@ -1,4 +1,4 @@
-"""The guard of a run's processes, their ancestor, which ends them all:  python -m bench.launch.guard FOLDER
+"""The guard of a run's processes, their ancestor, which ends them all:  python -m bench.launch.guard FOLDER [member]
 
 The launcher starts it, and gives it on its standard input, a pipe that only the launcher holds, a line of JSON: what to
 start, {"words", "env", "log"} (ranks.py).  Whatever loses its parent below it, a daemon with a session and an
@@ -6,7 +6,8 @@ environment of its own too, becomes its child (PR_SET_CHILD_SUBREAPER), so that 
 
 When what it started has ended, it kills what is left and answers with a line, {"exit_code", "left": pids that the
 kernel does not let go}.  Then it waits for GOODBYE.  STOP ends the run's processes.  The end of the pipe without
-GOODBYE says that the launcher was killed: then it ends them at once, and finishes the record.
+GOODBYE says that the launcher was killed: then it ends them at once, and finishes the record,
+unless it is the guard of a member, whose record another process makes.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ GONE_WITHIN_S = 30.0  # of what has been killed; a process that waits for a dead
 LOOK_EVERY_S = 0.1  # while something is being ended
 
 
-def main(folder):
+def main(folder, member=None):
     processes.adopt_orphans()
     orders = _Orders()
     line = orders.line()
@@ -41,7 +42,7 @@ def main(folder):
             os.write(1, json.dumps({"exit_code": exit_code, "left": sorted(left)}).encode() + b"\n")
     while orders.is_open and not orders.is_goodbye:
         orders.wait(None)
-    if not orders.is_goodbye:
+    if not orders.is_goodbye and not member:
         from bench.record import failures
 
         failures.write_launcher_killed(folder)
@@ -118,4 +119,4 @@ def _run(words, env, orders):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

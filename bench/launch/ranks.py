@@ -140,11 +140,13 @@ def reserved_port(host: str) -> Iterator[int]:
 class Guard:
     """A context: the guard of a run's processes, which ends them with it; on their own when this process is killed.
 
-    folder: of the run, which the guard finishes then; code: the folder that it imports from.
+    folder: of the run, whose record the guard finishes then; code: the folder that it imports from; is_member: another
+    process makes the record.
     """
 
-    def __init__(self, folder: Path, code: Path = CODE):
-        self._words, self._code = [sys.executable, "-m", "bench.launch.guard", str(folder)], code
+    def __init__(self, folder: Path, code: Path = CODE, is_member: bool = False):
+        self._words = [sys.executable, "-m", "bench.launch.guard", str(folder), *(["member"] if is_member else [])]
+        self._code = code
         self._answer = None
         self.left: list[int] = []  # processes that the kernel keeps, in a driver or at a dead disk; after the end
         self.exit_code: int | None = None  # of what was started; of the guard where that ended first

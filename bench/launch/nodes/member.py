@@ -84,7 +84,7 @@ class Member:
                     by_torchrun=self._by_torchrun,
                 )
                 node_folder = Path(start["folder"])
-                guard = stack.enter_context(local.Guard(node_folder, code))
+                guard = stack.enter_context(local.Guard(node_folder, code, is_member=True))
                 log = f"start{start['first_rank']}.log"
                 ranks = stack.enter_context(local.Group(guard, place, node_folder, env(start), words, log))
                 self._watch(ranks, place, signals)
