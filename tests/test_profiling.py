@@ -8,8 +8,7 @@ import torch
 from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
 from bench.cli import analyze
-from bench.config.profiler_windows import Options
-from bench.config.windows import check_ranks
+from bench.config.windows import Options, check_ranks
 from bench.training.profiling import files, recording, shrink, tables, windows
 from bench.training.profiling.recording import ExclusiveProfile, Ranges, Recording
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from bench.base.paths import results_root
-from bench.config import multirun, overrides
+from bench.config import compose, multirun, overrides
 from bench.launch import console, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, this_machine
@@ -15,7 +15,7 @@ from bench.plans.sweep import packing
 from bench.plans.sweep.elsewhere import Unfinished
 from bench.plans.sweep.points import Points, source_sha256
 from bench.record import run_folder, sweep
-from bench.report import sweep_page, sweep_results, sweep_text
+from bench.report import sweep_page, sweep_results
 
 
 def go(args, argv):
@@ -25,7 +25,7 @@ def go(args, argv):
     for point in known:
         asked(point)
     same = [word for word in overrides.of_sweep(args.overrides)[1] if overrides.plain(word)]
-    _, stored = multirun.stored(same)
+    _, stored = compose.stored_sweep(same)
     sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
     if known:
         say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(known), len(known))}")
@@ -57,12 +57,12 @@ def _end(folder, why):
     ]
     sweep.end(folder, why)
     result = sweep_results.read(folder)
-    console.show(sweep_text.table(result))
-    for words in filter(None, (sweep_text.best(result), sweep_text.why(result), sweep_text.confirm(result))):
+    console.show(sweep_results.table(result))
+    for words in filter(None, (sweep_results.best(result), sweep_results.why(result), sweep_results.confirm(result))):
         say("sweep", words)
     sweep_page.write(folder, result)
     num_complete = sum(one["status"] == "complete" for one in answers)
-    say("sweep", sweep_text.ended(result, folder, num_complete, len(answers)), always=True)
+    say("sweep", sweep_results.ended(result, folder, num_complete, len(answers)), always=True)
     return answers
 
 

@@ -5,16 +5,16 @@ import inspect
 import torch
 
 import models
+from bench.config import user_code
 from bench.config.schema import Config
 from bench.config.stages import longest_seq_len
-from bench.config.user_code import classes
 from models.roles import is_meant, with_roles
 
 
 def build_model(config: Config, device: torch.device, eos_token: int | None) -> torch.nn.Module:
     """Drawn on the CPU from the run's seed.  eos_token: the token before each document, if the data have one."""
     arch = config.model.arch
-    model_class = classes.load("model.arch", arch) if classes.is_import_path(arch) else models.load(arch)
+    model_class = user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
     takes_eos = "eos_token" in inspect.signature(model_class.__init__).parameters
     model = model_class(
         vocab_size=config.model.vocab_size,

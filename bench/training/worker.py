@@ -17,7 +17,7 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from bench.base.paths import REPO  # noqa: E402
-from bench.config.user_code import classes  # noqa: E402
+from bench.config import user_code  # noqa: E402
 from bench.machine import processes  # noqa: E402
 from bench.record import failures  # noqa: E402
 from bench.training import flight_recorder, inputs  # noqa: E402
@@ -31,7 +31,7 @@ def main(folder):
         _redirect_output(folder / "logs" / f"rank{rank}.log")
         os.chdir(REPO)  # and not the read-only copy of it that this was started in
         if "own" in launch:
-            classes.use_copies(launch["own"])
+            user_code.use_copies(launch["own"])
         if "t_offset_ns" in launch:
             print(f"node {os.environ['GROUP_RANK']}, rank {rank}", flush=True)
     else:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.launch import ranks
 from bench.launch.nodes import carried, channel, clocks, fabric
 from bench.launch.nodes.channel import GONE, LOST_AFTER_S, Channel

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.config.profiler_windows import Window
+from bench.config.windows import ProfilerWindow
 from bench.training.profiling import files
 
 
@@ -13,7 +13,7 @@ from bench.training.profiling import files
 class Shot:
     """One window, and what became of it on this rank."""
 
-    window: Window
+    window: ProfilerWindow
     status: str = "not reached"  # then "recorded", or "cut short" if the run ended within it
     rows: list[int] = field(default_factory=list)  # recorded, finished
     recording: Any = None  # a Recording (bench/training/profiling/recording.py), which needs torch
