@@ -12,7 +12,7 @@ import pytest
 import real_runs
 import scripted
 
-from bench.base.stats import evalues
+from bench.base import stats
 from bench.claims.rules import records
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
@@ -260,7 +260,7 @@ def verdict(kind, facts, claimed, *nats):
 
 def test_random_tokens_fail_at_the_e_values_bound():
     facts = {"num_alphabet": 64, "vocab_size": 257, "val_tokens": 32768}
-    least = math.log(64) - evalues.LOG_E / 1024
+    least = math.log(64) - stats.MIN_LOG_E_VALUE / 1024
     assert verdict("random_tokens", facts, 3.0, 5.0, least + 1e-6) == PASSED
     assert verdict("random_tokens", facts, 3.0, 5.0, least - 1e-6) == FAILED
     assert verdict("random_tokens", facts, 3.0, least - 1e-6, 5.0) == FAILED  # also where a later one is higher
@@ -304,6 +304,6 @@ def test_the_smallest_leak_that_is_found_is_that_of_the_formula():
     """A leak of a share f lowers the loss by f * (ln V + excess): found once that is excess + 13.8 / N."""
     rng = np.random.default_rng(0)
     for num_tokens, excess_nats in ((4096, 0.5), (1 << 18, 0.1)):
-        wanted = (excess_nats + evalues.LOG_E / num_tokens) / (math.log(257) + excess_nats)
+        wanted = (excess_nats + stats.MIN_LOG_E_VALUE / num_tokens) / (math.log(257) + excess_nats)
         found = power.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
         assert found == pytest.approx(wanted, rel=0.1)
