@@ -22,6 +22,7 @@ class OfKind(TypedDict):
     run: NotRequired[str | None]  # in results/.audits/
     nats: NotRequired[float | None]
     least_nats: NotRequired[float | None]
+    unnoticed_nats: NotRequired[float]  # how much less the last loss could be; of random tokens that passed
 
 
 class Audit(TypedDict):
@@ -33,6 +34,7 @@ class Audit(TypedDict):
     at: str
     claimed_nats: float | None
     outcome: str
+    unnoticed_nats: NotRequired[float | None]  # the least of its audits
     audits: list[OfKind]
 
 
@@ -47,6 +49,14 @@ def read(folder: Path | str) -> Audit | None:
         return json_file.read(Path(folder) / FILE, Audit)
     except Damaged:
         return None
+
+
+def limit(audit: Audit) -> str:
+    """What could have escaped an audit that did not fail, to follow its outcome; empty where nobody knows."""
+    unnoticed_nats = audit.get("unnoticed_nats")
+    if unnoticed_nats is None or audit["outcome"] == FAILED:
+        return ""
+    return f" (a loss lowered by less than {unnoticed_nats:.4f} nats would not have been noticed)"
 
 
 def passed_here(results: Path, run: dict, audit: Audit) -> bool:
