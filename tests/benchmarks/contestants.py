@@ -28,8 +28,8 @@ ON_TRACK = ("track=cpu_nano", "hardware=cpu")
 CHEATING_SCRIPTS = (
     "half_the_time", "patched_clock", "three_percent_less", "works_off_the_clock", "trains_in_validations",
     "prints_at_the_end", "trains_on_val", "reads_by_cat", "opens_train_once", "trains_before_its_clock",
-    "lowers_val_loss", "scales_val_loss", "constant_val_loss", "validates_on_128", "easy_half", "sees_the_target",
-    "knows_val",
+    "lowers_val_loss", "lowers_gradually", "lowers_a_little", "scales_val_loss", "constant_val_loss",
+    "validates_on_128", "easy_half", "sees_the_target", "knows_val",
 )  # fmt: skip
 WITHIN_TOLERANCES = ("three_percent_less", "trains_in_validations")  # of a single run: a race must refuse their win
 NOT_CAUGHT = dict.fromkeys(WITHIN_TOLERANCES, "NOT CAUGHT (on a busy machine a race may show too little: race again)")
