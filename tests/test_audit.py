@@ -13,7 +13,7 @@ import pytest
 import real_runs
 import scripted
 
-from bench.base.stats import evalues
+from bench.base import stats
 from bench.claims.rules import records
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
@@ -306,7 +306,7 @@ def verdict(kind, facts, claimed, *nats):
 
 def test_random_tokens_fail_at_the_e_values_bound():
     facts = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
-    least = math.log(64) - evalues.LOG_E / 1024  # 4.14539
+    least = math.log(64) - stats.MIN_LOG_E_VALUE / 1024  # 4.14539
     for kind in ("random_tokens", "few_tokens"):
         assert verdict(kind, facts, 3.0, 5.0, least + 1e-6) == PASSED
         assert verdict(kind, facts, 3.0, 5.0, least - 1e-6) == FAILED
@@ -324,7 +324,7 @@ def test_a_loss_that_is_printed_with_few_digits_is_not_held_against_a_script():
 def test_what_would_not_have_been_noticed_is_the_distance_of_the_last_loss_from_the_bound():
     facts = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
     found = counterfactual.verdict("random_tokens", facts, 3.0, [4.1999, 4.2454])
-    assert found["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + evalues.LOG_E / 1024 + 5e-5)
+    assert found["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + stats.MIN_LOG_E_VALUE / 1024 + 5e-5)
     assert "above the bound of 4.1453: a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in found["why"]
     assert power.unnoticed(4.0, 3.0) == (1.0, 0.25)
     assert "unnoticed_nats" not in counterfactual.verdict("random_tokens", facts, 3.0, [4.0])
@@ -367,6 +367,6 @@ def test_the_smallest_leak_that_is_found_is_that_of_the_formula():
     """A leak of a share f lowers the loss by f * (ln V + excess): found once that is excess + 13.8 / N."""
     rng = np.random.default_rng(0)
     for num_tokens, excess_nats in ((4096, 0.5), (1 << 18, 0.1)):
-        wanted = (excess_nats + evalues.LOG_E / num_tokens) / (math.log(257) + excess_nats)
+        wanted = (excess_nats + stats.MIN_LOG_E_VALUE / num_tokens) / (math.log(257) + excess_nats)
         found = power.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
         assert found == pytest.approx(wanted, rel=0.1)

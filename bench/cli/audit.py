@@ -13,7 +13,7 @@ docs/HONESTY.md explains what each audit detects, what it misses, and the arithm
 
 import json
 
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say

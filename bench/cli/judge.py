@@ -7,7 +7,7 @@ elsewhere.
 
 import json
 
-from bench.base.terminal import screen, text_table
+from bench.base import text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, publication
 from bench.claims.rules import rulebook
@@ -67,7 +67,7 @@ def _of_race(folder, arm):
 def text(verdict):
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
     head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
-    word = screen.coloured("accepted" if verdict["accepted"] else "refused")
+    word = text_table.coloured("accepted" if verdict["accepted"] else "refused")
     last = f"{'judge':>8}  {word}: {rule_lines.count(verdict['rules'])}"
     return "\n".join([text_table.printable(head), rule_lines.text(verdict["rules"]), last])
 

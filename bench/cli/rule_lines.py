@@ -1,7 +1,7 @@
 """Rules with their evidence as lines, for ./run.sh judge and ./run.sh verify."""
 
-from bench.base.terminal import text_table
-from bench.base.terminal.text_table import counted
+from bench.base import text_table
+from bench.base.text_table import counted
 
 MARKS = {True: "pass", None: "-", False: "FAIL"}
 

@@ -6,7 +6,7 @@ RUN is a run folder, a folder of them, or a run id or a part of one.  Every rule
 import json
 import sys
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.cli import arguments, rule_lines
 from bench.record import named, verification
 

@@ -2,7 +2,7 @@
 
 The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
 machine's own replays (results/replays) have written the same into their ledger.  ./run.sh judge --replayed believes
-neither: it compares the losses again (bench/plans/replay/recomputed.py).
+neither: it compares the losses again (bench/plans/replay/replaying.py).
 """
 
 import functools

@@ -24,7 +24,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.base.stats import evalues
+from bench.base import stats
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
 from bench.plans.audit import power
@@ -122,10 +122,10 @@ def verdict(kind: str, facts: dict, claimed_nats: float, nats: Sequence[float]) 
 
 
 def _of_random_tokens(facts, nats):
-    """Nobody is below the tokens' own nats but by luck (base/stats/evalues.py).  The last loss is what a run claims."""
+    """Nobody is below the tokens' own nats but by luck (base/stats.py).  The last loss is what a run claims."""
     num_tokens, lowest, last = min(facts["val_tokens"], LEAST_TOKENS), min(nats), nats[-1]
     floor = floor_nats(facts["num_alphabet"], facts["eos_frac"], num_tokens)
-    least = evalues.least_nats(floor, num_tokens) - _half_digit_nats(lowest)
+    least = stats.least_nats(floor, num_tokens) - _half_digit_nats(lowest)
     words = f"its loss on tokens drawn from {facts['num_alphabet']} is {lowest:.4f}"
     if lowest < least:
         why = f"{words}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
@@ -140,13 +140,13 @@ def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
     """The least mean of -ln p over any num_tokens of the tokens that _uniform() draws.
 
     A contestant chooses which ones it validates on, so how many of them end documents is not known.  Where these are
-    the likelier tokens, there are at most so many as Bernstein's inequality allows at evalues.ALPHA.
+    the likelier tokens, there are at most so many as Bernstein's inequality allows at stats.E_VALUE_ALPHA.
     """
     of_others = math.log(num_alphabet / (1 - eos_frac))
     if eos_frac == 0 or -math.log(eos_frac) >= of_others:
         return of_others
     expected = eos_frac * num_tokens
-    most = expected + math.sqrt(2 * expected * evalues.LOG_E) + evalues.LOG_E / 3
+    most = expected + math.sqrt(2 * expected * stats.MIN_LOG_E_VALUE) + stats.MIN_LOG_E_VALUE / 3
     return of_others - (of_others + math.log(eos_frac)) * min(1.0, most / num_tokens)
 
 

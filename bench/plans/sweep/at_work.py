@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.base import atomic
-from bench.machine import processes, run_processes
+from bench.machine import processes
 from bench.record import failures, run_folder
 
 FOLDER = ".at_work"
@@ -65,7 +65,6 @@ def finish(folder: Path, is_gone: Callable[[dict], bool], why: str) -> None:
         run = atomic.read_json(path / "run.json", {})
         is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
         if is_its_own and run["status"] == "running" and is_gone(run):
-            run_processes.end(path)
             failures.write_launcher_killed(path, why)
 
 
