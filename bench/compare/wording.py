@@ -101,6 +101,13 @@ def standalone_verdict(result: Mapping[str, Any]) -> str:
 
 def verdict_sentence(result: Mapping[str, Any]) -> str:
     """The sentence that a Comparison carries; it does not repeat the verdict's own word where that stands beside it."""
+    sentence = _sentence_of_times(result)
+    if effects.NOT_COUNTED in result["flags"]:
+        return f"{sentence}; {extra_words(result)}, so its lower val_loss is not counted"
+    return sentence
+
+
+def _sentence_of_times(result: Mapping[str, Any]) -> str:
     time, verdict, (a, b) = result["time"], result["verdict"], result["arms"]
     if verdict == "not_comparable":
         return _words_of_losses(result)
@@ -147,6 +154,14 @@ def outside_words(by_launcher: Mapping[str, Any]) -> str:
         return f"{by_launcher['change_pct']:+.2f} %, means {means} s"
     low, high = by_launcher["ci95_pct"]
     return f"{by_launcher['change_pct']:+.2f} % (95 % interval {low:+.2f} to {high:+.2f} %), means {means} s"
+
+
+def extra_words(result: Mapping[str, Any]) -> str:
+    """How much more time B spends outside its own clock than A."""
+    (a, b), by_launcher = result["arms"], result["time"]["outside"]
+    low_s, high_s = by_launcher["extra_ci95_s"]
+    interval = f"95 % interval {low_s:.3f} to {high_s:.3f} s, one-sided p = {by_launcher['extra_p']:.2g}"
+    return f"{b} spends {by_launcher['extra_s']:.3f} s more outside its own clock than {a} ({interval})"
 
 
 def _why_inconclusive(result: Mapping[str, Any]) -> str:
