@@ -7,7 +7,6 @@ Several files are the ranks of one job; several folders, and the windows of a ru
 first window.  Needs no torch.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -26,7 +25,11 @@ def main(argv):
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    answers = job_answers(args, lambda *job: _answer(*job, args))
+    rules, answers = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES, {}
+    for words, paths in jobs(args.path):
+        answers |= _answer(", ".join(words), paths, rules, args)
+    if args.json:
+        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     _write(args, lambda: _markdown(answers), lambda: _page_of(answers))
     return 0
 
@@ -141,19 +144,8 @@ def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
     return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in result]
 
 
-def job_answers(
-    args: argparse.Namespace, of_job: Callable[[str, list[Path], list], dict[str, dict]]
-) -> dict[str, dict]:
-    """of_job(title, paths, rules) -> {title: answer} of each job, together; printed where --json wants it."""
-    rules, result = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES, {}
-    for words, paths in jobs(args.path):
-        result |= of_job(", ".join(words), paths, rules)
-    if args.json:
-        print(json.dumps(result if len(result) > 1 else next(iter(result.values())), indent=1))
-    return result
-
-
 def trace_parser(verb: str, main: Callable) -> arguments.Parser:
+    """The options that analyze and explain share."""
     made = arguments.Parser(f"./run.sh {verb}", main=main)
     made.add_argument("path", nargs="+", metavar="RUN|TRACE")
     made.add_argument("--json", action="store_true", help="print JSON, for programs")
