@@ -129,7 +129,7 @@ def variants(cls: type) -> list[str]:
     return sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__))
 
 
-def variant(cls: type, name: str) -> type:
+def variant(cls: typing.Any, name: str) -> type:
     """The Config in the file of that name, which is among variants(cls)."""
     return importlib.import_module(f"{cls.PACKAGE}.{name}").Config
 
@@ -184,7 +184,7 @@ def row_class(hint: typing.Any) -> type | None:
     """The dataclass of a table's rows, of a field dict[str, DATACLASS]; None for another field."""
     plain = _parts(hint)[0]
     row = _parts(typing.get_args(plain)[1])[0] if typing.get_origin(plain) is dict else None
-    return row if dataclasses.is_dataclass(row) else None
+    return row if isinstance(row, type) and dataclasses.is_dataclass(row) else None
 
 
 def allowed(hint: typing.Any) -> str:

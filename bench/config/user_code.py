@@ -112,6 +112,8 @@ def _module(name) -> ModuleType:
     known_as = "own_" + re.sub(r"\W", "_", name)
     if known_as not in sys.modules:
         spec = importlib.util.spec_from_file_location(known_as, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: its name does not end in .py")
         sys.modules[known_as] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
@@ -146,15 +148,15 @@ def _import_failure(module_name, error):
 
 def line_of(error: BaseException) -> str:
     """ " (my_model.py, line 12)": where in the user's folder it was raised, innermost; "" where it was not there."""
-    result, frame = "", error.__traceback__
+    place, frame = "", error.__traceback__
+    folders = [Path(folder) for folder in (_copied, working_folder()) if folder]
     while frame is not None:
         path = Path(frame.tb_frame.f_code.co_filename)
-        for folder in filter(None, (_copied, working_folder())):
-            if path.is_relative_to(folder) and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
-                result = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
-                break
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        if folder and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
+            place = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
         frame = frame.tb_next
-    return result
+    return place
 
 
 # ---- the source files, found without importing them: launching asks for them before every run
@@ -167,7 +169,7 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
     Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as script_sources() has them.
     """
-    result = {}
+    result: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
             path = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()

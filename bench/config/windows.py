@@ -5,8 +5,10 @@ one torch profiler at a time (two crash it), so the profilers' windows never ove
 windows of the memory history share one history.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
@@ -115,11 +117,10 @@ def check_ranks(instruments: dict[str, dict], num_processes: int) -> None:
         chosen = [(f"{where}.ranks", settings.get("ranks"))]
         chosen += [(f"{where}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()]
         for key, ranks in chosen:
-            missing = [rank for rank in ranks or () if rank >= num_processes]
-            if missing:
+            if missing := [rank for rank in ranks or () if rank >= num_processes]:
                 processes = f"{num_processes} process{'es' * (num_processes > 1)}"
                 remedy = f"the run has {processes}, ranks from 0: remove {missing[0]}"
-                raise ValueError(f"{key}={list(ranks)}: {remedy}")
+                raise ValueError(f"{key}={list(ranks or ())}: {remedy}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class ProfilerWindow(Window):
         """The first step that the window disturbs."""
         return self.first_step - self.warmup_steps
 
-    def overlaps(self, other: "Window") -> bool:
+    def overlaps(self, other: "ProfilerWindow") -> bool:
         """Whether some rank would have both at once."""
         together = self.begin_step <= other.last_step and other.begin_step <= self.last_step
         shared = self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)
@@ -169,8 +170,8 @@ def _trace_window(where, values):
         )
     activities = values["activities"] and tuple(values["activities"])
     same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
-    options = Options(activities, **{flag: values[flag] for flag in FLAGS})
-    return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=options)
+    flags: dict[str, Any] = {flag: values[flag] for flag in FLAGS}
+    return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=Options(activities, **flags))
 
 
 def kempner_window(settings: dict) -> ProfilerWindow | None:
@@ -205,7 +206,7 @@ def stage_options(settings: dict) -> Options:
 
 def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None]) -> None:
     """{instrument: its windows, or None where it profiles at any time}.  Raises ValueError where two profilers meet."""
-    profiling = [name for name, result in windows_by_instrument.items() if result is None or result]
+    profiling = [name for name, given in windows_by_instrument.items() if given is None or given]
     alone = next((name for name in profiling if windows_by_instrument[name] is None), None)
     beside = [name for name in profiling if name != alone]
     if alone and beside:
@@ -213,11 +214,10 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
             f"instruments.{beside[0]}: instruments.{alone} profiles too, and two torch profilers at once crash the "
             "process: keep one of them, e.g. profile=window or profile=stages"
         )
-    result = [] if alone else [window for name in profiling for window in windows_by_instrument[name]]
-    result.sort(key=lambda window: window.begin_step)
-    for number, window in enumerate(result):
-        for other in result[number + 1 :]:
-            _refuse_overlap(window, other)
+    windows = [] if alone else [window for name in profiling for window in windows_by_instrument[name] or ()]
+    windows.sort(key=lambda window: window.begin_step)
+    for window, other in itertools.combinations(windows, 2):
+        _refuse_overlap(window, other)
 
 
 def _refuse_overlap(window, other):

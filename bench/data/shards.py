@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.base import atomic
 from bench.base.reading import plain_file
@@ -136,8 +136,10 @@ class Facts:
     """with Facts(root) as facts: digest, max_token = facts.of(shard)"""
 
     def __init__(self, root: Path):
-        self._path, self._known, self._new = root / FACTS_FILE, {}, False
-        self._anew_bytes, self._read = ANEW_BYTES, set()  # left to be read; files that are
+        self._path, self._new = root / FACTS_FILE, False
+        self._known: dict[str, dict[str, Any]] = {}
+        self._anew_bytes = ANEW_BYTES  # left to be read
+        self._read: set[Path] = set()  # files that are
 
     def __enter__(self):
         with contextlib.suppress(Damaged), plain_file.opened(self._path) as file:

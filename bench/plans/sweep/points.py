@@ -41,7 +41,7 @@ class Points:
     command: list[str]  # what the user typed, for the records
     anyway: bool = False  # on a busy machine too
     budget_s: float | None = None  # no run begins that would end later than that after the first began
-    search: str = search.DEFAULT_OBJECTIVE
+    objective: str = search.DEFAULT_OBJECTIVE
     stops: dict[tuple, Callable] = field(default_factory=dict)  # of a search, by the words of a point
     _series: Series | None = None  # of a search: all of its trials
     _began_s: float | None = None
