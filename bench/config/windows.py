@@ -17,7 +17,7 @@ STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
 TRACE_FIELDS = ("name", "first_step", "warmup_steps", "active_steps", "ranks", "activities", "gzip", "max_mib", *FLAGS)
 MEMORY_FIELDS = ("name", "first_step", "active_steps", "ranks", "max_entries", "stacks")
 TAKEN_NAME = "oom"  # what snapshots of an out-of-memory are called
-KEMPNER_FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
+KEMPNER_FLAGS: dict[str, Any] = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
 
 
 def _whole(least):
@@ -170,7 +170,7 @@ def _trace_window(where, values):
         )
     activities = values["activities"] and tuple(values["activities"])
     same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
-    flags: dict[str, Any] = {flag: values[flag] for flag in FLAGS}
+    flags = {flag: values[flag] for flag in FLAGS}
     return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=Options(activities, **flags))
 
 
