@@ -24,13 +24,11 @@ from bench.record.rows import row_of
 NOT_RACED = {
     "bench/base/atomic.py": "writes records",
     "bench/base/reading": "refuses damaged files; what it lets through is as it was",
-    "bench/record/loss_rules.py": "rules on what the referee found after the run",
     "bench/record/validity.py": "rules on finished records",
     "bench/record/outside_clock.py": "names the edges that the launcher stamps, and rules on them",
     "bench/record/shape.py": "the types of a record's fields",
     "bench/base/utc.py": "writes times of day",
-    "bench/record/run_folder.py": "writes and reads records",
-    "bench/record/artifacts.py": "lists and removes the files of records",
+    "bench/record/run_folder.py": "writes and reads records, lists and removes their files",
     "bench/record/failures.py": "records how a rank failed",
     "bench/base/private.py": "hides private words in records",
     "bench/base/credentials.py": "hides credentials in records",
@@ -38,14 +36,12 @@ NOT_RACED = {
     "bench/base/paths.py": "finds folders",
     "bench/machine/code_copy.py": "copies what is run, and hashes it at the end",
     "bench/machine/signals.py": "how a launcher is interrupted",
-    "bench/machine/run_processes.py": "finds and ends what a run has left",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
-    "bench/record/work.py": "counts the tokens that a record says, also for that line",
-    "bench/base/stats": "counts with records",
+    "bench/base/stats.py": "counts with records",
     "bench/analysis/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
-    "bench/base/terminal": "how wide a terminal is, and tables of what was recorded",
+    "bench/base/text_table.py": "how wide a terminal is, and tables of what was recorded",
 }
 SAMPLE = b'''"""Doc."""
 import os, sys as s
@@ -234,7 +230,7 @@ def test_every_entry_of_the_list_is_there_and_named_once():
 def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
     started = [
         REPO / "bench/training/worker.py",
-        REPO / "bench/launch/agent.py",
+        REPO / "bench/launch/guard.py",
         REPO / "bench/launch/ranks.py",
         REPO / "bench/machine/telemetry/sampler.py",
         *REPO.glob("bench/training/instruments/*.py"),

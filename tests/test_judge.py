@@ -18,7 +18,7 @@ from bench.claims.rules import rulebook
 from bench.cli import judge, race
 from bench.config import compose, schema
 from bench.plans.race import runner
-from bench.record import audits, ledger, run_folder
+from bench.record import certificates, ledger, run_folder
 from bench.report import markdown_blocks
 
 
@@ -232,14 +232,19 @@ def test_a_failed_run_is_a_lost_one(results):
 
 def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
     folders = three(results)
-    found = {"kind": "random_tokens", "outcome": audits.FAILED, "why": "its loss on random tokens is 2.1", "run": None}
+    found = {
+        "kind": "random_tokens",
+        "outcome": certificates.FAILED,
+        "why": "its loss on random tokens is 2.1",
+        "run": None,
+    }
     about = {"run": f"cpu_nano/{folders[1].name}", "config_id": "c", "source_sha256": None, "at": "", "audits": [found]}
-    audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.FAILED})
+    certificates.write_audit(folders[1], about | {"claimed_nats": 2.75, "outcome": certificates.FAILED})
     assert failed(*folders) == {
         "the contestant was audited": f"cpu_nano/{folders[1].name}: random tokens: its loss on random tokens is 2.1"
     }
-    found["outcome"] = audits.PASSED
-    audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.PASSED})
+    found["outcome"] = certificates.PASSED
+    certificates.write_audit(folders[1], about | {"claimed_nats": 2.75, "outcome": certificates.PASSED})
     assert failed(*folders) == {}
 
 

@@ -12,11 +12,11 @@ import time
 import claimed
 import pytest
 import real_runs
+import scripted
 
 from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
-from bench.machine import run_processes
 from bench.plans.sweep import elsewhere, packing, search
 from bench.plans.sweep import points as sweep_points
 from bench.record import failures, run_folder, step_files, sweep, validity
@@ -246,7 +246,7 @@ def sweep_by_joblib(results):
 def ended_by_joblib(results):
     """(status, kind of failure) of each run of that sweep, when nothing of it is alive."""
     folders = real_runs.folders(results)
-    assert not any(run_processes.find(folder) for folder in folders)
+    assert scripted.pids(results) == []
     (folder,) = sweep.folders(results)
     assert not (folder / elsewhere.AT_WORK).exists()
     runs = map(real_runs.run_json, folders)

@@ -1,4 +1,7 @@
-"""Files that are whole or not there, and a reserve of space for the one that must be written on a full disk."""
+"""Files that are whole or not there, and locks.
+
+A reserve of space is kept for the one that must be written on a full disk.
+"""
 
 import contextlib
 import errno
@@ -6,6 +9,7 @@ import json
 import math
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +19,8 @@ from bench.base.units import KIB
 
 RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
+LOOK_EVERY_S = 0.02  # for a lock
+STALE_S = 15.0  # a lock is held for milliseconds
 
 
 def write_out(path: Path, text: str, option: str = "--out") -> None:
@@ -65,7 +71,7 @@ def write_own(path: Path | str, text: str) -> None:
         file.write(text.encode())
 
 
-def _write_once(path, text, durable):
+def _write_once(path: Path, text: str, durable: bool) -> None:
     with replacing(path, durable) as file:
         file.write(text.encode())
 
@@ -95,7 +101,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         _sync_folder(path)
 
 
-def _sync_folder(path):
+def _sync_folder(path: Path) -> None:
     try:
         folder_fd = os.open(path.parent, os.O_RDONLY)
         try:
@@ -130,3 +136,35 @@ def release(folder: Path | str) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """In this block no other process holds the lock, also on another node: who makes the file at path has it.
+
+    NFS knows no flock everywhere, and appends of two nodes overwrite each other there; that one of two makes a file is
+    sure (open(2), O_EXCL).  A stale one, by the file system's own clock, is removed.
+    """
+    own = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    while True:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            break
+        except FileExistsError:
+            _remove_stale(path, own)
+            time.sleep(LOOK_EVERY_S)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path, own: Path) -> None:
+    with contextlib.suppress(OSError):  # it has just gone, or another process removes it
+        made_s = path.stat().st_mtime
+        own.touch()
+        now_s = own.stat().st_mtime
+        own.unlink()
+        if now_s - made_s > STALE_S:
+            os.rename(path, own)  # of two that try, one does
+            own.unlink()

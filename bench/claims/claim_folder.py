@@ -10,10 +10,9 @@ from typing import TypedDict
 
 import yaml
 
-from bench.base import stats
+from bench.base import stats, text_table
 from bench.base.reading import json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged
-from bench.base.terminal import text_table
 from bench.claims import claim as claims
 from bench.claims import publication
 from bench.compare import wording

@@ -12,14 +12,14 @@ docs/HONESTY.md explains what each audit detects, what it misses, and the arithm
 
 import json
 
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
 from bench.plans.audit import auditing, counterfactual
-from bench.record import audits, named, run_folder
+from bench.record import certificates, named, run_folder
 
-CODES = {audits.PASSED: 0, audits.DOUBTED: 0, audits.FAILED: 1, audits.NOT_POSSIBLE: 2}
+CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1, certificates.NOT_POSSIBLE: 2}
 
 
 def main(argv):

@@ -9,8 +9,8 @@ names; one that holds some stops all.  --dry-run shows and searches alone.
 import os
 
 from bench.base.paths import project_folder
-from bench.base.terminal.text_table import counted
-from bench.claims import claim_folder, gate, publication
+from bench.base.text_table import counted
+from bench.claims import claim_folder, publication
 from bench.cli import arguments, table
 from bench.launch.console import say
 from bench.record import named, run_folder
@@ -36,7 +36,7 @@ def main(argv):
 
 
 def _show(leaving):
-    for line in gate.listed(leaving):
+    for line in publication.listing_of(leaving):
         say("file", line)
 
 

@@ -6,8 +6,8 @@ RUN is a run folder, a folder of them, or a run id or a part of one.  Every rule
 import json
 import sys
 
-from bench.base.terminal import text_table
-from bench.base.terminal.text_table import counted
+from bench.base import text_table
+from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.record import named, verification
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.base import stats, utc
-from bench.base.terminal.text_table import counted, some
+from bench.base.text_table import counted, some
 from bench.record.rows import Row
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)

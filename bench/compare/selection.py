@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.base.paths import PUBLISHED, results_root
 from bench.base.reading.damage import Damaged, of_record
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.compare.eligibility import index_of_runs
 from bench.record import index, named, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from bench.analysis.diagnosis import text as diagnosis_text
-from bench.base.terminal import screen, text_table
+from bench.base import text_table
 from bench.compare import effects, wording
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
@@ -75,7 +75,7 @@ def verdict(result: Comparison, form: str = "terminal") -> str:
     word, words = result["verdict"].replace("_", " ").upper(), text_table.line(result["words"], form == "md")
     if words.startswith(NO_VERDICT):
         word, words = "NO VERDICT", words.removeprefix(NO_VERDICT)
-    line = f"verdict: {f'**{word}**' if form == 'md' else screen.coloured(word)}  {words}"
+    line = f"verdict: {f'**{word}**' if form == 'md' else text_table.coloured(word)}  {words}"
     before = result.get("earlier_races")
     if not before:
         return line

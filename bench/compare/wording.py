@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.compare import effects
 
 MEASURES = {  # key of the Comparison: (name, key of the means, their unit, decimals)

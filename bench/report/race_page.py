@@ -13,7 +13,7 @@ from urllib.parse import quote
 from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, of_record
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import comparison_page as parts
 from bench.report import curves, run_page

@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.base.paths import results_root
 from bench.data import shards as shard_files
 from bench.data.sources import datasets
-from bench.record import artifacts, run_folder
+from bench.record import run_folder
 
 
 def read_launch(folder: Path) -> dict | None:
@@ -27,7 +27,7 @@ def prepare_by_hand(folder: Path, rank: int):
         raise ValueError(f"{folder}: a run by hand would overwrite this record: copy it to another folder first")
     (folder / "logs").mkdir(exist_ok=True)
     if rank == 0:
-        artifacts.remove_outputs(folder)
+        run_folder.remove_outputs(folder)
 
 
 def find_shards(launch: dict | None, record: dict) -> dict:

@@ -14,7 +14,7 @@ import torch
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
 from bench.machine.meters import CpuMeter
-from bench.record import metrics, run_folder, work
+from bench.record import metrics, run_folder
 from bench.training import distributed, gather_result, imported, inputs, kernels, loop, staging, weights
 from bench.training.clock import Clock, reporter
 from bench.training.gc_policy import GcPolicy
@@ -218,7 +218,7 @@ class Run:
             "model": {
                 "arch": config.model.arch,
                 "num_params": sum(parameter.numel() for parameter in model.parameters()),
-                **work.mean_flops_per_token(stages),
+                **metrics.mean_flops_per_token(stages),
             },
             "measured": {
                 "batch_tokens": mean_batch_tokens(config),
@@ -236,7 +236,7 @@ class Run:
             return config.optim.lr * self._trainer.lr_frac(step)
 
         def tokens(num_steps):
-            return work.num_tokens(record["measured"], num_steps)
+            return metrics.tokens_in_steps(record["measured"], num_steps)
 
         def speed(train_s, num_steps):
             return metrics.speed(record, train_s, num_steps)

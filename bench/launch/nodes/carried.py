@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.base import atomic
-from bench.machine import processes, run_processes
-from bench.record import artifacts, run_folder
+from bench.machine import processes
+from bench.record import run_folder
 
 OWNER = ".owner.tmp"  # the process that made a node's folder and removes it
 ABANDONED_S = 86400.0  # one of another machine's that nobody has touched for so long
@@ -45,12 +45,11 @@ def remove(folder: Path) -> None:
 
 
 def clear(results: Path) -> None:
-    """Remove the folders of nodes whose process was killed, and end what it left alive."""
+    """Remove the folders of nodes whose process was killed; its guard has ended what it left alive."""
     for folder in (results / FOLDER).glob("*"):
         owner = atomic.read_json(folder / OWNER)
         if processes.is_of_this_boot(owner):
             if not processes.is_there(owner):
-                run_processes.end(folder)
                 remove(folder)
         elif time.time() - _touched_s(folder) > ABANDONED_S:
             remove(folder)
@@ -76,7 +75,7 @@ def rescue(folders: Iterable[Path], record: Path) -> None:
 
 def names(folder: Path) -> Iterator[str]:
     """Relative paths of the files that belong into the record."""
-    return (name for name in artifacts.files(folder) if name not in KEPT)
+    return (name for name in run_folder.files(folder) if name not in KEPT)
 
 
 def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:

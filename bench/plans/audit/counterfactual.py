@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.base.stats import evalues
+from bench.base import stats
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
-from bench.record.audits import DOUBTED, FAILED, PASSED
+from bench.record.certificates import DOUBTED, FAILED, PASSED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,9 +117,9 @@ def verdict(kind: str, facts: dict, claimed_nats: float, nats: Sequence[float]) 
 
 
 def _of_random_tokens(facts, claimed_nats, nats):
-    """Nobody is below ln K but by luck: bench/base/stats/evalues.py."""
+    """Nobody is below ln K but by luck: bench/base/stats.py, log_e_value()."""
     ln_k, lowest = math.log(facts["num_alphabet"]), min(nats)
-    least = evalues.least_nats(ln_k, min(facts["val_tokens"], LEAST_TOKENS))
+    least = stats.least_nats(ln_k, min(facts["val_tokens"], LEAST_TOKENS))
     words = f"its loss on random tokens is {lowest:.4f}, ln({facts['num_alphabet']}) = {ln_k:.4f}"
     if lowest >= least:
         return _said(PASSED, f"{words}: above the bound of {least:.4f}, no leak was found", lowest, least)

@@ -23,7 +23,7 @@ from bench.base import atomic
 from bench.base.paths import shown
 from bench.launch import summary
 from bench.launch.console import say
-from bench.machine import processes, run_processes
+from bench.machine import processes
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import failures, run_folder, sweep
 
@@ -268,7 +268,6 @@ def finish_gone(folder: Path, is_gone: Callable[[dict], bool], why: str) -> None
         run = atomic.read_json(path / "run.json", {})
         is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
         if is_its_own and run["status"] == "running" and is_gone(run):
-            run_processes.end(path)
             failures.write_launcher_killed(path, why)
 
 
