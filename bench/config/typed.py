@@ -165,7 +165,7 @@ def default_of(one: dataclasses.Field) -> typing.Any:
     return MISSING if one.default is dataclasses.MISSING else one.default
 
 
-def checked(where, value, hint):
+def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     """The value as hint wants it (an int becomes a float, a number a word, a dict its dataclass), or ValueError."""
     plain, ranges, may_be_none = _parts(hint)
     if value is None and may_be_none:
