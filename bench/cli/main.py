@@ -37,7 +37,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "completion": ("completion", "completion for a shell: source <(./run.sh completion bash)"),
 }
 CHECKOUT_VERBS = {  # run.sh's own
-    "test": "run the tests (./run.sh test [pytest arguments])",
+    "test": "run the tests (./run.sh test [--all] [pytest arguments])",
     "lint": "check the style and the types of the code, as CI does",
 }
 # of a file: a sentence is enough
