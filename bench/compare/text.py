@@ -35,6 +35,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
+    effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",

@@ -250,7 +250,11 @@ def _decide(result):
     """Fill in verdict and words, and flag a verdict that depends on the excluded runs."""
     result["verdict"] = _verdict(result, result["time"])
     depends = result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"]
-    flags = {DEPENDS: depends, effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"]}
+    flags = {
+        DEPENDS: depends,
+        effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"],
+        effects.NOT_COUNTED: _hides_time(result) and result["comparable"],
+    }
     result["flags"] = [flag for flag in result["flags"] if flag not in flags] + [flag for flag in flags if flags[flag]]
     result["words"] = wording.verdict_sentence(result)
 
@@ -276,6 +280,13 @@ def decide(time: effects.Time) -> str:
     p_equivalent = _first(time["p_equivalent_holm"], effects.joint_p(time, "p_equivalent"))
     is_equivalent = p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]
     return "equivalent" if is_equivalent else "inconclusive"
+
+
+def _hides_time(result):
+    """Whether B's loss is lower, or alone shown to be below the target, and B may have trained outside its clock."""
+    loss = result["val_loss"]
+    is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]
+    return is_lower and effects.spends_more_outside(result["time"])
 
 
 def clocks_disagree(time: effects.Time) -> bool:

@@ -100,6 +100,12 @@ def standalone_verdict(result: Mapping) -> str:
 
 def verdict_sentence(result: Mapping) -> str:
     """The sentence that a Comparison carries; it does not repeat the verdict's own word where that stands beside it."""
+    if effects.NOT_COUNTED in result["flags"]:
+        return f"{_verdict_alone(result)}; {extra_words(result)}, so its lower val_loss is not counted"
+    return _verdict_alone(result)
+
+
+def _verdict_alone(result):
     time, verdict, (a, b) = result["time"], result["verdict"], result["arms"]
     if verdict == "not_comparable":
         return _words_of_losses(result)
@@ -146,6 +152,14 @@ def outside_words(by_launcher: Mapping) -> str:
         return f"{by_launcher['change_pct']:+.2f} %, means {means} s"
     low, high = by_launcher["ci95_pct"]
     return f"{by_launcher['change_pct']:+.2f} % (95 % interval {low:+.2f} to {high:+.2f} %), means {means} s"
+
+
+def extra_words(result: Mapping) -> str:
+    """How much more time B spends outside its own clock than A."""
+    (a, b), by_launcher = result["arms"], result["time"]["outside"]
+    low_s, high_s = by_launcher["extra_ci95_s"]
+    interval = f"95 % interval {low_s:.3f} to {high_s:.3f} s, one-sided p = {by_launcher['extra_p']:.2g}"
+    return f"{b} spends {by_launcher['extra_s']:.3f} s more outside its own clock than {a} ({interval})"
 
 
 def _why_inconclusive(result):
