@@ -14,7 +14,7 @@ from urllib.parse import quote
 from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, of_record
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import curves, run_page, verdicts
 from bench.report.verdicts import SHORT, Options
@@ -88,7 +88,7 @@ def of_race(
     race: race_folder.Race, folder: Path | str | None = None, at: Path | str | None = None, options: Options = SHORT
 ) -> Document:
     """race.json -> the answer.  folder: None for a text, which shows nothing of the single runs; at: of the page."""
-    against = (race.get("result") or {}).get("against") or {}
+    against = race_folder.verdicts_of(race)
     names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
     runs = _in_order(race, folder) if folder is not None else []
     others = [name for name in names if name != baseline]

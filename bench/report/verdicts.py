@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.analysis.diagnosis import text as diagnosis_text
-from bench.base.terminal import text_table
-from bench.base.terminal.text_table import counted
+from bench.base import text_table
+from bench.base.text_table import counted
 from bench.compare import wording
 from bench.compare.selection import Arm
 from bench.compare.verdict import Comparison

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bench.base.terminal import screen, text_table
+from bench.base import text_table
 from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, join, page, soft, table, tag
 
 COLOURS = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
@@ -124,7 +124,7 @@ class Verdict:
         word, sentence = self.word.replace("_", " ").upper(), text_table.line(self.sentence, is_md)
         if sentence.startswith(NO_VERDICT):
             word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
-        first = f"verdict: {f'**{word}**' if is_md else screen.coloured(word)}  {sentence}"
+        first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {sentence}"
         return "\n".join([first, *(f"{' ' * len('verdict: ')}{text_table.line(words, is_md)}" for words in self.more)])
 
     def html(self) -> Safe:

@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerAction
 
-from bench.base import atomic
-from bench.base.terminal import text_table
+from bench.base import atomic, text_table
 from bench.config.windows import KEMPNER_FLAGS, span
 from bench.machine import peak_rates
 from bench.training.profiling import breakdown, files
