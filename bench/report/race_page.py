@@ -32,7 +32,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
 
 def _html(folder, at):
     race = race_folder.read(folder)
-    runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
+    runs, against = _in_order(race, folder), race_folder.verdicts_of(race)
     names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
     charts, drawn = _points(runs, names, at), _curves(runs, names)
     title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
@@ -85,7 +85,7 @@ def charts_of(folder: Path | str) -> list[dict]:
 def panels_of(folder: Path | str) -> list[forest.Panel]:
     """The panels of a race's forest plot; [] where there is no verdict."""
     race = race_folder.read(folder)
-    return parts.panels((race.get("result") or {}).get("against") or {}, list(race["arms"]))
+    return parts.panels(race_folder.verdicts_of(race), list(race["arms"]))
 
 
 # ---- who raced, and how it ended

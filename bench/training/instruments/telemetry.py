@@ -8,8 +8,9 @@ are in telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] say
 import os
 import sys
 import time
+from typing import Annotated
 
-from bench.config import windows
+from bench.config import typed
 from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
 from bench.training.instruments.base import Instrument
@@ -27,7 +28,7 @@ class Telemetry(Instrument):
     @staticmethod
     def check(settings):
         for name, value in settings.items():
-            windows.check_whole(f"instruments.telemetry.{name}", value, MIN_INTERVAL_MS)
+            typed.checked(f"instruments.telemetry.{name}", value, Annotated[int, typed.at_least(MIN_INTERVAL_MS)])
 
     def __init__(self, context, **intervals):
         super().__init__(context)
