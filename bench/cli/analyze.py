@@ -136,7 +136,8 @@ def _one_rank(word, number):
 
 def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
     """(words, paths) of each job: all files are the ranks of one, each folder is one.  ValueError: unknown word."""
-    files, folders = [], []
+    files: list[tuple[str, Path]] = []
+    folders: list[tuple[str, Path]] = []
     for word in words:
         for path in named.find([word])[0].holders:
             (files if path.is_file() else folders).append((word, path))

@@ -7,6 +7,7 @@ CUDATimer` in a checkout, and `speedrun_bench.models` is `models`.
 
 import importlib
 import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -28,7 +29,7 @@ def main() -> None:
 class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """speedrun_bench.NAME is the module bench.NAME itself, under a second name."""
 
-    _first_specs = {}  # of what is being imported
+    _first_specs: dict[str, importlib.machinery.ModuleSpec | None] = {}  # of what is being imported
 
     def find_spec(self, name, path=None, target=None):
         package, _, rest = name.partition(".")
