@@ -28,20 +28,20 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json):
         if args.look is not None:
-            folder, result = None, runner.look(_chosen(results, args.look), results)
+            folder, race = None, runner.look(_chosen(results, args.look), results)
         else:
-            folder, result = _raced(args, results)
+            folder, race = _raced(args, results)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(race, indent=1))
     elif folder is None:
-        print(report.verdicts(result))
-    elif result["status"] != "interrupted":
-        _say(folder, result, args)
+        print(report.verdicts(race))
+    elif race["status"] != "interrupted":
+        _say(folder, race, args)
     if folder is None:
         return 0
-    if result["result"] is None:
+    if race["result"] is None:
         return 1
-    return 0 if all(one["comparable"] for one in result["result"]["against"].values()) else 2
+    return 0 if all(one["comparable"] for one in race["result"]["against"].values()) else 2
 
 
 def check(argv):
@@ -70,12 +70,12 @@ def check(argv):
             raise ValueError(f"{one} and {other} {same}")
 
 
-def _say(folder, result, args):
+def _say(folder, race, args):
     """How a race ended, and where it lies; quiet, the verdicts alone."""
     if args.quiet and not args.md:
-        print(report.last_words(result))
+        print(report.last_words(race))
         return
-    print("\n" + report.text(result, "md" if args.md else "terminal"))
+    print("\n" + report.text(race, "md" if args.md else "terminal"))
     console.say("race", shown(folder))
 
 

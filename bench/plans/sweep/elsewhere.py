@@ -114,8 +114,8 @@ class Jobs:
 
     def _found(self) -> dict[str, Path]:
         """{id: the job's folder}."""
-        result = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
-        return {path.name.removesuffix(SUBMITTED): path.parent for path in result}
+        paths = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
+        return {path.name.removesuffix(SUBMITTED): path.parent for path in paths}
 
     def ids(self) -> list[str]:
         """As SLURM names them, 5_0 of an array; of submitit_local pids."""

@@ -115,24 +115,24 @@ class Points:
         machine = where[0].machine() if where else None
         jobs = [prepare(words, say=lambda text: say("data", text), machine=machine) for words in points]
         same = _first_of_its_kind(jobs)
-        result = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
-        for number in sorted(result.keys() & set(same)):
-            say_complete(jobs[number], result[number])
-        for number, run in result.items():
+        runs = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
+        for number in sorted(runs.keys() & set(same)):
+            say_complete(jobs[number], runs[number])
+        for number, run in runs.items():
             sweep.keep(self.folder, first_number + number, points[number], run)
-        todo = [number for number in dict.fromkeys(same) if number not in result]
+        todo = [number for number in dict.fromkeys(same) if number not in runs]
         if todo and self._began_s is None:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             self._began_s = time.monotonic()
         for number, run in self._made(todo, jobs, points, where, settings):
             for other in (other for other, first in enumerate(same) if first == number):
-                result[other] = run
+                runs[other] = run
                 sweep.keep(self.folder, first_number + other, points[other], run)
             if failures.is_interrupt(run["failure"]):
                 raise Interrupted(run["failure"]["signal"])
-        if len(result) < len(points) and self.left_s() is not None:
+        if len(runs) < len(points) and self.left_s() is not None:
             raise Unfinished("--budget is spent")
-        return [search.objective_of(result.get(number), self.objective) for number in range(len(points))]
+        return [search.objective_of(runs.get(number), self.objective) for number in range(len(points))]
 
     def left_s(self) -> float | None:
         """Seconds of the budget that are left; None: there is no budget, or no run has begun."""
