@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import models
 from bench.config import compose
-from bench.training.build_model import build_model
+from bench.training.model import build_model
 from models import gpt2, modern
 from models.attention import causal_attention, merge_heads, split_heads
 from models.modern import LOGIT_CAP, Rotary, rms_norm, softcap

@@ -13,7 +13,7 @@ from bench.config.deviations import deviations_of
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
 from bench.record import metrics, work
-from bench.training import staging
+from bench.training.model import stage_facts
 from models.documents import cu_seqlens, document_ids
 from models.stages import Stage, Timeline, ends_of
 
@@ -203,7 +203,7 @@ def test_speed_is_of_the_tokens_that_were_timed():
 def test_what_the_record_says_of_stages_follows_the_config():
     config = resolved(*SMALL, TWO_STAGES)
     timeline = Timeline(config.stages, 6)
-    rows = staging.facts(config, timeline, [(10, 6), (20, 11)])
+    rows = stage_facts(config, timeline, [(10, 6), (20, 11)])
     assert [(row["first_step"], row["num_steps"], row["batch_tokens"], row["seq_len"]) for row in rows] == [
         (1, 2, 512, 64),
         (3, 4, 1536, 128),

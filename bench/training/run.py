@@ -1,6 +1,6 @@
 """One rank's part of a run: build, warm up, train, and put together what all ranks measured.
 
-loop.py is the timed loop, worker.py the process around this.
+worker.py is the process around this.
 """
 
 import contextlib
@@ -8,32 +8,72 @@ import gc
 import math
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
+from bench.data import shards as shard_files
+from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder, work
-from bench.training import distributed, gather_result, imported, inputs, kernels, loop, staging, weights
-from bench.training.clock import Clock, reporter
-from bench.training.gc_policy import GcPolicy
-from bench.training.instruments.base import Context
-from bench.training.instruments.instrument_set import InstrumentSet, warning
+from bench.training import distributed, gather_result, imported, weights
+from bench.training.clock import Clock, GcPolicy, marks_for, reporter
+from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
 from bench.training.memory.peaks import peaks_for
-from bench.training.rank_events import RankEvents
+from bench.training.model import choose_kernels, kernel_facts, stage_facts
 from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog
-from bench.training.step_writer import NOTE, StepWriter
-from bench.training.timers import marks_for
+from bench.training.step_writer import NOTE, RankEvents, StepWriter
 from bench.training.trainer import Trainer
+
+
+def train(
+    step: Callable[[int], None],
+    evaluate: Callable[[], float],
+    reached: Callable[[float], bool],
+    num_steps: int,
+    val_every_steps: int,
+    clock: Clock,
+    instruments,
+    stop_after: int | None = None,
+) -> tuple[int, float]:
+    """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
+
+    stop_after: end right after so many steps, fewer than num_steps, without a last validation; None: do not.
+
+    step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every
+    val_every_steps and at the end, while the clock stands still.  instruments see every edge (instruments/base.py).
+    """
+    clock.start()
+    steps_done = 0
+    while True:
+        is_last = steps_done == num_steps
+        if is_last or steps_done % val_every_steps == 0:
+            with clock.paused("validation"):  # syncs first: the steps before it are in train_s, validation is not
+                instruments.on_phase("validation")
+                val_loss = evaluate()
+                instruments.on_validation(steps_done, val_loss, clock.train_s)
+                is_over = is_last or reached(val_loss)
+                if is_over:
+                    clock.stop()
+            if is_over:
+                return steps_done, val_loss
+        instruments.on_step_start(steps_done)
+        step(steps_done)
+        instruments.on_step_end(steps_done)
+        steps_done += 1
+        if steps_done == stop_after and steps_done < num_steps:
+            clock.stop()
+            return steps_done, val_loss
 
 
 class Run:
     """Run(...).train(): rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
 
-    launch: inputs.read_launch(); started_s: when this process began, by time.monotonic(); rows: a list that receives
+    launch: worker.py's; started_s: when this process began, by time.monotonic(); rows: a list that receives
     this rank's rows (StepLog) as they become known.
     """
 
@@ -46,12 +86,12 @@ class Run:
         self.config = schema.read(folder, (launch or {}).get("secrets", ()))
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
-        kernels.choose(hardware)
+        choose_kernels(hardware)
         self.ranks = distributed.start(
             hardware.device, max(hardware.collective_timeout_s, distributed.WARMUP_TIMEOUT_S), hardware.num_processes
         )
         self.record = run_folder.read(folder)
-        self.shards = inputs.find_shards(launch, self.record)
+        self.shards = _find_shards(launch, self.record)
         self._edge_pipe = (launch or {}).get("edge_pipe")
         self._t_offset_ns = (launch or {}).get("t_offset_ns", 0)  # of node 0's clock, from this node's
         self.events = RankEvents(self.ranks.rank)
@@ -146,7 +186,7 @@ class Run:
                 writer.event("warmup_stop", **{name: self.times[name] for name in names})
                 writer.event("run_start")
             instruments.on_run_start()
-            num_steps, _ = loop.train(
+            num_steps, _ = train(
                 trainer.step,
                 self._referee_loss.evaluate,
                 self._reached,
@@ -213,7 +253,7 @@ class Run:
     def _known_facts(self):
         """What run.json says of model and batch, known before the first step."""
         config, model = self.config, self._trainer.model
-        stages = staging.facts(config, self._trainer.timeline, self._trainer.flops_per_token())
+        stages = stage_facts(config, self._trainer.timeline, self._trainer.flops_per_token())
         return {
             "model": {
                 "arch": config.model.arch,
@@ -225,7 +265,7 @@ class Run:
                 **({"stages": stages} if config.stages else {"num_micro_steps": stages[0]["num_micro_steps"]}),
                 "dtype": config.hardware.dtype,
                 "reducer": self._trainer.reducer.name,
-                **kernels.facts(),
+                **kernel_facts(),
             },
         }
 
@@ -251,6 +291,13 @@ class Run:
         if goal.target_val_loss is not None:
             return val_loss <= goal.target_val_loss
         return val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats
+
+
+def _find_shards(launch: dict | None, record: dict) -> dict:
+    """{"train": [Shard], "val": [Shard]}, checked: the launcher's, or by hand those that run.json names."""
+    if not launch:
+        return datasets.recorded(record["data"])
+    return {split: [shard_files.check(path) for path in launch["shards"][split]] for split in ("train", "val")}
 
 
 def _worst(found):

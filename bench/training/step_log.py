@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.training.timers import CudaMarks, HostMarks
+from bench.training.clock import CudaMarks, HostMarks
 
 READ_LATE_STEPS = 1  # at least 1, so that the last step before a validation is read with it
 

@@ -15,9 +15,8 @@ from bench.config.stages import num_micro_steps
 from bench.data.loader import Loader
 from bench.data.shards import Shard
 from bench.data.sources import datasets
-from bench.training import causality, distributed, side_effects, staging
-from bench.training import evaluate as evaluation
-from bench.training.build_model import build_model
+from bench.training import causality, distributed, side_effects
+from bench.training.model import StagedModel, autocast, batch_shapes, build_model, evaluate, timeline_of, val_rows
 from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
 
@@ -31,15 +30,15 @@ class Trainer:
         self.config, self.ranks = config, ranks
         eos_token = datasets.chosen(config.data).eos_token
         self.model = build_model(config, ranks.device, eos_token)
-        self.timeline = staging.timeline_of(config, self.model)
+        self.timeline = timeline_of(config, self.model)
         if config.hardware.compile:
             self._allow_graphs()
         self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         rank_and_device = (ranks.rank, ranks.world_size, ranks.device)
-        self.val_rows = evaluation.val_rows(config, val_shards, *rank_and_device)
+        self.val_rows = val_rows(config, val_shards, *rank_and_device)
         aligned_to = eos_token if config.data.bos_aligned else None
-        shapes = staging.batch_shapes(config, self.timeline)
+        shapes = batch_shapes(config, self.timeline)
         self.loader = Loader(train_shards, shapes, *rank_and_device, eos_token=aligned_to)
         self._instruments = self._log = None
         self._checks = ()
@@ -47,7 +46,7 @@ class Trainer:
         self._steps_done = 0
         self.val_nats = []  # of each batch of the last validation
         self.causality_seed = distributed.gather(causality.new_seed(config.seed))[0]  # rank 0's, on every rank
-        self._staged = staging.StagedModel(self.model, self.optimizer, self.timeline)
+        self._staged = StagedModel(self.model, self.optimizer, self.timeline)
         self._staged.at(0)
 
     def flops_per_token(self) -> list[tuple[int, int]]:
@@ -66,7 +65,7 @@ class Trainer:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """What the forward pass runs in, as hardware.dtype says."""
-        return evaluation.autocast(self.config, self.ranks.device.type)
+        return autocast(self.config, self.ranks.device.type)
 
     def step(self, step: int) -> None:
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
@@ -119,9 +118,7 @@ class Trainer:
         """
         batches, forward, self.val_nats = self._val_batches(max_batches), self.reducer.evaluated, []
         with self._validation_window():
-            return evaluation.evaluate(
-                forward, batches, self.autocast, distributed.all_sum, self.ranks.device, self.val_nats
-            )
+            return evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device, self.val_nats)
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:

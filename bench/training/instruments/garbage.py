@@ -1,7 +1,7 @@
 """Python's garbage collection in the timed region: when, which generation, how many milliseconds, in which step.
 
 gc.callbacks reports every collection, whichever thread set it off; all threads of the process wait for it.  Which
-policy runs is hardware.gc's to choose (bench/training/gc_policy.py).
+policy runs is hardware.gc's to choose (bench/training/clock.py).
 """
 
 import gc

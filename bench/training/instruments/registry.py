@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from bench.config import profiler_windows
 from bench.config.user_code import classes
-from bench.training.instruments import base, instrument_set
+from bench.training.instruments import base
 
 
 def kind(name: str, settings: Mapping = MappingProxyType({})) -> type[base.Instrument]:
@@ -96,5 +96,5 @@ def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Inst
             made.append(made_of(context, **_without_class(settings)))
             made[-1].name = name
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
-            warnings.append(instrument_set.warning(name, "start", error))
+            warnings.append(base.warning(name, "start", error))
     return made, warnings

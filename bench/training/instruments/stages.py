@@ -135,14 +135,14 @@ class Stages(Instrument):
         path = stem.with_name(f"{stem.name}_memory_timeline.html")
         if not self._settings["profile_memory"]:
             return
-        from bench.training.profiling import allocations, memory_page
+        from bench.training.profiling import allocations
 
         self._say(phase, f"Exporting memory timeline to {self._shown(path)}")
         timelines, phases = allocations.read(recording.profile, recording.start_mem_bytes)
         result["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
-        html = memory_page.of_timelines(f"{stem.name}: memory", about, timelines, phases)
+        html = allocations.of_timelines(f"{stem.name}: memory", about, timelines, phases)
         atomic.write_text(path, html, durable=False)
         result["files"].append(self._shown(path))
 

@@ -10,8 +10,7 @@ from bench.base.units import format_bytes, format_ms, ms_from_ns
 from bench.config import profiler_windows
 from bench.training.instruments.base import Instrument
 from bench.training.profiling import files
-from bench.training.profiling.cost import StepTimes
-from bench.training.profiling.windows import Shot, merged
+from bench.training.profiling.windows import Shot, StepTimes, merged
 
 
 class Trace(Instrument):
