@@ -14,7 +14,7 @@ from bench.base import atomic
 from bench.cli import report as cli
 from bench.compare import selection
 from bench.record import index, step_files
-from bench.report import curve_data, curve_files, curves
+from bench.report import curve_files, curves
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page
 
@@ -74,7 +74,7 @@ def test_columns_are_those_of_the_rows(tmp_path, text):
 
 
 def test_a_runs_curves_have_its_time_and_its_tokens_and_no_flagged_step_time():
-    found = curve_data.of_run(COMPLETE)  # 50, 52, 60 (profiled) and 56 ms
+    found = curves.curves_of_run(COMPLETE)  # 50, 52, 60 (profiled) and 56 ms
     assert found["every"] == 1
     assert found["train"] == {
         "step": [1, 2, 3, 4],
@@ -89,7 +89,7 @@ def test_a_runs_curves_have_its_time_and_its_tokens_and_no_flagged_step_time():
 
 def test_thinned_points_are_means_of_as_many_steps_and_the_last_validation_stays(tmp_path):
     steps(tmp_path, 20, val_every=1)
-    found = curve_data.of_run(tmp_path, 5)
+    found = curves.curves_of_run(tmp_path, 5)
     assert found["every"] == 4 and found["train"]["step"] == [4, 8, 12, 16, 20]
     assert found["train"]["train_loss"][0] == pytest.approx(3.975)  # mean of 3.99, 3.98, 3.97, 3.96
     assert found["val"]["step"] == [0, 5, 10, 15, 20] and found["val"]["val_loss"][-1] == pytest.approx(3.8)
@@ -102,18 +102,18 @@ def test_a_logs_time_is_the_printed_one_without_what_its_clock_took_back():
         {"step": 2, "train_loss": 8.0, "step_ms": 176.0, "train_time_ms": 176.0},
         {"step": 3, "val_loss": 7.0, "step_ms": 176.0, "train_time_ms": 352.0, "train_time_at_val_ms": 353.0},
     ]
-    found = curve_data.of_rows(rows)
+    found = curves.curves_of_rows(rows)
     assert found["train"]["train_s"] == [0.176, 0.176, 0.352] and found["val"]["train_s"] == [0.176, 0.353]
-    assert curve_data.of_rows([{"step": 0, "val_loss": 3.0}])["val"]["train_s"] is None  # no time is known
+    assert curves.curves_of_rows([{"step": 0, "val_loss": 3.0}])["val"]["train_s"] is None  # no time is known
 
 
 def test_a_log_that_prints_the_time_of_some_steps_only_has_no_train_time_so_far():
     tenth = [{"step": 10 * num, "train_loss": 5.0, "step_ms": 100.0} for num in range(5)]
-    assert curve_data.of_rows(tenth)["train"]["train_s"] is None  # 100 ms were of one step in ten
+    assert curves.curves_of_rows(tenth)["train"]["train_s"] is None  # 100 ms were of one step in ten
     hole = [{"step": num, "train_loss": 5.0, "step_ms": None if num == 2 else 100.0} for num in range(1, 5)]
-    assert curve_data.of_rows(hole)["train"]["train_s"] is None
+    assert curves.curves_of_rows(hole)["train"]["train_s"] is None
     hole[1]["flags"] = "untimed"  # its program's clock has it not either
-    assert curve_data.of_rows(hole)["train"]["train_s"] == [0.1, 0.1, 0.2, 0.3]
+    assert curves.curves_of_rows(hole)["train"]["train_s"] == [0.1, 0.1, 0.2, 0.3]
 
 
 def test_a_site_of_many_runs_has_fewer_points_of_each():

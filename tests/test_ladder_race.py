@@ -16,7 +16,8 @@ from bench.cli import ladder
 from bench.config import compose, resolve, schema
 from bench.config.deviations import deviations_of
 from bench.launch import own_model
-from bench.plans.ladder import changes, page, request, rungs, sizes, staircase, to_target
+from bench.plans.ladder import forecast, page, request, sizes, staircase
+from bench.plans.ladder import step as rung_step
 from bench.record import ledger
 
 # val_loss by step of each rung's two runs.  r01's runs end at 3.2 and 3.3: the target is 3.3, which both reach at 120.
@@ -73,13 +74,13 @@ def folder_of(tmp_path):
 
 
 def test_every_record_of_the_speedrun_in_conf_is_a_rung_and_nothing_else():
-    names = [rung.name for rung in rungs.known()]
+    names = [rung.name for rung in sizes.known_rungs()]
     assert names == [*sorted(path.stem for path in (CONF / "experiment").glob("r[0-9]*.yaml")), "simple"]
     assert "smoke" not in names
 
 
 def test_a_rung_says_what_its_record_reached():
-    known = {rung.name: rung for rung in rungs.known()}
+    known = {rung.name: rung for rung in sizes.known_rungs()}
     r09 = known["r09"]
     assert (r09.minutes, r09.num_steps, r09.step_ms, r09.val_loss) == (8.2, 3200, 154.78, 3.2791)
     assert r09.what == "value residual, embedding skip, momentum warm-up, cap 30"
@@ -110,9 +111,9 @@ defaults:
 
 def test_a_new_yaml_is_a_new_rung_in_its_place(own):
     own("r99", HEAD)
-    names = [rung.name for rung in rungs.known()]
+    names = [rung.name for rung in sizes.known_rungs()]
     assert names[-2:] == ["r99", "simple"]
-    assert rungs.of_name("r99") == rungs.Rung("r99", "everything at once", "track_1", 1.5, 1000, 90.0, 3.2799)
+    assert sizes.rung_named("r99") == sizes.Rung("r99", "everything at once", "track_1", 1.5, 1000, 90.0, 3.2799)
 
 
 # ---- sizes
@@ -120,7 +121,7 @@ def test_a_new_yaml_is_a_new_rung_in_its_place(own):
 
 def test_what_a_yaml_sets_for_the_records_own_size_is_derived_and_said(own):
     own("r99", HEAD + "model: {num_heads: 6, width: 768, num_layers: 16, vocab_size: 50257}\n")
-    (one,) = sizes.fitted([rungs.of_name("r99")], sizes.SIZES["nano"], [])
+    (one,) = sizes.fitted([sizes.rung_named("r99")], sizes.SIZES["nano"], [])
     assert one.fault is None
     assert one.overrides[0] == "experiment=r99"
     assert set(one.overrides[1:]) == {
@@ -135,12 +136,12 @@ def test_what_a_yaml_sets_for_the_records_own_size_is_derived_and_said(own):
 
 
 def test_the_users_own_setting_wins_over_what_would_be_derived():
-    (one,) = sizes.fitted([rungs.of_name("r02")], sizes.SIZES["nano"], ["model.vocab_size=512"])
+    (one,) = sizes.fitted([sizes.rung_named("r02")], sizes.SIZES["nano"], ["model.vocab_size=512"])
     assert one.overrides == ["experiment=r02"]
 
 
 def test_batch_sequences_and_windows_of_a_rung_are_in_proportion():
-    found = sizes.fitted([rungs.of_name(name) for name in ("r12", "r13", "r19", "r21")], sizes.SIZES["nano"], [])
+    found = sizes.fitted([sizes.rung_named(name) for name in ("r12", "r13", "r19", "r21")], sizes.SIZES["nano"], [])
     changed = [{key: (before, after) for key, before, after in one.changed} for one in found]
     assert [one.fault for one in found] == [None] * 4
     for one in changed:
@@ -160,15 +161,15 @@ def test_stages_are_in_proportion_in_every_setting(own):
     stages = "[{until_step: 1500, batch_tokens: 262144, seq_len: 2048, momenta: {matrices: 0.85}},"
     stages += " {lr_frac: 1.5, momenta: {matrices: 0.9}}]"
     own("r99", HEAD + f"stages: {stages}\n")
-    (one,) = sizes.fitted([rungs.of_name("r99")], sizes.SIZES["nano"], ["goal.num_steps=10"])
+    (one,) = sizes.fitted([sizes.rung_named("r99")], sizes.SIZES["nano"], ["goal.num_steps=10"])
     assert one.fault is None
     assert one.overrides[-1] == (
         "stages=[{until_step:5,batch_tokens:512,seq_len:256,momenta:{matrices:0.85}},"
         "{lr_frac:1.5,momenta:{matrices:0.9}}]"
     )
-    (one,) = sizes.fitted([rungs.of_name("stages")], sizes.SIZES["nano"], [])  # no record: in proportion to itself
+    (one,) = sizes.fitted([sizes.rung_named("stages")], sizes.SIZES["nano"], [])  # no record: in proportion to itself
     assert one.fault is None and not any(key.startswith("stages") for key, *_ in one.changed)
-    (one,) = sizes.fitted([rungs.of_name("r12")], sizes.SIZES["nano"], ["data.batch_tokens=512", "stages=null"])
+    (one,) = sizes.fitted([sizes.rung_named("r12")], sizes.SIZES["nano"], ["data.batch_tokens=512", "stages=null"])
     assert one.overrides == ["experiment=r12", "data.seq_len=512", "model.args.block=16"]  # the user's own win
 
 
@@ -189,7 +190,7 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
     """Composed and resolved for such a machine; the record's size changes nothing but how often it validates."""
     machine, size = schema.Machine(num_gpus, 16, 80.0), sizes.SIZES[name]
     monkeypatch.setattr(sizes.prepare, "this_machine", lambda: machine)
-    for rung in map(rungs.of_name, ("r01", "r04", "r11", "r12", "r13", "r20", "r21", "simple")):
+    for rung in map(sizes.rung_named, ("r01", "r04", "r11", "r12", "r13", "r20", "r21", "simple")):
         record = compose.compose([f"experiment={rung.name}"], machine)
         own = sizes._derived(rung, record, size, [])
         config = compose.compose([*size.words, f"experiment={rung.name}", *own], machine)
@@ -222,11 +223,11 @@ def test_wrong_words_are_refused(words, says):
 
 def test_the_target_is_reached_at_the_first_validation_at_or_below_it():
     curve = [(0, 0.0, 5.0), (10, 2.0, 4.0), (20, 4.0, 3.0), (30, 6.0, 3.5)]
-    assert to_target.way(curve, 3.5) == (20, 4.0)
-    assert to_target.way(curve, 4.0) == (10, 2.0)
-    assert to_target.way(curve, 2.9) == (None, None)
-    assert to_target.way(curve, 3.5, interpolate=True) == (15.0, 3.0)  # half of the way from 4.0 to 3.0
-    assert to_target.every_steps([*curve, (33, 6.6, 3.4)]) == {10}
+    assert rung_step.way(curve, 3.5) == (20, 4.0)
+    assert rung_step.way(curve, 4.0) == (10, 2.0)
+    assert rung_step.way(curve, 2.9) == (None, None)
+    assert rung_step.way(curve, 3.5, interpolate=True) == (15.0, 3.0)  # half of the way from 4.0 to 3.0
+    assert rung_step.every_steps([*curve, (33, 6.6, 3.4)]) == {10}
 
 
 def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
@@ -395,13 +396,13 @@ def test_what_the_size_changes_is_a_line_a_setting_whatever_the_number_of_rungs(
         "r04": [("steps", "1000", "60"), ("heads", "6", "3"), ("source", "net", "own")],
         "r05": [("steps", "7", "60"), ("source", "disk", "own")],
     }
-    assert changes.rows(changed) == [
+    assert forecast.rows(changed) == [
         ("heads", "12 or 6", "4", "r01, r02"),
         ("heads", "6", "3", "r04"),
         ("source", "hub or net or disk", "own", "r03 to r05"),
         ("steps", "7 to 1000", "60", "every rung"),
     ]
-    assert changes.spans(["r05", "r01", "r03", "r04"], list(changed)) == "r01, r03 to r05"
+    assert forecast.spans(["r05", "r01", "r03", "r04"], list(changed)) == "r01, r03 to r05"
 
 
 # ---- its page

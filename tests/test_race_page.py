@@ -11,7 +11,7 @@ from kept_records import EVIL, RECORDS, add
 
 from bench.cli import report as cli
 from bench.record import race_folder
-from bench.report import comparison_parts, race_page
+from bench.report import comparison_page, race_page
 
 TIME = {
     "change_pct": 5.0,
@@ -107,7 +107,7 @@ def test_it_begins_with_the_arms_then_the_verdict_and_its_picture(race):
 def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
     """Older comparisons called the baseline A and the candidate B, whatever their names in the race."""
     named = candidate(arms=["B", "A"], excluded=[EXCLUDED])
-    assert "<td>A</td><td><code>an-excluded-run</code>" in comparison_parts.excluded({"A": named})
+    assert "<td>A</td><td><code>an-excluded-run</code>" in comparison_page.excluded({"A": named})
     older = candidate(excluded=[dict(EXCLUDED)])
     race_folder._name_arms(older, "base", "fast")
     assert older["excluded"][0]["arm"] == "base"
@@ -132,7 +132,7 @@ def test_the_picture_has_a_panel_a_measure_with_the_floor_and_the_margins(race):
         ("B", 0.1, 0.4, 1),
         ("C", 0.1, 0.4, 2),
     ]
-    margins = comparison_parts.panels({"B": {"time": TIME | {"margin_pct": 0.5}}}, ["A", "B"])
+    margins = comparison_page.panels({"B": {"time": TIME | {"margin_pct": 0.5}}}, ["A", "B"])
     assert margins[0].margin == (-0.5, 0.5)
 
 

@@ -12,7 +12,8 @@ from bench.cli import import_logs
 from bench.cli import report as cli
 from bench.record import failures, run_folder, step_files
 from bench.record import rows as record_rows
-from bench.report import repeats, run_events, run_page
+from bench.report import run_facts, run_page
+from bench.report.site import packed_pages
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_an_imported_run_says_so_whence_it_is_and_what_is_unknown(imported):
 
 def test_the_stalls_of_an_imported_run_are_those_that_compare_counts(imported):
     run, rows = run_folder.read(imported), step_files.read(imported)
-    found = run_events.costs_of(run, rows)
+    found = run_facts.costs_of(run, rows)
     assert found == {"stall": {"count": 1, "ms": 300.0}}
     of_compare = between_runs.of_runs([(run, rows)], [(run, rows)])["costs"]["stall"]
     assert (of_compare["count"], of_compare["ms"]) == ([1, 1], [300.0, 300.0])
@@ -116,13 +117,13 @@ def test_a_killed_run_reads_well(results):
 def test_a_stall_is_said_in_words():
     event = {"event": "stall", "step": 3, "ms": 37.4, "step_ms": 94.8, "usual_ms": 57.4, "what": "after_validation"}
     event |= {"causes": [], "where": {}}
-    assert run_events.what(event) == "37.4 ms above the usual 57.4 ms, cause after validation"
+    assert run_facts.what(event) == "37.4 ms above the usual 57.4 ms, cause after validation"
 
 
 def test_the_other_runs_of_a_config_are_the_nearest_in_time(results):
     rows = [record_rows.row_of(run_folder.read(add(results, seed))) for seed in range(10, 20)]
     rows.append(rows[0] | {"run_id": "of-a-log", "config_id": None})
-    found = repeats.of_rows(rows)
+    found = packed_pages.of_rows(rows)
     assert [words.split(" of")[0] for words, _ in found[rows[0]["run_id"]]] == ["seed 11", "seed 12", "seed 13"]
     assert [words.split(" of")[0] for words, _ in found[rows[5]["run_id"]]] == [
         f"seed {n}" for n in (12, 13, 14, 16, 17, 18)

@@ -20,7 +20,7 @@ from bench.cli import race, table
 from bench.cli import report as cli
 from bench.record import index
 from bench.report import table_groups
-from bench.report.site import packed_pages, race_list, record_chart, run_rows, site
+from bench.report.site import packed_pages, record_chart, run_rows, site
 from bench.web import forest
 from bench.web.page import text
 
@@ -383,7 +383,7 @@ def test_races_stand_with_their_verdicts_the_newest_first(raced):
     broken.mkdir()
     (broken / "race.json").write_text('{"arms": 3}')
     (older / "race.html").unlink(missing_ok=True)
-    html = race_list.races(raced, raced / "site")
+    html = site.races(raced, raced / "site")
     assert html.index(folder.name) < html.index(older.name) < html.index(broken.name)
     time = json.loads((folder / "race.json").read_text())["result"]["against"]["B"]["time"]
     low, high = time["ci95_pct"]

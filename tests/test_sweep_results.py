@@ -13,7 +13,7 @@ from bench.cli import report, table
 from bench.launch import series
 from bench.plans.sweep import packing
 from bench.record import named, sweep
-from bench.report import sweep_charts, sweep_results, sweep_text, table_pivot
+from bench.report import sweep_page, sweep_results, table_pivot
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
 
@@ -103,23 +103,23 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     best = "best of 3: optim.lr=0.003 model.num_layers=2, val_loss 3.9000 (mean of 2 runs, sd 0.1414)"
     ahead = "0.2000 nats ahead of optim.lr=0.001 model.num_layers=2, which these runs do not tell apart"
     interval = "(95 % interval -0.4085 to +0.8085)"  # 4.30265, t(0.975, df 2), times sqrt(0.02 / 2 + 0.02 / 2)
-    assert sweep_text.best(found) == f"{best}; {ahead} {interval}"
-    why = sweep_text.why(found)
+    assert sweep_results.best(found) == f"{best}; {ahead} {interval}"
+    why = sweep_results.why(found)
     assert "optim.lr 0.3000 (best 0.003)" in why and "model.num_layers 0.3000 (best 2)" in why
     assert "repeats of one config differ by sd 0.1155" in why  # sqrt((0.02 + 0 + 0.02) / 3)
     assert why.endswith("; not every combination ran: the means are of unlike runs")
-    assert sweep_text.confirm(found).endswith(f"./run.sh race --from-sweep {folder.name} --top 2 n=5")
+    assert sweep_results.confirm(found).endswith(f"./run.sh race --from-sweep {folder.name} --top 2 n=5")
     means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in found.means()}
     assert means["optim.lr"] == {0.001: (4, pytest.approx(4.2)), 0.003: (2, pytest.approx(3.9))}
     assert means["model.num_layers"] == {2: (4, pytest.approx(4.0)), 4: (2, pytest.approx(4.3))}
-    lines = sweep_text.ended(found, folder, 6, 8).splitlines()
+    lines = sweep_results.ended(found, folder, 6, 8).splitlines()
     assert [line.strip() for line in lines[:4]] == [
         "6 of 8 complete",
         "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory: m",
         "1 not run, --budget 2h is spent: the same command goes on with them",
         "not begun: optim.lr=0.003 model.num_layers=4 seed=1",
     ]
-    shown = "\n".join(sweep_text.table(found))
+    shown = "\n".join(sweep_results.table(found))
     assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
@@ -128,20 +128,20 @@ def test_the_table_says_what_all_runs_share_and_no_time_of_runs_beside_others(re
     facts = sweep.read(folder)
     points = [["track=free", *words] for words in facts["points"]]
     (folder / sweep.NAME).write_text(json.dumps(facts | {"points": points}))
-    shown = sweep_text.table(sweep_results.read(folder))
+    shown = sweep_results.table(sweep_results.read(folder))
     assert shown[2] == "in all of them: track=free" and "train_s_mean" in shown[4]
     for path in results.glob("cpu_nano/*/run.json"):
         run = json.loads(path.read_text())
         beside = {"beside": {"num_slots": 2, "slowdown_pct": None}, "validity": "suspect", "validity_reasons": ["b"]}
         path.write_text(json.dumps(run | beside))
-    shown = sweep_text.table(sweep_results.read(folder))
+    shown = sweep_results.table(sweep_results.read(folder))
     assert "val_loss_mean" in shown[4] and "train_s_mean" not in shown[4]
 
 
 def test_a_best_at_the_edge_and_a_setting_within_the_noise_are_said(results):
     grid = {(0.001, 2, 0): (4.0, 1.0), (0.001, 2, 1): (4.4, 1.0), (0.002, 4, 0): (3.5, 1.0), (0.002, 4, 1): (3.9, 1.0)}
     grid |= {(0.003, 2, 0): (3.0, 1.0), (0.003, 2, 1): (3.4, 1.0), (0.003, 4, 0): (3.1, 1.0), (0.003, 4, 1): (3.5, 1.0)}
-    why = sweep_text.why(sweep_results.read(make(results, grid)))
+    why = sweep_results.why(sweep_results.read(make(results, grid)))
     assert "optim.lr 0.9500 (best 0.003, the greatest that was tried: try beyond it)" in why  # 4.2 - 3.25
     assert "model.num_layers 0.2000 (best 4)" in why  # 3.7 - 3.5
     assert "sd 0.2828, more than model.num_layers made" in why  # 0.4 / sqrt(2)
@@ -236,8 +236,8 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
 
 def test_two_axes_are_a_heat_map_and_one_is_a_line_with_its_interval(results):
     found = sweep_results.read(make(results))
-    assert [one.id for one in sweep_charts.drawings(found)] == ["heat-val-loss", "heat-train-s"]
-    line, _ = sweep_charts.charts(found)
+    assert [one.id for one in sweep_page.drawings(found)] == ["heat-val-loss", "heat-train-s"]
+    line, _ = sweep_page.charts(found)
     assert line["series"][0]["y"] == [4.2, None, None, None, 4.25, None, None, None]
     assert line["series"][1]["y"] == [4.0, 4.2, 4.3, 4.3, 3.8, 4.0, 4.5, 4.7]
     assert "low" not in line["series"][0]  # the other settings are no noise
@@ -245,8 +245,8 @@ def test_two_axes_are_a_heat_map_and_one_is_a_line_with_its_interval(results):
 
 def test_one_axis_has_the_interval_of_its_mean(results):
     found = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
-    assert found.keys == ["optim.lr"] and sweep_charts.drawings(found) == []
-    (line,) = sweep_charts.charts(found)
+    assert found.keys == ["optim.lr"] and sweep_page.drawings(found) == []
+    (line,) = sweep_page.charts(found)
     assert line["series"][0]["y"] == [4.1, None, 3.9, None]
     half_width = 12.706204736432095 * 0.1  # t(0.975, 1) * sd 0.14142 / sqrt 2
     assert line["series"][0]["low"] == [pytest.approx(4.1 - half_width), None, pytest.approx(3.9 - half_width), None]
@@ -257,8 +257,8 @@ def test_an_axis_of_lists_has_a_heat_map(results):
     found = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
     for row in (*found.rows, *found.groups):
         row["optim.lr"] = ["--lr", str(row["optim.lr"])]
-    assert sweep_charts.charts(found) == []
-    assert "--lr" in sweep_charts.drawings(found)[0].markup
+    assert sweep_page.charts(found) == []
+    assert "--lr" in sweep_page.drawings(found)[0].markup
 
 
 def test_three_axes_are_parallel_coordinates(results):
@@ -274,7 +274,7 @@ def test_three_axes_are_parallel_coordinates(results):
     (folder / sweep.POINTS).write_text("\n".join(map(json.dumps, lines)))
     found = sweep_results.read(folder)
     assert found.keys == ["optim.lr", "model.num_layers", "optim"]
-    (drawing,) = sweep_charts.drawings(found)
+    (drawing,) = sweep_page.drawings(found)
     assert drawing.id == "parallel" and drawing.markup.count("<polyline") == 5
     assert "optim muon, val_loss 3.5000" in drawing.markup
 

@@ -20,7 +20,7 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
-from bench.plans.ladder import folders, forecast, page, request, rungs, sizes, staircase, text
+from bench.plans.ladder import forecast, page, request, sizes, staircase, text
 from bench.plans.race import planning, runner
 from bench.plans.race import request as race_request
 
@@ -54,13 +54,13 @@ def check(argv):
     """
     args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:
-        folders.unfinished(results_root().absolute(), args.resume)
+        request.unfinished(results_root().absolute(), args.resume)
     own = [word for word in args.words if word.partition("=")[0] in request.OWN_WORDS]
     for word in own:
         sizes.named(word.partition("=")[2])
     for word in args.words:
         if "=" not in word:
-            rungs.of_name(word)
+            sizes.rung_named(word)
     race_request.parse([word for word in args.words if "=" in word and word not in own])
 
 
@@ -74,9 +74,9 @@ def _print(args, result, as_text):
 def _ended(args, results) -> Path | None:
     """The folder of a ladder that has ended, now or before; None: it was interrupted or abandoned."""
     if args.page is not None:
-        return folders.ended(results, args.page)
+        return request.ended(results, args.page)
     if args.resume is not None:
-        folder = folders.unfinished(results, args.resume)
+        folder = request.unfinished(results, args.resume)
     else:
         _, fitted, asked = request.asked(args.words)
         for one in fitted:

@@ -15,7 +15,7 @@ from bench.plans.sweep import packing
 from bench.plans.sweep.elsewhere import Unfinished
 from bench.plans.sweep.points import Points, source_sha256
 from bench.record import run_folder, sweep
-from bench.report import sweep_page, sweep_results, sweep_text
+from bench.report import sweep_page, sweep_results
 
 
 def go(args, argv):
@@ -57,12 +57,12 @@ def _end(folder, why):
     ]
     sweep.end(folder, why)
     result = sweep_results.read(folder)
-    console.show(sweep_text.table(result))
-    for words in filter(None, (sweep_text.best(result), sweep_text.why(result), sweep_text.confirm(result))):
+    console.show(sweep_results.table(result))
+    for words in filter(None, (sweep_results.best(result), sweep_results.why(result), sweep_results.confirm(result))):
         say("sweep", words)
     sweep_page.write(folder, result)
     num_complete = sum(one["status"] == "complete" for one in answers)
-    say("sweep", sweep_text.ended(result, folder, num_complete, len(answers)), always=True)
+    say("sweep", sweep_results.ended(result, folder, num_complete, len(answers)), always=True)
     return answers
 
 

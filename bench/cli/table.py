@@ -11,7 +11,7 @@ from bench.base import paths
 from bench.base.paths import PUBLISHED
 from bench.cli import arguments
 from bench.record import listing
-from bench.report import table_columns, table_filters, table_groups, table_text
+from bench.report import table_columns, table_groups, table_text
 from bench.report.table_columns import COLUMNS, Columns
 
 ALONE = {  # what has no effect beside another option
@@ -53,7 +53,7 @@ def main(argv):
 
 def _rows(args):
     """-> (the rows of the runs that are asked for, the conditions)."""
-    conditions = [table_filters.condition(words) for words in args.where]
+    conditions = [table_columns.condition(words) for words in args.where]
     rows = listing.read_rows(args.folder)
     if args.sweep:
         from bench.record import sweep
@@ -61,7 +61,7 @@ def _rows(args):
         rows = sweep.chosen(rows, args.sweep)
     keys = [Columns(rows).named([one.key], f"--where {one.words}")[0] for one in conditions]
     conditions = [one._replace(key=key) for one, key in zip(conditions, keys, strict=True)]
-    return table_filters.chosen(rows, conditions), conditions
+    return table_columns.chosen(rows, conditions), conditions
 
 
 def _table(args, rows, conditions):
@@ -72,12 +72,12 @@ def _table(args, rows, conditions):
     columns = Columns(rows, fixed)
     orders = [
         order._replace(key=key)
-        for order in table_filters.orders(args.sort, args.reverse)
+        for order in table_columns.orders(args.sort, args.reverse)
         for key in columns.named([order.key], f"--sort {args.sort}")
     ]
     chosen = columns.named(_parts(args.columns), f"--columns {' '.join(args.columns)}") if args.columns else None
     rows, notes, changes = _against(args, rows, columns)
-    rows = table_filters.sort(rows, orders) if orders or not args.reverse else rows[::-1]
+    rows = table_columns.sort(rows, orders) if orders or not args.reverse else rows[::-1]
     varied = [] if chosen else columns.varied()
     every = columns.all() if args.all_columns else [*fixed, *(name for name in varied if name not in fixed)]
     asked = list(dict.fromkeys([*(one.key for one in orders), *_shown_keys(conditions, rows), *changes]))
@@ -106,11 +106,11 @@ def _against(args, rows, columns):
     """--baseline -> (rows with their changes, why some have none, the columns of the changes)."""
     if not args.baseline:
         return rows, [], []
-    from bench.report import table_baseline
+    from bench.report import table_groups
 
-    baseline = table_baseline.find(rows, args.baseline, columns)
-    notes = table_baseline.add(rows, baseline)
-    return [baseline, *(row for row in rows if row is not baseline)], notes, list(table_baseline.COLUMNS)
+    baseline = table_groups.find_baseline(rows, args.baseline, columns)
+    notes = table_groups.add_changes(rows, baseline)
+    return [baseline, *(row for row in rows if row is not baseline)], notes, list(table_groups.CHANGE_COLUMNS)
 
 
 def _shown_keys(conditions, rows):

@@ -1,6 +1,6 @@
 """curves.html of a site, and curves/*.js beside it: the curves of all runs, some runs a file, loaded when chosen.
 
-A file is addCurves("..."): JSON {run_id: curve_data.packed()}, deflated, in base64.  It is made again only
+A file is addCurves("..."): JSON {run_id: curves.packed()}, deflated, in base64.  It is made again only
 when steps.csv of one of its runs changed.  Which runs share a file depends on their ids alone: a new run changes
 one file and not those of all later runs.
 """
@@ -18,7 +18,7 @@ from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.machine import processes
 from bench.record.rows import Row
-from bench.report import curve_data, curves
+from bench.report import curves
 
 RUNS_A_FILE = 64  # on average
 MIN_PARALLEL = 500  # runs to read, from which on two processes are quicker
@@ -89,7 +89,7 @@ def _write_file(max_points, job):
     result = {}
     for run_id, folder in runs:
         with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
-            result[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
+            result[run_id] = curves.packed(curves.curves_of_run(folder, max_points))
     words = base64.b64encode(zlib.compress(json.dumps(result, separators=(",", ":")).encode(), 3)).decode()
     atomic.write_text(path, f'addCurves("{words}");\n', durable=False)
 
@@ -106,4 +106,4 @@ def _stamp(run):
 @functools.cache
 def _code():
     """Of the code that makes curves: files of other code are made again."""
-    return zlib.crc32(Path(curve_data.__file__).read_bytes() + Path(__file__).read_bytes())
+    return zlib.crc32(Path(curves.__file__).read_bytes() + Path(__file__).read_bytes())

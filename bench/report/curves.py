@@ -1,25 +1,167 @@
-"""Curves of many runs in one chart: loss by step, time and tokens, and step time, with a band over an arm's runs."""
+"""The curves of runs: from steps.csv, thinned to what a chart can show, and of many runs in one chart.
 
+Loss by step, time and tokens, and step time, with a band over an arm's runs.
+"""
+
+import itertools
+import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bench.base.reading.damage import Damaged
+from bench.base.units import s_from_ms
 from bench.compare.selection import Arm
+from bench.record import step_files
 from bench.record.rows import Row
-from bench.report import curve_data, run_page
+from bench.report import run_page
 from bench.web.chart import of_arms
 from bench.web.page import CHART_SCRIPTS, figure, page, soft, tag
 
+STEP_COLUMNS = (
+    "step", "flags", "tokens", "train_loss", "val_loss", "step_ms", "train_time_ms", "train_time_at_val_ms",
+)  # fmt: skip
+DIGITS = {"train_s": 5, "train_loss": 5, "step_ms": 4, "val_loss": 6}
 X_LABELS = {"step": "step", "train_s": "train time, s", "tokens": "tokens"}
 Y_LABELS = {"val_loss": "val_loss, nats per token", "train_loss": "train_loss, nats per token", "step_ms": "step, ms"}
-PART = {"val_loss": "val", "train_loss": "train", "step_ms": "train"}  # of curve_data.of_run()
+PART = {"val_loss": "val", "train_loss": "train", "step_ms": "train"}  # of curves_of_run()
 ARM_CHARTS = (  # title, y, x
     ("val_loss by step", "val_loss", "step"),
     ("val_loss by time", "val_loss", "train_s"),
     ("Step time", "step_ms", "step"),
 )
+# ---- the page of the overlay: assets/curves.js draws it
+
+COLUMNS = (
+    "run_id", "name", "seed", "track", "config_id", "arm", "status", "val_loss", "train_s", "page", "file",
+)  # fmt: skip
+CONTROLS = (  # id, label, [(value in the address, what the reader sees)], the default first
+    ("y", "y", (("val_loss", "val_loss"), ("train_loss", "train_loss"), ("step_ms", "step time"))),
+    ("x", "by", (("step", "step"), ("time", "train time"), ("tokens", "tokens"))),
+    ("group", "one line per", (("run", "run"), ("config", "config"), ("name", "name"), ("arm", "arm"))),
+    ("band", "band", (("range", "smallest to largest"), ("sd", "mean ± sd"), ("none", "none"))),
+    ("from", "show", (("all", "all"), ("half", "last half of each"), ("tenth", "last tenth of each"))),
+    ("yscale", "y axis", (("linear", "linear"), ("log", "log"))),
+    ("xscale", "x axis", (("linear", "linear"), ("log", "log"))),
+    ("smooth", "smoothing", (("0", "none"), *((str(num), f"centred mean of {num} points") for num in (5, 21, 101)))),
+)
+MAX_BYTES = 5_000_000  # of the curves of a site, about
+BYTES_PER_POINT = 12  # train_loss, step_ms and train_s in a site's files, as measured
+
+
+def curves_of_run(folder: Path | str, max_points: int = 500) -> dict:
+    """A run folder -> curves_of_columns(); a run without steps has empty curves."""
+    return curves_of_columns(step_files.read_columns(folder, STEP_COLUMNS), max_points)
+
+
+def curves_of_rows(rows: Sequence[Mapping], max_points: int = 500) -> dict:
+    """Rows of steps, as record/step_files.read() has them -> curves_of_columns()."""
+    return curves_of_columns({name: [row.get(name) for row in rows] for name in STEP_COLUMNS}, max_points)
+
+
+def curves_of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
+    """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, val_loss}}.
+
+    Lists of one length each.  With more than max_points steps a point of train is the mean of k steps, at the last of
+    them, and of the validations each j-th from the end is kept.  train_s is the time so far: the printed one of a log,
+    else the sum of step_ms; None where a log prints the time of some steps only.  Steps with a flag are in no step_ms.
+    None is unknown.
+    """
+    steps, train_s = columns["step"], train_s_of(columns)
+    loss_and_ms = zip(columns["train_loss"], columns["step_ms"], strict=True)
+    trained = [number for number, (loss, ms) in enumerate(loss_and_ms) if loss is not None or ms is not None]
+    validated = [number for number, loss in enumerate(columns["val_loss"]) if loss is not None]
+    every = max(1, -(-len(trained) // max_points))
+    plain_ms = [None if flag else ms for flag, ms in zip(columns["flags"], columns["step_ms"], strict=True)]
+    ends = [trained[min(start + every, len(trained)) - 1] for start in range(0, len(trained), every)]
+    kept = validated[:: -max(1, -(-len(validated) // max_points))][::-1]
+    means = {"train_loss": columns["train_loss"], "step_ms": plain_ms}
+    train = {name: _means([values[number] for number in trained], every) for name, values in means.items()}
+    val = {"val_loss": [columns["val_loss"][number] for number in kept]}
+    at_val_s = list(train_s)
+    for number in kept:
+        if columns["train_time_at_val_ms"][number] is not None:
+            at_val_s[number] = s_from_ms(columns["train_time_at_val_ms"][number])
+    return {
+        "every": every,
+        "train": _shared(steps, train_s, columns["tokens"], ends) | _rounded(train),
+        "val": _shared(steps, at_val_s, columns["tokens"], kept) | _rounded(val),
+    }
+
+
+def train_s_of(columns: Mapping[str, Sequence]) -> list[float | None]:
+    """Columns of COLUMNS -> seconds of training up to the end of each step; all None where a step's time is missing."""
+    if columns["train_time_ms"].count(None) < len(columns["step"]):
+        return _printed_s(columns["train_time_ms"])
+    steps, step_ms = columns["step"], columns["step_ms"]
+    if any("untimed" in (flags or "") for flags in set(columns["flags"])):
+        is_untimed = ["untimed" in (flags or "") for flags in columns["flags"]]
+        step_ms = [0.0 if untimed else ms for untimed, ms in zip(is_untimed, step_ms, strict=True)]
+    is_whole = all(map(operator.le, steps[1:], map((1).__add__, steps)))
+    if None in step_ms:
+        is_whole &= all(ms is not None or loss is None for ms, loss in zip(step_ms, columns["train_loss"]))
+        step_ms = [ms or 0.0 for ms in step_ms]
+    if not is_whole or not any(step_ms):  # the former: a log that prints some steps only
+        return [None] * len(steps)
+    return [s_from_ms(ms) for ms in itertools.accumulate(step_ms)]
+
+
+def _printed_s(train_time_ms):
+    """Of a log that prints the time so far; what its clock took back after warm-up steps counts for nothing."""
+    least_s, result = math.inf, []
+    for ms in reversed(train_time_ms):
+        least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
+        result.append(None if ms is None else least_s)
+    return result[::-1]
+
+
+def _means(values, every):
+    """The mean of each so many values, without those that are None."""
+    parts = [values[start : start + every] for start in range(0, len(values), every)]
+    if every == 1:
+        return values
+    if None in values:
+        parts = [[value for value in part if value is not None] for part in parts]
+    return [sum(part) / len(part) if part else None for part in parts]
+
+
+def _shared(steps, train_s, tokens, numbers):
+    shared = {"step": [steps[number] for number in numbers], "tokens": [tokens[number] for number in numbers]}
+    return shared | _rounded({"train_s": [train_s[number] for number in numbers]})
+
+
+def _rounded(columns):
+    return {
+        name: None if values.count(None) == len(values) else _short(values, DIGITS[name])
+        for name, values in columns.items()
+    }
+
+
+def packed(curves: dict) -> dict:
+    """Curves, smaller: even steps as {"from", "by", "num", "last"}, tokens as the number of each step."""
+    return curves | {part: _packed(curves[part]) for part in ("train", "val")}
+
+
+def _packed(part):
+    steps, tokens = part["step"], part["tokens"]
+    if None in tokens:
+        tokens = None
+    elif steps and steps[-1] and not tokens[-1] % steps[-1]:
+        a_step = tokens[-1] // steps[-1]
+        tokens = a_step if tokens == [step * a_step for step in steps] else tokens
+    if len(steps) > 3:
+        start, by, num = steps[0], steps[1] - steps[0], len(steps)
+        if steps[:-1] == list(range(start, start + by * (num - 1), by)):
+            steps = {"from": start, "by": by, "num": num, "last": steps[-1]}
+    return part | {"step": steps, "tokens": tokens}
+
+
+def _short(values, digits):
+    """None and what is not finite -> None."""
+    form = f"%.{digits}g"
+    return [None if value is None or value - value != 0 else float(form % value) for value in values]
 
 
 def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[dict]:
@@ -34,13 +176,13 @@ def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[dict]:
 def _of_run(folder):
     """None of a run whose steps are damaged: the others are drawn, and ./run.sh verify says what is wrong."""
     try:
-        return curve_data.of_run(folder)
+        return curves_of_run(folder)
     except Damaged:
         return None
 
 
 def charts_of(arms: Mapping[str, Sequence[dict]]) -> list[dict]:
-    """{arm: curve_data.of_run() of its runs} -> the specs of arm_charts()."""
+    """{arm: curves_of_run() of its runs} -> the specs of arm_charts()."""
     charts = []
     for title, y, x in ARM_CHARTS:
         drawn = [{"name": name, "runs": [_points(run, x, y) for run in runs]} for name, runs in arms.items()]
@@ -66,25 +208,6 @@ def _caption(arms, y):
     if y == "step_ms":
         words.append("within-run: for diagnosis, not for the verdict")
     return "; ".join(words)
-
-
-# ---- the page of the overlay: assets/curves.js draws it
-
-COLUMNS = (
-    "run_id", "name", "seed", "track", "config_id", "arm", "status", "val_loss", "train_s", "page", "file",
-)  # fmt: skip
-CONTROLS = (  # id, label, [(value in the address, what the reader sees)], the default first
-    ("y", "y", (("val_loss", "val_loss"), ("train_loss", "train_loss"), ("step_ms", "step time"))),
-    ("x", "by", (("step", "step"), ("time", "train time"), ("tokens", "tokens"))),
-    ("group", "one line per", (("run", "run"), ("config", "config"), ("name", "name"), ("arm", "arm"))),
-    ("band", "band", (("range", "smallest to largest"), ("sd", "mean ± sd"), ("none", "none"))),
-    ("from", "show", (("all", "all"), ("half", "last half of each"), ("tenth", "last tenth of each"))),
-    ("yscale", "y axis", (("linear", "linear"), ("log", "log"))),
-    ("xscale", "x axis", (("linear", "linear"), ("log", "log"))),
-    ("smooth", "smoothing", (("0", "none"), *((str(num), f"centred mean of {num} points") for num in (5, 21, 101)))),
-)
-MAX_BYTES = 5_000_000  # of the curves of a site, about
-BYTES_PER_POINT = 12  # train_loss, step_ms and train_s in a site's files, as measured
 
 
 def points_of(num_runs: int) -> int:
@@ -148,7 +271,7 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     for arm in arms:
         label = _label(arm)
         for number, row in enumerate(arm.rows):
-            result[row["run_id"]] = curve_data.packed(_curves(arm, number, max_points))
+            result[row["run_id"]] = packed(_curves(arm, number, max_points))
             lines.append(line_of(row, label, run_page.link(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
     return page_of({"columns": COLUMNS, "rows": lines, "curves": result, "arms": [arm.name for arm in arms]})
@@ -178,9 +301,9 @@ def _label(arm):
 def _curves(arm, number, max_points):
     folder = arm.folders[number]
     if folder is None:  # a log
-        return curve_data.of_rows(arm.record_of(number).get("steps") or [], max_points)
+        return curves_of_rows(arm.record_of(number).get("steps") or [], max_points)
     try:
-        return curve_data.of_run(folder, max_points)
+        return curves_of_run(folder, max_points)
     except Damaged as error:
         arm.damaged[arm.rows[number]["run_id"]] = str(error)
-        return curve_data.of_rows([], max_points)
+        return curves_of_rows([], max_points)

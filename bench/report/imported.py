@@ -1,9 +1,22 @@
-"""What the page of a run says that another program's log is the only witness of: where it is from, what is unknown."""
+"""What the page of a run says of a log that was imported, and of a training script: its origin, its claims.
 
-from bench.report import run_events, run_facts
+Of the first another program's log is the only witness; of the second the launcher saw something from outside.
+"""
+
+from bench.report import run_facts
 from bench.web.page import Safe, bullets, section, soft, table, tag
 
 WORD = "imported"
+FROM_OUTSIDE = (
+    ("wall_of_lines_s", "its lines came in, s"),
+    ("counted_s", "of that it counted, s"),
+    ("uncounted_s", "and did not count, s"),
+    ("uncounted_at_validations_s", "of that before validations, s"),
+    ("unseen_s", "of that with steps that have no line, s"),
+    ("overcounted_s", "counted, but not passed, s"),
+    ("num_untimed_steps", "first steps that are in no time"),
+    ("foreign_cpu_cores", "other programs' load, CPU cores"),
+)
 
 
 def is_one(run: dict) -> bool:
@@ -39,7 +52,7 @@ def section_of(run: dict) -> Safe:
         "clock": (run.get("timing_protocol") or {}).get("clock"),
         "step_avg in the log": None if of.get("printed_step_avg_ms") is None else f"{of['printed_step_avg_ms']} ms",
         "it means": of.get("step_avg_meaning"),
-        "declared steps": run_events.plain(of.get("declared_steps")),
+        "declared steps": run_facts.plain(of.get("declared_steps")),
         "result its author goes by": ", ".join(f"{key} {value}" for key, value in (of.get("headline") or {}).items())
         or None,
     }
@@ -76,3 +89,46 @@ def unknown(run: dict) -> Safe:
         "recompiles, garbage collection, allocator retries": None,
     }
     return section("Unknown", bullets([name for name, value in facts.items() if value is None]))
+
+
+def script_line(run: dict) -> str:
+    """What stands below the title; "" for a run of our own model."""
+    of = run.get("script")
+    return f", script {of['file']}, dialect {of.get('dialect') or 'unknown'}" if of else ""
+
+
+def script_claim(run: dict) -> str:
+    """Behind the times of the sentence that says how the run ended."""
+    wall_s = run["measured"].get("wall_of_lines_s")
+    if not run.get("script"):
+        return ""
+    return ", as the script says" + ("" if wall_s is None else f" (its lines came in {wall_s:.2f} s)")
+
+
+def script_section(run: dict) -> Safe | str:
+    """What ran, what was measured from outside, and what it opened; "" for a run of our own model."""
+    of, measured = run.get("script"), run["measured"]
+    if not of:
+        return ""
+    facts = {
+        "script": tag("code", " ".join([of["file"], *of["args"]])),
+        "its interpreter": of.get("python") or "the harness's own",
+        "variables": ", ".join(f"{name}={value}" for name, value in of["env"].items()) or None,
+        "sources": ", ".join(name.removeprefix("script/") for name in of["sha256_by_file"]),
+        "dialect of its lines": of.get("dialect"),
+        "steps that it declared": _number(of.get("declared_steps")),
+        "its step_avg": of.get("step_avg_meaning"),
+        **{name: _number(measured.get(key)) for key, name in FROM_OUTSIDE},
+        "data that it opened": ", ".join(of.get("opened") or ()) or "none that was seen",
+        "files that it wrote": ", ".join(of.get("files_written") or ()) or None,
+        "lines that its log lacks": of.get("num_unkept_lines") or None,
+    }
+    lines = [(name, value) for name, value in facts.items() if value is not None]
+    note = soft(
+        "Its time is its own claim; the wall time of its lines was taken by another process.  Seeds are labels."
+    )
+    return section("The training script", table((), lines, class_="facts"), note)
+
+
+def _number(value):
+    return f"{value:.3f}" if isinstance(value, float) else None if value is None else str(value)

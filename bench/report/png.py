@@ -25,7 +25,7 @@ def write(
     """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium.
 
     panels: of a forest plot, which becomes out/verdict.png.  drawings: with id, title, markup and height_px, of what is
-    no chart (bench/report/sweep_charts.py).
+    no chart (bench/report/sweep_page.py).
     """
     if CHROMIUM is None:
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")

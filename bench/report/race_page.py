@@ -15,7 +15,7 @@ from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, of_record
 from bench.base.terminal.text_table import counted
 from bench.record import race_folder, run_folder
-from bench.report import comparison_parts as parts
+from bench.report import comparison_page as parts
 from bench.report import curves, run_page
 from bench.web import forest
 from bench.web.chart import chart, series_of

@@ -8,7 +8,7 @@ from bench.analysis.diagnosis import stalls
 from bench.base import stats
 from bench.base.reading import json_file, plain_file
 from bench.base.units import NS_PER_S, s_from_ms
-from bench.report.run_events import what
+from bench.report.run_facts import what
 from bench.web.chart import chart, mark_of, series_of, short
 
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")

@@ -1,17 +1,21 @@
 """The page of one run: how it ended and its numbers first, then loss and step times, then all that was recorded."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from bench.analysis.memory import page as snapshot_page
+from bench.analysis.memory import pickles
 from bench.base.reading.damage import of_record
 from bench.base.terminal import text_table
 from bench.record import race_folder, run_folder, step_files
-from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts, trace_page
+from bench.report import imported, run_charts, run_facts, trace_page
 from bench.web import lanes
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
+MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
 NAME = "report.html"  # in the run's folder
 TILES = (  # metric, label, decimals
     ("val_loss", "val_loss, nats per token", 4),
@@ -47,7 +51,7 @@ def _html(folder, assets, back, at, repeats, explained):
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
     charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
-    memory_charts, memory_section = run_memory.of_run(folder)
+    memory_charts, memory_section = memory_of_run(folder)
     trace_charts, trace_section = trace_page.of_run(folder)
     title = _title(run)
     others = [tag("a", words, href=link) for words, link in repeats]
@@ -58,15 +62,15 @@ def _html(folder, assets, back, at, repeats, explained):
     body = [
         tag("p", join(ways, " · ")) if ways else "",
         tag("h1", title),
-        soft(tag("code", run["run_id"]), imported.line(run), scripts.line(run)),
+        soft(tag("code", run["run_id"]), imported.line(run), imported.script_line(run)),
         _verdict(run),
         tiles(_metrics(run)),
         tag("div", *map(figure, charts), class_="columns"),
         tag(
             "div",
             *facts,
-            scripts.section_of(run),
-            run_events.section_of(run, rows, events),
+            imported.script_section(run),
+            run_facts.section_of(run, rows, events),
             run_facts.where(folder, run, at),
             class_="columns",
         ),
@@ -149,7 +153,7 @@ def sentence(run: dict) -> str:
     words = f"val_loss {metrics['val_loss']:.4f} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         words += f" in {metrics['train_s']:.2f} s"
-    words += ", as its log says" if imported.is_one(run) else scripts.words(run)
+    words += ", as its log says" if imported.is_one(run) else imported.script_claim(run)
     if metrics.get("target_reached") is not None:
         loss, gap = (run["goal"].get(key) for key in ("target_val_loss", "target_gap_nats"))
         target = f"{loss:.6g}" if loss is not None else f"{gap} above the floor"
@@ -193,3 +197,35 @@ def _race(run, folder, at):
     has_ended = (target / "race.json").exists()  # its page is written with it
     href = quote(os.path.relpath(target / "race.html" if has_ended else target, at.resolve()))
     return tag("a", words, href=href) if target.exists() else tag("span", words)
+
+
+def memory_of_run(folder):
+    """Run folder -> (chart specs, html of its section); ([], "") without snapshots.  A damaged one is a sentence."""
+    paths = sorted(pickles.in_folder(folder), key=_rank_of_snapshot)
+    if not paths:
+        return [], ""
+    charts, parts = [], []
+    for num, path in enumerate(paths[:MAX_SHOWN]):
+        drawn, part = _of_snapshot(path, f"memory-{num}")
+        charts += drawn
+        parts += [tag("h3", path.name), part]
+    if len(paths) > MAX_SHOWN:
+        parts.append(soft(f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."))
+    parts.append(soft("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments."))
+    return charts, section("Memory", *parts)
+
+
+def _rank_of_snapshot(path):
+    result = re.search(r"rank(\d+)", path.name)
+    return int(result[1]) if result else 0
+
+
+def _of_snapshot(path, id):
+    try:
+        if path.name.endswith(pickles.RSS_SUFFIX):
+            samples = pickles.load_rss(path)
+            drawn = pickles.rss_chart(samples, id)
+            return [drawn], join([soft(pickles.WHAT + "."), figure(drawn)])
+        return snapshot_page.summary(pickles.load(path), id)
+    except (OSError, ValueError) as error:
+        return [], soft(f"It cannot be read: {str(error).replace(str(path), path.name)}")

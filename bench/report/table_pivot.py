@@ -8,7 +8,7 @@ from bench.base import stats
 from bench.base.terminal import text_table
 from bench.record import configs
 from bench.report import table_groups
-from bench.report.table_filters import rank
+from bench.report.table_columns import rank
 from bench.report.table_text import number_words, value_words
 
 LOWER = (

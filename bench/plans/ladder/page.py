@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from bench.plans.ladder import changes, text
+from bench.plans.ladder import forecast, text
 from bench.plans.ladder.staircase import Staircase
 from bench.record import race_folder
-from bench.report import comparison_parts as parts
+from bench.report import comparison_page as parts
 from bench.report import curves
 from bench.web import forest, stairs
 from bench.web.page import REPORT_STYLES, details, figure, page, section, soft, table, tag
@@ -146,7 +146,7 @@ def _curves(folder, race, result):
 
 
 def _size(result):
-    rows = changes.rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in result["rungs"]})
+    rows = forecast.rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in result["rungs"]})
     return section(
-        "What this size changes", tag("p", changes.KEPT), details("Each change", table(changes.COLUMNS, rows))
+        "What this size changes", tag("p", forecast.KEPT), details("Each change", table(forecast.COLUMNS, rows))
     )

@@ -1,13 +1,15 @@
-"""What a user types after ./run.sh ladder -> the request of a race, with what its page must know of the rungs."""
+"""What a user types after ./run.sh ladder -> the request of a race, or the folder of an earlier ladder."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
+from bench.base import atomic
 from bench.launch import prepare
-from bench.plans.ladder import rungs, sizes
-from bench.plans.ladder.rungs import GROUP
+from bench.plans.ladder import sizes
 from bench.plans.ladder.sizes import Fitted, Size
-from bench.plans.race import request
+from bench.plans.race import request, state
+from bench.record import named, race_folder
 
 N = 3  # runs a rung
 NAME = "ladder"
@@ -32,7 +34,7 @@ def asked(words: Sequence[str]) -> tuple[Size, list[Fitted], dict]:
             "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"
         )
     overrides = [word for word in given if word.partition("=")[0] not in request.SETTINGS]
-    if experiment := [word for word in overrides if word.startswith(f"{GROUP}=")]:
+    if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
         raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
     fitted = sizes.fitted(_chosen(names), size, overrides)
     runnable = [one for one in fitted if one.fault is None]
@@ -46,7 +48,7 @@ def _chosen(names):
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{twice[0]}: it is named twice: name each rung once")
-    result = [rungs.of_name(name) for name in names] or rungs.known()
+    result = [sizes.rung_named(name) for name in names] or sizes.known_rungs()
     if len(result) < 2:
         raise ValueError(f"{result[0].name}: a ladder has two rungs or more: ./run.sh ladder r04 r08, or none for all")
     return result
@@ -73,3 +75,34 @@ def _for_the_plan(size, fitted):
         },
         "excluded": {one.rung.name: one.fault for one in fitted if one.fault},
     }
+
+
+def ended(results: Path, word: str) -> Path:
+    """The ladder named, or the latest of these results that has ended.  ValueError: there is none."""
+    if word:
+        return _named(word)
+    result = sorted(path.parent for path in (results / race_folder.FOLDER).glob("*/race.json"))
+    return _latest(result, "has ended")
+
+
+def unfinished(results: Path, word: str) -> Path:
+    """The ladder named, or the latest of these results that has not ended.  ValueError: there is none."""
+    return _named(word) if word else _latest(state.unfinished(results), "is unfinished")
+
+
+def _latest(folders, what):
+    result = [folder for folder in folders if _is_ladder(folder)]
+    if not result:
+        raise ValueError(f"no ladder {what}: ./run.sh ladder begins one")
+    return result[-1]
+
+
+def _named(word):
+    (one,) = named.find([word])[:1]
+    if one.race is None or not _is_ladder(one.race):
+        raise ValueError(f"{word}: is not a ladder: ./run.sh ladder begins one, and prints its id")
+    return one.race
+
+
+def _is_ladder(folder):
+    return "ladder" in atomic.read_json(folder / "plan.json", {})

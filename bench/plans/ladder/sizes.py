@@ -1,27 +1,189 @@
-"""At which size a machine races the rungs, and what of a rung has to change for it: derived, and said.
+"""The rungs, the size at which a machine races them, and what of each has to change for it: derived, and said.
+
+A rung is an experiment whose yaml begins with a comment that says of which record it is, as far as it is known.
+Nothing lists them; a new yaml is a new rung.
+
+    # Record 9, 8.2 minutes: value residual, embedding skip, ...         the record's time, and what was new
+    # Source: records/track_1_short/...                                  what makes it a rung: a record of the speedrun
+    # Expected on 8x H100: val_loss 3.2791 after 3,200 steps, 154.78 ms a step.
+
+The sizes:
 
     nano     a CPU: width 128, steps of 1,024 bytes of Python source, equally many of each rung
     short    fewer than eight GPUs, of which it takes one: the records' model, data and steps of track gpt2_short
     record   eight GPUs: the records as they are, each with its own number of steps, on track gpt2_small
 
-Batch, sequences, windows and stages are in proportion: bench/plans/ladder/scaling.py.
+Batch, sequences, windows and stages are in proportion, so that what a record changes stays:
+
+    tokens of a step     as the size's are to the record's 524,288: what takes three quarters of them does so here
+    tokens in a row      sequences, windows and the blocks of a mask, as the size's are to the 1,024 of records 1 to 11
+    steps                stages[].until_step and frozen_steps, as the size's steps are to the rung's own
+
+A sequence is never longer than a rank's part of a step, or of a validation.  Of an experiment that is not a record the
+size's tokens are in proportion to its own.
 No learning rate is changed at any size: those of a record are for 124M weights and steps of 524,288 tokens.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
 from bench.config import compose, groups, schema
+from bench.config.typed import leaves
 from bench.launch import own_model, prepare
-from bench.plans.ladder import scaling
-from bench.plans.ladder.rungs import GROUP, Rung
 
+RECORD_BATCH_TOKENS, RECORD_SEQ_LEN = 524_288, 1024
+IN_A_ROW = ("window_tokens", "first_window_tokens", "end_window_tokens")  # of a stage, beside seq_len
+BLOCK = "block"  # of model.args: tokens
 NUM_GPUS_OF_RECORD = 8
 SHAPE = ("num_layers", "num_heads", "width")
 # of what a size changes
 SAID = ("model.", "optim.", "goal.", "stages", "data.source", "data.seq_len", "data.batch_tokens")
+START_S = 150.0  # of a run of the record's size: compilation, data, 20 validations; estimated, not measured
+GROUP = "experiment"
+SOURCE = re.compile(r"\brecords/(track_\d+)")
+MINUTES = re.compile(r"([\d.]+) minutes")
+EXPECTED = re.compile(r"Expected[^:]*: (.*)", re.DOTALL)
+VAL_LOSS = re.compile(r"val_loss (\d\.\d{4})")  # "3.28 or a little less" is not a measurement
+STEPS = re.compile(r"after ([\d,]+) steps")
+STEP_MS = re.compile(r"(?<!to )\b([\d.]+) ms a step")  # "147 to 155 ms a step" is not a measurement either
+
+
+@dataclass(frozen=True)
+class Rung:
+    """An experiment, and what its record reached on 8x H100.  None: its yaml does not say."""
+
+    name: str  # experiment=NAME
+    what: str  # was new; "" where the yaml has no head
+    track: str | None = None  # of modded-nanogpt: track_1; None: no record of the speedrun
+    minutes: float | None = None
+    num_steps: int | None = None
+    step_ms: float | None = None
+    val_loss: float | None = None
+
+    @property
+    def arm(self) -> str:
+        """Its name as an arm of a race, which begins with a capital letter."""
+        word = re.sub(r"\W", "_", self.name)
+        return word[0].upper() + word[1:] if word[0].isalpha() else f"E{word}"
+
+
+def known_rungs() -> list[Rung]:
+    """Every rung, the lowest first: track 1's records by their names, then those of other tracks."""
+    result = [rung_named(name) for name in groups.choices(GROUP)]
+    return sorted((rung for rung in result if rung.track), key=lambda rung: (rung.track, rung.name))
+
+
+def rung_named(name: str) -> Rung:
+    """Any experiment as a rung.  ValueError: there is no such experiment."""
+    if name not in groups.choices(GROUP):
+        names = ", ".join(rung.name for rung in known_rungs())
+        raise ValueError(f"{name}: there is no experiment of that name; the rungs are {names}")
+    return rung_of_head(name, _head(groups.path_of(GROUP, name).read_text()))
+
+
+def rung_of_head(name: str, lines: list[str]) -> Rung:
+    """lines: of the comment at the head of its yaml, without #; [] for none."""
+    first, text = (lines or [""])[0], " ".join(lines)
+    source, minutes = SOURCE.search(text), MINUTES.search(first)
+    expected = (EXPECTED.search(" ".join(lines)) or [""])[0]
+    what = first[minutes.end() :] if minutes else first
+    steps, step_ms, val_loss = STEPS.search(expected), STEP_MS.search(expected), VAL_LOSS.search(expected)
+    return Rung(
+        name,
+        what.strip(" :.,"),
+        track=source and source[1],
+        minutes=minutes and float(minutes[1]),
+        num_steps=steps and int(steps[1].replace(",", "")),
+        step_ms=step_ms and float(step_ms[1]),
+        val_loss=val_loss and float(val_loss[1]),
+    )
+
+
+def _head(text):
+    """The first lines that are comments, without Hydra's own."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            lines.append(line.lstrip("# ").rstrip())
+    return lines
+
+
+def changes(
+    own: schema.Config,
+    sized: schema.Config,
+    batch_tokens: int,
+    seq_len: int | None,
+    is_record: bool,
+    given: Collection[str] = (),
+) -> dict[str, Any]:
+    """{setting: value} that a rung needs beside a size's own overrides; what it does not change is not in it.
+
+    own: the rung as its yaml has it; sized: with the size's overrides and the user's.  batch_tokens, seq_len: the
+    size's, None where tokens in a row stay as they are.  given: settings that are the user's.
+    """
+    batch_frac = batch_tokens / (RECORD_BATCH_TOKENS if is_record else own.data.batch_tokens)
+    row_frac = 1.0 if seq_len is None else seq_len / (RECORD_SEQ_LEN if is_record else own.data.seq_len)
+    num_ranks = sized.hardware.num_processes or 1
+    batch = sized.data.batch_tokens if "data.batch_tokens" in given else round(own.data.batch_tokens * batch_frac)
+
+    def in_a_row(tokens, of_tokens):
+        return min(max(1, round(tokens * row_frac)), of_tokens // num_ranks)
+
+    result = {"data.batch_tokens": batch, "data.seq_len": in_a_row(own.data.seq_len, batch)}
+    if own.goal.val_seq_len is not None:
+        result["goal.val_seq_len"] = in_a_row(own.goal.val_seq_len, sized.goal.val_tokens)
+    if own.goal.val_window_tokens is not None:
+        result["goal.val_window_tokens"] = round(own.goal.val_window_tokens * row_frac)
+    if BLOCK in (own.model.args or {}):
+        result[f"model.args.{BLOCK}"] = max(1, round(own.model.args[BLOCK] * row_frac))
+    if own.stages:
+        steps_frac = sized.goal.num_steps / own.goal.num_steps
+        result["stages"] = [_stage(stage, batch, batch_frac, row_frac, steps_frac, in_a_row) for stage in own.stages]
+    before = said(sized)
+    return {key: value for key, value in result.items() if key not in given and before.get(key) != value}
+
+
+def _stage(
+    stage, batch: int, batch_frac: float, row_frac: float, steps_frac: float, in_a_row: Callable[[int, int], int]
+) -> dict[str, Any]:
+    """What is set of it, in proportion."""
+    result = {key: value for key, value in dataclasses.asdict(stage).items() if value is not None}
+    if stage.batch_tokens is not None:
+        result["batch_tokens"] = batch = round(stage.batch_tokens * batch_frac)
+    if stage.seq_len is not None:
+        result["seq_len"] = in_a_row(stage.seq_len, batch)
+    for key in IN_A_ROW:
+        if key in result:
+            result[key] = round(result[key] * row_frac)
+    if stage.until_step is not None:
+        result["until_step"] = max(1, round(stage.until_step * steps_frac))
+    if stage.frozen_steps is not None:
+        result["frozen_steps"] = {part: max(1, round(num * steps_frac)) for part, num in stage.frozen_steps.items()}
+    return result
+
+
+def word(value: Any) -> str:
+    """A value as Hydra's command line takes it: {first_window_tokens:8,window_tokens:224}."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{word(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(word, value)) + "]"
+    return "null" if value is None else str(value)
+
+
+def said(config: schema.Config) -> dict[str, Any]:
+    """{setting: value} of a config, those of its stages as "stages[0].window_tokens" where they are set."""
+    values = dict(leaves(schema.to_dict(config)))
+    for index, stage in enumerate(values.pop("stages", None) or ()):
+        values |= {f"stages[{index}].{key}": value for key, value in leaves(stage) if value is not None}
+    return values
 
 
 @dataclass(frozen=True)
@@ -67,7 +229,6 @@ SIZES = {
         Size("record", "the records as they are", ("track=gpt2_small", "goal.val_every_steps=125"), *(None,) * 4),
     )
 }
-START_S = 150.0  # of a run of the record's size: compilation, data, 20 validations; estimated, not measured
 
 
 @dataclass(frozen=True)
@@ -123,9 +284,9 @@ def _derived(rung, record, size, given):
     sized = _composed([*size.words, f"{GROUP}={rung.name}", *given])
     keys, result = {word.partition("=")[0] for word in given}, {}
     if size.batch_tokens is not None:
-        result = scaling.changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
+        result = changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
     result |= _shape(sized, size, keys)
-    return [f"{key}={scaling.word(value)}" for key, value in result.items()]
+    return [f"{key}={word(value)}" for key, value in result.items()]
 
 
 def _composed(words):
@@ -145,7 +306,7 @@ def _shape(config: schema.Config, size: Size, given: set[str]) -> dict[str, int 
 
 def _changed(before, after):
     """[(setting, the record's value, this size's)] of what says how a rung trains."""
-    values = [scaling.said(config) for config in (before, after)]
+    values = [said(config) for config in (before, after)]
     keys = [key for key in values[0] | values[1] if key.startswith(SAID)]
-    pairs = [(key, *(scaling.word(one.get(key)) for one in values)) for key in keys]
+    pairs = [(key, *(word(one.get(key)) for one in values)) for key in keys]
     return [(key, old, new) for key, old, new in pairs if old != new]

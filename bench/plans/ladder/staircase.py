@@ -11,15 +11,14 @@ from typing import TypedDict
 
 from bench.base.terminal import text_table
 from bench.compare import eligibility, selection
-from bench.plans.ladder import to_target
-from bench.plans.ladder.step import POSITIVE, Judge, Level, Step, decide, level, values
-from bench.plans.ladder.to_target import Run
+from bench.plans.ladder import step as rung_step
+from bench.plans.ladder.step import POSITIVE, Judge, Level, Run, Step, decide, level, values
 from bench.record import race_folder
 
 
 class Rung(TypedDict):
     arm: str
-    rung: dict  # bench.plans.ladder.rungs.Rung, and changed
+    rung: dict  # bench.plans.ladder.sizes.Rung, and changed
     runs: list[Run]
     num_reached: int
     levels: dict[str, Level]  # of POSITIVE and val_loss
@@ -52,12 +51,12 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     if race["result"] is None:
         raise ValueError(f"{race['race_id']}: there is no staircase: {race['why']}")
     arms = {name: _arm(folder, race, name) for name in race["arms"]}
-    curves = {name: [to_target.curve_of(path) for path in arm.folders] for name, arm in arms.items()}
+    curves = {name: [rung_step.curve_of(path) for path in arm.folders] for name, arm in arms.items()}
     goal, words = _target(arms, curves, kept)
     timed = _timed(arms)
     runs = {
         name: [
-            to_target.of_run(row, curve, goal, interpolate, row["run_id"] in timed[name])
+            rung_step.of_run(row, curve, goal, interpolate, row["run_id"] in timed[name])
             for row, curve in zip(arm.rows, curves[name], strict=True)
         ]
         for name, arm in arms.items()
@@ -71,7 +70,7 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         "target_words": words,
         "interpolated": interpolate,
         "val_every_steps": sorted(
-            {every for some in curves.values() for curve in some for every in to_target.every_steps(curve)}
+            {every for some in curves.values() for curve in some for every in rung_step.every_steps(curve)}
         ),
         "notes": _notes(race, arms, timed),
         "rungs": _rungs(kept, arms, runs, Judge(race["plan"], goal)),
@@ -97,7 +96,7 @@ def _target(arms, curves, kept):
     name, arm = next(iter(arms.items()))
     rung = kept["rungs"][name]["name"]
     finals = [
-        curve[-1][2] for row, curve in zip(arm.rows, curves[name], strict=True) if to_target.is_ended(row) and curve
+        curve[-1][2] for row, curve in zip(arm.rows, curves[name], strict=True) if rung_step.is_ended(row) and curve
     ]
     if not finals:
         return None, f"no run of {rung} is complete, and the target would have been what it reaches"
@@ -125,7 +124,7 @@ def _notes(race, arms, timed):
         among = "count all the same: too few others" if is_counted else "are in no time"
         first = disturbed[0]["machine_doubts"][0]
         notes.append(f"the machine disturbed {len(disturbed)} of {len(rows)} runs, which {among} ({first})")
-    failed = [row for row in rows if not to_target.is_ended(row)]
+    failed = [row for row in rows if not rung_step.is_ended(row)]
     if failed:
         notes.append(f"{len(failed)} of {len(rows)} runs failed or are invalid: they reached nothing")
     if race["unplanned_look"]:

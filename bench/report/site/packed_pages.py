@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,9 +19,10 @@ from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.machine import processes
 from bench.record.rows import Row
-from bench.report import repeats, run_page
+from bench.report import run_page
 from bench.web.page import page, tag
 
+NUM_BESIDE = 3  # before, and after
 NUM_PAGES = 1000  # of a site: each takes 5 ms and 12 KB (120 steps)
 NUM_PACKS = 256  # as in pages.js
 MIN_PARALLEL = 64  # packs: fewer are made as fast by one process
@@ -33,13 +34,31 @@ NUM_SAMPLES = 12
 BYTES_OF_A_ROW = 300  # of the table, as measured
 
 
+def of_rows(rows: Iterable[dict]) -> dict[str, list[tuple[str, str]]]:
+    """Rows (bench/record/rows.py) -> {run_id: [(words, its page beside the run's own)]}, [] for an only run."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["config_id"] or row["run_id"], []).append(row)
+    result = {}
+    for group in groups.values():
+        group.sort(key=lambda row: row["started_at"] or "")
+        links = [(_words(row), f"run.html?{quote(row['run_id'])}") for row in group]
+        for num, row in enumerate(group):
+            result[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
+    return result
+
+
+def _words(row):
+    return f"seed {row['seed']} of {(row['started_at'] or 'an unknown time')[:16].replace('T', ' ')}"
+
+
 def write(
     runs: Sequence[tuple[str, Row]], out: Path, say: Callable[[int, int], object] = lambda done, total: None
 ) -> dict[str, str]:
     """[(run folder, row)] -> {run_id: why it has no page}, of damaged records.  say(done, total) reports progress."""
     home, version, packs = out / "runs", _version(), {}
     home.mkdir(exist_ok=True)
-    beside = repeats.of_rows(row for _, row in runs)
+    beside = of_rows(row for _, row in runs)
     for folder, row in runs:
         others = beside[row["run_id"]]
         stamp = [version, *(_changed_ns(f"{folder}/{name}") for name in WATCHED), [list(other) for other in others]]

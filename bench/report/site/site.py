@@ -3,14 +3,20 @@
 FOLDER/site/index.html opens from a file.  What was made before is made again only where it changed.
 """
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from bench.base import atomic
-from bench.report import curve_files
-from bench.report.site import packed_pages, race_list, record_chart, run_rows, sweep_list
-from bench.web.page import ASSETS, Safe, page, section, soft, table, tag
+from bench.record import race_folder, sweep
+from bench.record.rows import Row
+from bench.report import curve_files, race_page, sweep_page, sweep_results
+from bench.report.site import packed_pages, record_chart, run_rows
+from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
 
+RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
+SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
 SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
 STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
 HELP = "A click on a head sorts, words below it filter (numbers take <, > and =), ticked runs stand side by side."
@@ -49,8 +55,8 @@ def write(
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
         section("Records", tag("p", fault)) if fault else record_chart.leaderboard(boards, tracks),
-        sweep_list.sweeps(results.folder, results.runs, out),
-        race_list.races(results.folder, out),
+        sweeps(results.folder, results.runs, out),
+        races(results.folder, out),
         _damaged(results, faults),
         tag("noscript", "The list of runs needs scripts; ./run.sh table prints it."),
     ]
@@ -104,3 +110,114 @@ def _copy_assets(folder):
     for path in ASSETS.iterdir():
         with atomic.replacing(folder / path.name, durable=False) as file:  # an error names the folder, not the source
             file.write(path.read_bytes())
+
+
+def races(results: Path | str, out: Path) -> Safe:
+    """The section of the races in this results folder, or in its folders where it holds publications; "" without any.
+
+    Newest first.  A race whose page was never made gets one, in out/races/.
+    """
+    paths = [*Path(results).glob("races/*/race.json"), *Path(results).glob("*/races/*/race.json")]
+    result = {}
+    for path in sorted(paths):
+        result.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
+    read = [_race_lines(folder, out) for folder in result.values()]
+    lines = [line for _, lines in sorted(read, key=lambda one: one[0], reverse=True) for line in lines]
+    if not lines:
+        return Safe("")
+    about = soft("Each arm of a race against its baseline, newest first; the intervals are of 95 %.")
+    return section("Races", about, table(RACE_HEAD, lines, class_="races"), id="races")
+
+
+def _race_lines(folder, out):
+    """(start, a line for each arm); a race that cannot be read says why."""
+    try:
+        race = race_folder.read(folder)
+        started = str(race["started_at"])
+        link = join([tag("a", race["race_id"], href=_race_page(folder, out)), race_page.staircase(folder, out, race)])
+        return started, _verdict_lines(race, started[:16].replace("T", " "), link)
+    except Exception as error:  # whatever is wrong with one race, the others are shown
+        words = f"{type(error).__name__}: {error}"[:300]
+        return folder.name, [(None, folder.name, None, _badge("damaged", "bad"), words)]
+
+
+def _verdict_lines(race, started, link):
+    against = (race.get("result") or {}).get("against") or {}
+    if not against:
+        return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
+    lines = []
+    for name, one in against.items():
+        badge = _badge(str(one.get("verdict")), race_page.COLOUR.get(one.get("verdict"), "soft"))
+        arms = f"{name} against {race['baseline']}"
+        lines.append((started, link, arms, badge, _change(one)))
+    return lines
+
+
+def _change(one):
+    """E.g. -0.50 % [-0.73, -0.27], over its sentence."""
+    time = one.get("time") or {}
+    if time.get("change_pct") is None or not one.get("comparable", True):
+        return one.get("words")
+    interval = time.get("ci95_pct")
+    size = f"{time['change_pct']:+.2f} %" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+    return tag("div", tag("b", size), tag("div", one.get("words"), class_="soft"))
+
+
+def _badge(word, colour):
+    return tag("span", word.replace("_", " "), class_=f"badge {colour}")
+
+
+def _race_page(folder, out):
+    """From the index to the race's page."""
+    path = folder / "race.html"
+    if not path.exists():
+        path = out / "races" / f"{folder.name}.html"
+        path.parent.mkdir(exist_ok=True)
+        atomic.write_text(path, race_page.html(folder, at=path.parent), durable=False)
+    return quote(os.path.relpath(path, out))
+
+
+def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> Safe:
+    """The section of the sweeps in this results folder, newest first; "" without any.
+
+    runs: (absolute folder, row) of all its runs.  A sweep whose page was never made gets one, in out/sweeps/.
+    """
+    lines = [_sweep_line(folder, runs, out) for folder in sweep.folders(results)]
+    if not lines:
+        return Safe("")
+    lines.sort(key=lambda line: line[0] or "", reverse=True)
+    about = soft(
+        "Runs over all combinations of some values, newest first.  The best is the best of those tried, no verdict."
+    )
+    return section("Sweeps", about, table(SWEEP_HEAD, lines, class_="races"), id="sweeps")
+
+
+def _sweep_line(folder, runs, out):
+    try:
+        result = sweep_results.read(folder, runs)
+        link = tag("a", folder.name, href=_sweep_page(folder, result, out))
+        complete = sum(row["status"] == "complete" for row in result.rows)
+        counts = f"{complete} complete" + "".join(
+            f", {num} {word}" for num, word in ((len(result.lost), "lost"), (len(result.not_run), "not run")) if num
+        )
+        over = " × ".join(f"{len(values)} {key}" for key, values in result.axes.items())
+        started = result.facts["started_at"][:16].replace("T", " ")
+        return started, link, over, counts, sweep_results.best(result).partition("; ")[0]
+    except Exception as error:  # whatever is wrong with one sweep, the others are shown
+        return (
+            None,
+            folder.name,
+            None,
+            tag("span", "damaged", class_="badge bad"),
+            f"{type(error).__name__}: {error}"[:300],
+        )
+
+
+def _sweep_page(folder, result, out):
+    """From the index to the sweep's page."""
+    path = folder / sweep_page.NAME
+    if not path.exists():
+        path = out / "sweeps" / f"{folder.name}.html"
+        path.parent.mkdir(exist_ok=True)
+        atomic.write_text(path, sweep_page.html(folder, path.parent, result), durable=False)
+    return quote(os.path.relpath(path, out))
