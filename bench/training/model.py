@@ -17,9 +17,8 @@ from bench.data.course import BatchShape
 from bench.data.loader import ValRows
 from bench.machine import lazy_dynamo
 from models.base import LanguageModel
-from models.roles import is_meant, with_roles
 from models.stages import Timeline, check_window
-from models.together import copy_state
+from models.together import copy_state, is_meant, with_roles
 
 NEW_FACTS = ("frozen_steps", "ahead_weights", "end_ahead_weights", "untied")  # of a portion, where they are set
 METHODS = {  # what a stage sets: how the model is given it, and what it is

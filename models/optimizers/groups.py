@@ -6,7 +6,6 @@ Every tensor must be in a group; a group may be empty, as that of the head where
 from dataclasses import dataclass
 
 from models import optimizers, updates
-from models.roles import is_meant, with_roles
 from models.settings import Positive
 
 
@@ -38,6 +37,8 @@ class Config(optimizers.Config):
 
     def tensors_of(self, model) -> dict[str, list]:
         """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
+        from models.together import is_meant, with_roles
+
         result = {}
         for name, role, parameter in with_roles(model):
             groups = [key for key, group in self.groups.items() if group and is_meant(group.tensors, name, role)]
