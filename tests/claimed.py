@@ -18,11 +18,11 @@ from bench.base import atomic, utc
 from bench.claims.rules import rulebook
 from bench.cli import judge
 from bench.config import compose, resolve, schema, stages
-from bench.config.deviations import deviations_of
+from bench.config.resolve import deviations_of
 from bench.machine import environment
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, planning
-from bench.record import artifacts, ledger, metrics, run_folder, step_files
+from bench.record import ledger, metrics, run_folder, step_files
 from models.stages import ends_of
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -155,7 +155,7 @@ class Results:
         (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(of_run), sort_keys=False))
         step_files.write(folder, rows)
         run["metrics"] = metrics.metrics(run, rows)
-        run["artifacts"] = artifacts.listed(folder)
+        run["artifacts"] = run_folder.listed(folder)
         atomic.write_json(folder / "run.json", run)
 
 

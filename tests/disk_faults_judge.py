@@ -14,7 +14,8 @@ import unittest.mock
 import real_runs
 from disk_faults_scenarios import ABANDONED, IMPORT, IMPORT_LOG, LIMIT_S, OF_A_RACE, RESUMED
 
-from bench.record import artifacts, failures, ledger, lock_file, run_folder, verification
+from bench.base import atomic
+from bench.record import failures, ledger, run_folder, verification
 
 GONE_S = 90.0
 SAID_COMPLETE = re.compile(r"^\s+run  complete:", re.M)
@@ -56,7 +57,7 @@ def _of_the_next(shop, scenario, results, before):
     """The command that a user types next works, changes no record, and makes the ledger whole."""
     files = {folder: _hashes(folder) for folder, run in before.items() if run["status"] == "complete"}
     again = _next_words(shop, scenario, results)
-    with unittest.mock.patch.object(lock_file, "STALE_S", 0.5):  # nothing is alive that could hold it
+    with unittest.mock.patch.object(atomic, "STALE_S", 0.5):  # nothing is alive that could hold it
         ledger.append(results, "look", race_id="none", started=0, planned=True)  # what a run does first
     done = shop.command(shop.project, again)
     if done.returncode != (1 if again == ABANDONED else 0):
@@ -138,12 +139,12 @@ def _of_a_failure(folder, run, name, is_kill):
     if written["status"] == "running":
         return  # nobody was left to finish it
     pages = {"report.html"}  # a race's end makes those of its runs
-    if [one for one in artifacts.listed(folder) if one["path"] not in pages] != written["artifacts"]:
+    if [one for one in run_folder.listed(folder) if one["path"] not in pages] != written["artifacts"]:
         yield f"{name}: its files are not those that it lists"
     if left := [path.name for path in folder.iterdir() if path.name.startswith(".")]:
         yield f"{name}: temporary files stayed: {left}"
 
 
 def _hashes(folder):
-    paths = [folder / "run.json", *(folder / name for name in artifacts.files(folder))]
+    paths = [folder / "run.json", *(folder / name for name in run_folder.files(folder))]
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

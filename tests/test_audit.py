@@ -18,8 +18,8 @@ from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
 from bench.plans.audit import auditing, counterfactual, power
 from bench.plans.audit.counterfactual import NotPossible
-from bench.record import audits, ledger, run_folder, validity, verification
-from bench.record.audits import DOUBTED, FAILED, PASSED
+from bench.record import certificates, ledger, run_folder, validity, verification
+from bench.record.certificates import DOUBTED, FAILED, PASSED
 
 CHEATS = scripted.SCRIPTS / "cheats" / "train.py"
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
@@ -30,7 +30,7 @@ def audited(results, folder, *words, code=0):
     done = real_runs.bench(results, "audit", str(folder), "--json", *words)
     assert done.returncode == code, done.stdout + done.stderr + real_runs.logs(results)
     (found,) = json.loads(done.stdout)
-    assert audits.read(folder) == found
+    assert certificates.read_audit(folder) == found
     return {one["kind"]: one for one in found["audits"]}
 
 
@@ -81,7 +81,7 @@ def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
     run = run_folder.read(folder)
     found = {"kind": "random_tokens", "outcome": PASSED, "why": "", "run": "cpu_nano/20261123T000000Z-never-ran"}
     about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
-    audits.write(folder, about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [found]})
+    certificates.write_audit(folder, about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [found]})
     passed, evidence = _judged(folder)
     assert not passed and "passed according to the claimant" in evidence
 
@@ -175,7 +175,7 @@ def test_a_script_with_data_of_its_own_cannot_be_audited(tmp_path):
     folder = scripted.run(tmp_path, scripted.ODD, *words)
     done = real_runs.bench(tmp_path, "audit", str(folder))
     assert done.returncode == 2 and "it brings its own data" in done.stdout
-    assert audits.read(folder) is None
+    assert certificates.read_audit(folder) is None
 
 
 def test_other_sources_than_the_records_are_refused(tmp_path):
@@ -278,9 +278,9 @@ def test_a_held_out_slice_is_given_the_spread_of_the_data():
 
 def test_several_outcomes_are_one():
     assert auditing.outcome_of([PASSED, FAILED]) == FAILED
-    assert auditing.outcome_of([PASSED, audits.NOT_POSSIBLE]) == PASSED
+    assert auditing.outcome_of([PASSED, certificates.NOT_POSSIBLE]) == PASSED
     assert auditing.outcome_of([PASSED, DOUBTED]) == DOUBTED
-    assert auditing.outcome_of([audits.NOT_POSSIBLE]) == audits.NOT_POSSIBLE
+    assert auditing.outcome_of([certificates.NOT_POSSIBLE]) == certificates.NOT_POSSIBLE
 
 
 def test_an_audit_run_is_invalid_whatever_it_reached(finished_run):

@@ -18,7 +18,7 @@ from test_environment import commit, git
 
 from bench.claims.rules import rulebook
 from bench.cli import judge, verify
-from bench.config.user_code import classes
+from bench.config import user_code
 from bench.machine import code_copy, code_state, preflight
 from bench.machine import git as git_program
 from bench.record import validity
@@ -224,7 +224,7 @@ def rank(small, cache, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "modules", others)
     with code_copy.held(small) as code, code_copy.held_sources({"own/net.py": tmp_path / "net.py"}) as sources:
         monkeypatch.setattr(imported, "CODE", code)
-        monkeypatch.setattr(classes, "_copied", sources["own/net.py"].parent)
+        monkeypatch.setattr(user_code, "_copied", sources["own/net.py"].parent)
         others["bench.a"], others["own_net_py"] = (
             module("bench.a", code / "bench/a.py"),
             module("x", sources["own/net.py"]),

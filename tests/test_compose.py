@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from bench.base.paths import REPO
-from bench.config import compose, groups, hydra_app, resolve, schema, typed
-from bench.config.deviations import deviations_of
+from bench.config import compose, groups, resolve, schema, typed
+from bench.config.resolve import deviations_of
 from bench.launch.prepare import prepare
 from models.schedules import cosine
 
@@ -145,8 +145,8 @@ def test_every_experiment_composes(experiment):
 @pytest.fixture
 def compositions(monkeypatch):
     """The groups of every composition that Hydra makes from here on."""
-    made, real = [], hydra_app.composed
-    monkeypatch.setattr(hydra_app, "composed", lambda words, name: made.append(words) or real(words, name))
+    made, real = [], compose.composed_by_hydra
+    monkeypatch.setattr(compose, "composed_by_hydra", lambda words, name: made.append(words) or real(words, name))
     compose._whole.cache_clear()
     compose._composed.cache_clear()
     return made
@@ -209,14 +209,14 @@ def test_a_kept_config_of_the_first_version_loads_with_its_id(path):
     assert config.optim.lr == raw["optim"]["lr"] and not hasattr(config.optim, "muon_lr")
     recorded = json.loads((path.parent / "run.json").read_text())["config_id"]
     assert schema.config_id(config) == {"48623a63": "90007464"}.get(recorded, recorded)
-    assert schema.versions.upgraded(schema.to_dict(config)) == schema.to_dict(config)
+    assert schema.upgraded(schema.to_dict(config)) == schema.to_dict(config)
 
 
 def test_a_flat_muon_config_loads_with_its_settings():
     optim = compose.compose(["optim=muon", "optim/schedule=cosine"]).optim
     values = schema.to_dict(compose.compose(["optim=muon", "optim/schedule=cosine"]))
     flat = values["optim"] | values["optim"]["schedule"] | {"name": "muon", "schedule": "cosine", "cooldown_frac": None}
-    assert schema.build(schema.Config, schema.versions.upgraded(values | {"optim": flat})).optim == optim
+    assert schema.build(schema.Config, schema.upgraded(values | {"optim": flat})).optim == optim
 
 
 def test_no_change_of_the_settings_layout_may_change_an_id():

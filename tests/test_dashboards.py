@@ -14,8 +14,8 @@ from real_runs import SHORT, bench, folders, run_json
 from bench.base.paths import REPO
 from bench.cli import dashboard
 from bench.record import run_folder, verification
-from bench.record.exporters import dashboards, reading
-from bench.record.run_files import RunFiles
+from bench.record.exporters import dashboards
+from bench.record.step_rules import RunFiles
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
@@ -49,7 +49,7 @@ FINAL_VAL_LOSS = json.loads((EXAMPLE / "run.json").read_text())["metrics"]["val_
 
 
 def test_series_settings_and_final_numbers_are_read_from_the_folder(run):
-    found = reading.read(run)
+    found = dashboards.read(run)
     assert found.points == [
         (0, pytest.approx(found.points[0][1]), {"loss/val": 5.5, "progress/tokens": 0.0}),
         (
@@ -201,7 +201,7 @@ def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monke
     }
     monkeypatch.setattr(run_folder, "read", lambda folder: {"status": "running"})
     with pytest.raises(ValueError, match="the run has not ended"):
-        reading.read(run)
+        dashboards.read(run)
 
 
 # ---- with the real packages

@@ -13,7 +13,7 @@ import pytest
 import real_runs
 import scripted
 
-from bench.record import artifacts
+from bench.record import run_folder
 
 ENDS = {"SIGTERM": "interrupted", "timeout": "wall_timeout", "agent": "agent_killed", "launcher": "launcher_killed"}
 slow = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, 
         time.sleep(0.7)  # longer than a step or a sample of telemetry
         assert files(running.folder) == before
     assert run["failure"]["kind"] == ENDS[how]
-    assert artifacts.listed(running.folder) == run["artifacts"]
+    assert run_folder.listed(running.folder) == run["artifacts"]
     assert not any(path.name.startswith(".") for path in before)
 
 
@@ -91,7 +91,7 @@ def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
         assert running.all_gone() and scripted.pids(tmp_path) == []
         run = real_runs.run_json(running.folder)
     assert run["failure"]["kind"] == ENDS[how]
-    assert artifacts.listed(running.folder) == run["artifacts"]
+    assert run_folder.listed(running.folder) == run["artifacts"]
 
 
 @slow

@@ -8,7 +8,7 @@ import pytest
 
 from bench.cli import import_logs
 from bench.compare import selection
-from bench.record import listing, run_folder
+from bench.record import named, run_folder
 from bench.record.importers import log_files
 from bench.report import table_groups
 
@@ -115,7 +115,7 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     )
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
     (group,) = table_groups.groups(
-        [row for row in listing.read_rows([str(logs / "results")]) if row.update(name="x") is None]
+        [row for row in named.rows_of_words([str(logs / "results")]) if row.update(name="x") is None]
     )
     assert (group["n"], len(group["run_ids"])) == (1, 2)
     (arm, _) = selection.of_words([str(logs / "results" / "imported")] * 2)
@@ -130,7 +130,7 @@ def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
     (logs / "other.txt").write_text(LOG.replace("3.2", "7.5"))
     assert import_logs.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
     assert [
-        (group["name"], group["n"]) for group in table_groups.groups(listing.read_rows([str(logs / "results")]))
+        (group["name"], group["n"]) for group in table_groups.groups(named.rows_of_words([str(logs / "results")]))
     ] == [("other", 1), ("whole", 1)]
 
 

@@ -16,9 +16,9 @@ from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.cli import judge, race
-from bench.config import compose, schema, track
+from bench.config import compose, schema
 from bench.plans.race import runner
-from bench.record import audits, ledger, run_folder
+from bench.record import certificates, ledger, run_folder
 from bench.report import markdown_blocks
 
 
@@ -172,7 +172,7 @@ def test_another_gpu_model_is_refused(results, monkeypatch):
     folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=a_gpu("NVIDIA H200")) for seed in range(3)]
     assert "it ran on cuda, the track's device is cpu" in failed(*folders)["the hardware is that of the track"]
     track_rules = claims.track_rules("cpu_nano")
-    wanted = track.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
+    wanted = schema.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
     monkeypatch.setattr(
         claims, "track_rules", lambda track: schema.TrackConfig(**vars(track_rules) | {"rules": wanted})
     )
@@ -232,14 +232,19 @@ def test_a_failed_run_is_a_lost_one(results):
 
 def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
     folders = three(results)
-    found = {"kind": "random_tokens", "outcome": audits.FAILED, "why": "its loss on random tokens is 2.1", "run": None}
+    found = {
+        "kind": "random_tokens",
+        "outcome": certificates.FAILED,
+        "why": "its loss on random tokens is 2.1",
+        "run": None,
+    }
     about = {"run": f"cpu_nano/{folders[1].name}", "config_id": "c", "source_sha256": None, "at": "", "audits": [found]}
-    audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.FAILED})
+    certificates.write_audit(folders[1], about | {"claimed_nats": 2.75, "outcome": certificates.FAILED})
     assert failed(*folders) == {
         "the contestant was audited": f"cpu_nano/{folders[1].name}: random tokens: its loss on random tokens is 2.1"
     }
-    found["outcome"] = audits.PASSED
-    audits.write(folders[1], about | {"claimed_nats": 2.75, "outcome": audits.PASSED})
+    found["outcome"] = certificates.PASSED
+    certificates.write_audit(folders[1], about | {"claimed_nats": 2.75, "outcome": certificates.PASSED})
     assert failed(*folders) == {}
 
 

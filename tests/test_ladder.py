@@ -37,7 +37,7 @@ from bench.config import compose
 from bench.data import shards
 from bench.launch import own_model
 from bench.launch.prepare import prepare
-from bench.record import loss_rules
+from bench.record import validity
 from bench.training import distributed
 from bench.training.clock import marks_for
 from bench.training.instruments.base import InstrumentSet
@@ -366,6 +366,6 @@ def test_a_rung_trains_at_nano_size_on_a_cpu_and_its_loss_is_the_referees(rung):
     assert referee.evaluate() < before
     facts = referee.at_end(2)
     trainer.close()
-    assert loss_rules.faults(facts) == ([], [])
+    assert validity.faults(facts) == ([], [])
     for one in (*facts["checked"], facts["random_tokens"], facts["held_out"]):
         assert one["claimed_nats"] == pytest.approx(one["from_logits_nats"], abs=5e-6)

@@ -14,7 +14,7 @@ from browser import Browser, needs_browser
 from bench.base.paths import CONF
 from bench.cli import ladder
 from bench.config import compose, resolve, schema
-from bench.config.deviations import deviations_of
+from bench.config.resolve import deviations_of
 from bench.launch import own_model
 from bench.plans.ladder import forecast, page, request, sizes, staircase
 from bench.plans.ladder import step as rung_step

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from bench.record import ledger, ledger_count, lock_file
+from bench.base import atomic
+from bench.record import ledger, ledger_count
 
 
 def fill(folder, count=4):
@@ -229,7 +230,7 @@ def test_writers_on_a_file_system_without_locks_take_turns(tmp_path):
 
 
 def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_file, "STALE_S", 0.2)
+    monkeypatch.setattr(atomic, "STALE_S", 0.2)
     (tmp_path / ledger.TURN).touch()
     (line,) = fill(tmp_path, 1)
     assert ledger.read(tmp_path).lines == [line]

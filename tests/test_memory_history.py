@@ -9,7 +9,7 @@ from snapshots import FORWARD, frames
 
 from bench.analysis.memory import pickles
 from bench.base.paths import REPO
-from bench.config import memory_windows
+from bench.config import windows as config_windows
 from bench.launch.prepare import asked
 from bench.training.instruments.base import InstrumentSet
 from bench.training.instruments.registry import load
@@ -306,7 +306,7 @@ def test_settings_that_cannot_be_are_refused_before_the_run(override, says):
 
 
 def test_a_window_takes_from_the_common_settings_what_it_does_not_say():
-    windows = memory_windows.windows_of(
+    windows = config_windows.memory_windows(
         SETTINGS | {"windows": [{"name": "late", "first_step": 9, "ranks": [0, 2]}, {"name": "early"}]}
     )
     assert [(window.name, window.first_step, window.last_step, window.max_entries) for window in windows] == [

@@ -11,7 +11,7 @@ import pytest
 import real_runs
 
 from bench.launch.nodes import carried, clocks, peers
-from bench.record import artifacts
+from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
 SOON_LOST = {f"bench.launch.nodes.{module}.LOST_AFTER_S": 6.0 for module in ("channel", "coordinator", "member")}
@@ -79,9 +79,9 @@ def test_a_file_of_another_node_overwrites_none(tmp_path):
 
 
 def test_files_that_each_node_writes_have_one_role():
-    assert artifacts._role("telemetry.node1.csv") == "telemetry"
-    assert artifacts._role("environment.node12.json") == "environment"
-    assert artifacts._role("telemetry.csv") == "telemetry"
+    assert run_folder._role("telemetry.node1.csv") == "telemetry"
+    assert run_folder._role("environment.node12.json") == "environment"
+    assert run_folder._role("telemetry.csv") == "telemetry"
 
 
 ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}

@@ -16,8 +16,7 @@ from bench.base.paths import REPO
 from bench.claims.rules import runs
 from bench.cli import init
 from bench.cli.main import main
-from bench.config import compose, groups, resolve, schema
-from bench.config.user_code import classes
+from bench.config import compose, groups, resolve, schema, user_code
 from bench.data.sources import datasets
 from bench.launch import own_model, prepare
 from bench.machine import code_state
@@ -217,15 +216,15 @@ def test_the_files_of_an_own_class_are_raced_with_all_that_they_import(project):
         write(project / name, "")
     write(project / "lib/deep.py", "from . import more\nfrom models import gpt2\nimport models.other\n")
     write(project / "models/other.py", "")  # the harness's own models/ is what a run imports
-    found = classes.sources(["net.py:Net"])
+    found = user_code.sources(["net.py:Net"])
     assert list(found) == [
         f"own/{name}" for name in ("blocks.py", "fast.cu", "lib/__init__.py", "lib/deep.py", "lib/more.py", "net.py")
     ]
-    assert classes.sources([f"../{project.name}/net.py:Net"]) == found
-    assert classes.sources(["lib.deep:Net"]).keys() == {"own/lib/__init__.py", "own/lib/deep.py", "own/lib/more.py"}
+    assert user_code.sources([f"../{project.name}/net.py:Net"]) == found
+    assert user_code.sources(["lib.deep:Net"]).keys() == {"own/lib/__init__.py", "own/lib/deep.py", "own/lib/more.py"}
 
     def identity():
-        return code_state.source_sha256(own=classes.sources(["net.py:Net"]))
+        return code_state.source_sha256(own=user_code.sources(["net.py:Net"]))
 
     before = identity()
     assert before != code_state.source_sha256()
@@ -237,8 +236,8 @@ def test_the_files_of_an_own_class_are_raced_with_all_that_they_import(project):
 
 
 def test_an_installed_package_is_raced_alone():
-    assert set(classes.sources(["hydra.version:Net"])) >= {"own/hydra/version.py", "own/hydra/__init__.py"}
-    assert all(name.startswith("own/hydra/") for name in classes.sources(["hydra.version:Net"]))
+    assert set(user_code.sources(["hydra.version:Net"])) >= {"own/hydra/version.py", "own/hydra/__init__.py"}
+    assert all(name.startswith("own/hydra/") for name in user_code.sources(["hydra.version:Net"]))
 
 
 def test_a_record_keeps_the_files_and_a_race_knows_an_edit(project, tmp_path):
@@ -366,7 +365,7 @@ def test_an_own_model_and_instrument_run_in_two_ranks(project):
 def test_compare_shows_what_changed_in_the_users_files_without_git(project, tmp_path):
     for name, text in (("a", NET), ("b", NET.replace("ratio=4", "ratio=2"))):
         write(project / "net.py", text)
-        code_state.write(REPO, tmp_path / name / "code", classes.sources(["net.py:Net"]))
+        code_state.write(REPO, tmp_path / name / "code", user_code.sources(["net.py:Net"]))
     found = code_diff.of_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
     assert found["files"] == [{"path": "own/net.py", "added": 1, "removed": 1}] and found["unknown"] is None
     assert "-    def __init__(self, ratio=4, **shape):\n+    def __init__(self, ratio=2" in found["patch"]

@@ -8,7 +8,7 @@ import pytest
 from bench.cli import race
 from bench.config import compose
 from bench.plans.race import plan
-from bench.plans.race import request as race_request
+from bench.plans.race import plan as race_request
 
 
 def arms(*names):
@@ -100,7 +100,7 @@ def test_words_become_arms_settings_and_what_is_common_to_all_arms():
         "alpha=0.1",
         "name=try",
     ]
-    assert race_request.parse(words) == {
+    assert race_request.parse_request(words) == {
         "arms": {
             "A": {"overrides": ["track=free"], "rev": None},
             "B": {"overrides": ["track=free", "model=modern", "optim=muon"], "rev": None},
@@ -115,13 +115,13 @@ def test_words_become_arms_settings_and_what_is_common_to_all_arms():
 
 
 def test_an_interpreter_of_an_arm_is_a_setting_of_its_script():
-    arms = race_request.parse(["B.python=/opt/py", "script=train.py", "A=", "B=seq=1"])["arms"]
+    arms = race_request.parse_request(["B.python=/opt/py", "script=train.py", "A=", "B=seq=1"])["arms"]
     assert arms["A"]["overrides"] == ["script=train.py"]
     assert arms["B"]["overrides"] == ["script=train.py", "seq=1", "script.python=/opt/py"]
 
 
 def test_a_value_with_spaces_is_quoted_inside_the_arm():
-    assert race_request.parse(["A=data.train_glob='my books/*.txt' seq=1"])["arms"]["A"]["overrides"] == [
+    assert race_request.parse_request(["A=data.train_glob='my books/*.txt' seq=1"])["arms"]["A"]["overrides"] == [
         "data.train_glob=my books/*.txt",
         "seq=1",
     ]
@@ -143,12 +143,12 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
 )
 def test_a_word_that_means_nothing_is_refused(word, words):
     with pytest.raises(ValueError, match=words):
-        race_request.parse([word])
+        race_request.parse_request([word])
 
 
 def test_the_examples_of_the_help_can_be_raced():
     examples = [shlex.split(line) for line in race.__doc__.splitlines() if line.startswith("    ./run.sh race A")]
     assert len(examples) == 3
     for words in examples:
-        for arm in race_request.parse([word for word in words if "=" in word])["arms"].values():
+        for arm in race_request.parse_request([word for word in words if "=" in word])["arms"].values():
             compose.compose(arm["overrides"])

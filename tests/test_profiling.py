@@ -8,9 +8,8 @@ import torch
 from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
 from bench.cli import analyze
-from bench.config.profiler_windows import Options
-from bench.config.windows import check_ranks
-from bench.training.profiling import files, recording, tables, windows
+from bench.config.windows import Options, check_ranks
+from bench.training.profiling import files, recording, shots, tables
 from bench.training.profiling.recording import ExclusiveProfile, Ranges, Recording
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
@@ -154,7 +153,7 @@ def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
 
 
 def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
-    from bench.training.profiling.windows import StepTimes
+    from bench.training.profiling.shots import StepTimes
 
     class Marks:
         now_ms = 0.0
@@ -400,7 +399,7 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
         } | more
 
     bare = {"status": "recorded", "steps": [3, 4]}
-    found = windows.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
+    found = shots.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
     assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
     assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["dropped"]) == (
         20,
@@ -409,7 +408,7 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
         {"cpu_op": 1},
     )
     assert found["b"] == one(1)
-    assert windows.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
+    assert shots.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from bench.base.paths import CONF
-from bench.config import compose, overrides, profiler_windows
-from bench.config.profiler_windows import Window, kempner_window, words
+from bench.config import compose, overrides
+from bench.config import windows as config_windows
+from bench.config.windows import ProfilerWindow, described, kempner_window
 from bench.launch.prepare import asked
 from bench.training.instruments import registry
 
@@ -20,7 +21,7 @@ def chosen(**changes):
 
 
 def windows(**changes):
-    return profiler_windows.windows_of(chosen(trace=changes)["trace"])
+    return config_windows.trace_windows(chosen(trace=changes)["trace"])
 
 
 def composed(*overrides):
@@ -35,20 +36,20 @@ def span(window):
 def test_a_window_is_its_warmup_and_then_exactly_its_active_steps():
     (window,) = windows(first_step=6, warmup_steps=2, active_steps=3)
     assert span(window) == (4, 6, 8)
-    assert words(window) == "steps 6 to 8 after warm-up from step 4"
-    assert words(Window(name="one", first_step=3, active_steps=1)) == "step 3"
+    assert described(window) == "steps 6 to 8 after warm-up from step 4"
+    assert described(ProfilerWindow(name="one", first_step=3, active_steps=1)) == "step 3"
 
 
 def test_listed_windows_differ_from_the_common_settings_in_what_they_name():
     listed = "[{name:early,first_step:5},{name:late,first_step:20,active_steps:1,ranks:[1,0,1],with_stack:true}]"
     settings = composed("instruments=[trace]", f"instruments.trace.windows={listed}")
-    early, late = profiler_windows.windows_of(settings["trace"])
+    early, late = config_windows.trace_windows(settings["trace"])
     assert (early.name, span(early), early.ranks, early.options.with_stack) == ("early", (3, 5, 7), None, False)
     assert (late.name, span(late), late.ranks, late.options.with_stack) == ("late", (18, 20, 20), (0, 1), True)
 
 
 def test_the_modded_recipe_waits_5_warms_up_5_and_records_4():
-    (window,) = profiler_windows.windows_of(composed("profile=modded")["trace"])
+    (window,) = config_windows.trace_windows(composed("profile=modded")["trace"])
     assert (window.name, span(window), window.ranks, window.gzip) == ("modded", (6, 11, 14), None, True)
     assert window.options.record_shapes and not window.options.with_stack
 

@@ -12,11 +12,11 @@ import claimed
 import pytest
 
 from bench.base import paths, utc
-from bench.claims import gate, publication
+from bench.claims import publication
 from bench.cli import judge, publish, race, table
 from bench.cli.main import main as bench
 from bench.compare import selection
-from bench.record import artifacts, ledger, named, run_folder, verification
+from bench.record import ledger, named, run_folder, verification
 from bench.report import markdown_blocks
 
 OWN_TABLE = "# Mine\n\n<!-- ./run.sh table --leaderboard results/published -->\n<!-- end of ./run.sh -->\n"
@@ -30,7 +30,7 @@ def house(tmp_path, repo, monkeypatch):
     shutil.copy(repo / ".gitignore", home)
     for name in markdown_blocks.FILES:
         (home / name).write_text(OWN_TABLE)
-    for module in (paths, gate, named):
+    for module in (paths, publication, named):
         monkeypatch.setattr(module, "REPO", home)
     monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
     monkeypatch.setenv("SPEEDRUN_CWD", str(home))
@@ -344,7 +344,7 @@ OWN = [
     "results/published/first/site/index.html",
 ]
 EVIDENCE = [
-    *(f"{PUBLISHED_RUN}/{name}" for name in artifacts.ROLES if name not in ("code", "logs", "traces", "memory")),
+    *(f"{PUBLISHED_RUN}/{name}" for name in run_folder.ROLES if name not in ("code", "logs", "traces", "memory")),
     f"{PUBLISHED_RUN}/run.json",
     f"{PUBLISHED_RUN}/code/diff.patch",
     f"{PUBLISHED_RUN}/code/commit.json",
@@ -396,22 +396,22 @@ def test_files_of_nodes_and_of_instruments_go_along_if_the_record_lists_them(res
 
     folder = results.add(0, change=with_more)
     (folder / "notes.txt").write_text("mine")
-    leaving = {one.group: one.reason for one in gate.of_run(results.folder, f"cpu_nano/{folder.name}")}
-    assert leaving["telemetry.node1.csv"] == "measured" and leaving["count.txt"] == gate.OF_INSTRUMENT
+    leaving = {one.group: one.reason for one in publication.files_of_run(results.folder, f"cpu_nano/{folder.name}")}
+    assert leaving["telemetry.node1.csv"] == "measured" and leaving["count.txt"] == publication.OF_INSTRUMENT
     assert "environment.node1.json" in leaving and "notes.txt" not in leaving
 
 
 def test_all_that_the_committed_publications_hold_passes_the_gate_and_nothing_is_missing(repo):
     for folder in (path for path in (Path(repo) / "results" / "published").iterdir() if path.is_dir()):
         runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]
-        leaving = [one.path for name in runs for one in gate.of_run(folder, name)]
+        leaving = [one.path for name in runs for one in publication.files_of_run(folder, name)]
         assert sorted(leaving) == sorted(
             path.relative_to(folder).as_posix()
             for name in runs
             for path in (folder / name).rglob("*")
             if path.is_file()
         )
-        gate.search(folder, [*leaving, "README.md", "ledger.jsonl"])
+        publication.search_files(folder, [*leaving, "README.md", "ledger.jsonl"])
 
 
 def test_the_committed_publications_are_whole(repo, monkeypatch):

@@ -23,7 +23,7 @@ from bench.compare import calibration, comparison, selection
 from bench.launch import ready
 from bench.machine import preflight
 from bench.machine.preflight import Check
-from bench.plans.race import arm_process, plan, planning, request, state
+from bench.plans.race import arm_process, plan, planning, state
 from bench.record import ledger, race_folder, run_folder
 
 NOISE = 0.002  # sd of log run time, of one machine in one session; public logs have 0.0008
@@ -407,15 +407,15 @@ def test_what_could_not_be_compared_is_refused_before_the_first_run(results, rea
     ],
 )
 def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real_facts, words, anyway):
-    asked = request.parse(["A=", *words, "track=free", "goal.num_steps=20", "hardware=cpu"])
+    asked = plan.parse_request(["A=", *words, "track=free", "goal.num_steps=20", "hardware=cpu"])
     assert (planning.begin(asked, results.folder, anyway) / "plan.json").is_file()
 
 
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):
     """A ladder measures its target in the race, so that its rungs have one in common."""
-    asked = request.parse(["A=", "B=data.batch_tokens=2048", "track=free", "goal.num_steps=20", "hardware=cpu"])
+    asked = plan.parse_request(["A=", "B=data.batch_tokens=2048", "track=free", "goal.num_steps=20", "hardware=cpu"])
     assert (planning.begin(asked | {"ladder": {}}, results.folder) / "plan.json").is_file()
-    asked = request.parse(["A=", "B=data=markov", "track=free", "goal.num_steps=20", "hardware=cpu"])
+    asked = plan.parse_request(["A=", "B=data=markov", "track=free", "goal.num_steps=20", "hardware=cpu"])
     with pytest.raises(ValueError, match="training data differ"):
         planning.begin(asked | {"ladder": {}}, results.folder)
 

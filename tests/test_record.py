@@ -19,7 +19,7 @@ from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
 from bench.data.sources import source
 from bench.machine import processes
-from bench.record import artifacts, run_folder, step_files
+from bench.record import run_folder, step_files
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -347,7 +347,7 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
     for name in ("run.json", ".run.json.12.tmp", "steps.csv", "odd.bin"):
         (tmp_path / name).write_text("")
     atomic.reserve(tmp_path)
-    found = artifacts.listed(tmp_path)
+    found = run_folder.listed(tmp_path)
     assert [(one["path"], one["role"], one["num_bytes"]) for one in found] == [
         ("code/untracked/.hidden.py", "code", 0),
         ("logs/rank0.log", "log", 3),

@@ -10,7 +10,7 @@ import torch
 
 import models
 from bench.base.stats import evalues
-from bench.record import loss_rules, run_folder, validity
+from bench.record import run_folder, validity
 from bench.training import referee_loss as referee
 from bench.training.referee_loss import NoLogits, RefereeLoss
 from models.base import LanguageModel
@@ -34,7 +34,7 @@ def judged(trainer, log, is_required=True):
     trainer.close()
     json.dumps(facts, allow_nan=False)
     record = {"track": "cpu_nano" if is_required else "free", "metrics": {"val_loss": facts["val_loss"]}}
-    return facts, loss_rules.faults_of_run(record | {"referee": {"loss": facts}})
+    return facts, validity.faults_of_run(record | {"referee": {"loss": facts}})
 
 
 def of_model(monkeypatch=None, *overrides, is_required=True, **methods):
@@ -183,7 +183,7 @@ def test_a_model_without_numbers_for_tokens_that_no_run_is_given_is_doubted():
     assert faults == ([], [])
     nothing = {"claimed_nats": None, "from_logits_nats": None}
     for key, where in (("random_tokens", "random tokens"), ("held_out", "a held-out slice")):
-        assert loss_rules.faults(facts | {key: facts[key] | nothing}) == ([], [f"its loss of {where} is not a number"])
+        assert validity.faults(facts | {key: facts[key] | nothing}) == ([], [f"its loss of {where} is not a number"])
 
 
 def test_a_model_that_begins_trained_is_doubted(monkeypatch):
@@ -290,16 +290,16 @@ def test_a_val_loss_that_is_not_the_one_that_was_checked_is_invalid(finished_run
 
 
 def test_a_compiled_model_is_given_more_room(finished_run):
-    assert [loss_rules.bound_nats(dtype, True) for dtype in ("float32", "bfloat16")] == [1e-4, 3e-3]
+    assert [validity.bound_nats(dtype, True) for dtype in ("float32", "bfloat16")] == [1e-4, 3e-3]
     facts = run_folder.read(finished_run)["referee"]["loss"]
     facts["checked"][1]["claimed_nats"] -= 9e-5
-    assert loss_rules.faults(facts)[0] and not loss_rules.faults(facts | {"is_compiled": True})[0]
+    assert validity.faults(facts)[0] and not validity.faults(facts | {"is_compiled": True})[0]
 
 
 def test_two_ranks_share_the_work(two_rank_run):
     facts = run_folder.read(two_rank_run)["referee"]["loss"]
     assert facts["validation"]["num_batches"] == 4 and facts["checked"][1]["num_tokens"] == 512
-    assert loss_rules.faults(facts)[0] == []
+    assert validity.faults(facts)[0] == []
 
 
 def test_a_bound_by_luck_is_what_a_million_honest_tries_give_once():

@@ -22,8 +22,8 @@ from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.compare import comparison, selection, text
 from bench.machine import code_state, environment, git
-from bench.plans.replay import environments, outcomes, rebuilding, repeats, replaying, rounding, times
-from bench.record import certificates, ledger, listing, metrics, run_folder, step_files, verification
+from bench.plans.replay import certificate, outcomes, rebuilding, repeats, replaying
+from bench.record import certificates, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
 from bench.report import run_page, table_groups
 
@@ -209,7 +209,7 @@ def test_a_last_loss_that_was_lowered_is_not_rounding(dtype):
 def test_windows_of_steps_double_and_what_rounding_does_to_training_never_falls():
     of_record = {(0, "val_loss"): 0.0} | {(step, "train_loss"): 4e-6 for step in range(1, 6)} | {(5, "val_loss"): 4e-6}
     pairs = [{key: frac / 2 for key, frac in of_record.items()}, {(1, "train_loss"): 1e-6, (2, "train_loss"): 8e-6}]
-    found = rounding.moved(of_record, pairs, {"train_loss": 1e-7, "val_loss": 1e-7})
+    found = outcomes.moved_by_rounding(of_record, pairs, {"train_loss": 1e-7, "val_loss": 1e-7})
     shares = [(one.step, one.what, round(one.share, 3)) for one in found]
     assert shares[:3] == [(0, "val_loss", 0), (1, "train_loss", 2), (3, "train_loss", 0.5)]
     assert shares[3:] == [(5, "val_loss", 2), (5, "train_loss", 0.5)], "a validation has the room of its own window"
@@ -239,9 +239,9 @@ def timed(train_s, **changed):
     ],
 )
 def test_the_time_has_a_word_of_its_own(recorded, replayed, word, sentence):
-    found = times.of_rows(recorded, replayed)
+    found = repeats.of_rows(recorded, replayed)
     assert found.word == word and sentence in found.why, found
-    assert times.needs_twin(found) == (word == "undecided" and len(replayed) == 1)
+    assert repeats.needs_twin(found) == (word == "undecided" and len(replayed) == 1)
 
 
 def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(tmp_path):
@@ -265,25 +265,25 @@ def test_one_more_value_lies_in_the_prediction_interval_of_a_textbook():
 
 
 def test_fresh_seeds_must_reach_the_target_that_the_record_reached():
-    assert repeats.judged(3.0, [2.99, 3.0, 3.01], None, 0.01, None)[0] == "statistically reproduced"
-    assert repeats.judged(4.0, [2.99, 3.0, 3.01], None, 0.01, None)[0] == "not reproduced"
-    word, why, facts = repeats.judged(3.0, [2.99, 3.0, 3.01], 3.1, 0.01, True)
+    assert repeats.judged_losses(3.0, [2.99, 3.0, 3.01], None, 0.01, None)[0] == "statistically reproduced"
+    assert repeats.judged_losses(4.0, [2.99, 3.0, 3.01], None, 0.01, None)[0] == "not reproduced"
+    word, why, facts = repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 3.1, 0.01, True)
     assert word == "statistically reproduced" and facts["p"] < 0.01 and "below 3.1" in why
-    word, why, _ = repeats.judged(3.0, [2.99, 3.0, 3.01], 3.005, 0.01, True)
+    word, why, _ = repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 3.005, 0.01, True)
     assert word == "not reproduced" and "not shown to be below 3.005" in why
-    assert repeats.judged(3.0, [2.99, 3.0, 3.01], 2.9, 0.01, False)[0] == "statistically reproduced"
+    assert repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 2.9, 0.01, False)[0] == "statistically reproduced"
 
 
 def test_the_likeliest_cause_is_named():
     old = {"torch": "2.13.0", "cpu_model": "A", "num_threads": 2, "gpus": [], "os": "one"}
     here = old | {"cpu_capability": "AVX512"}
-    assert environments.cause([], environments.unsaid(old, here), False).endswith("the record does not say")
-    fields = environments.differences(old, here | {"torch": "2.12.0", "num_threads": 4, "os": "two"})
+    assert certificate.likeliest_cause([], certificate.unrecorded(old, here), False).endswith("the record does not say")
+    fields = certificate.differences(old, here | {"torch": "2.12.0", "num_threads": 4, "os": "two"})
     assert [field.name for field in fields] == ["torch", "num_threads", "os"]
-    assert environments.cause(fields, [], False) == "another torch"
-    assert environments.cause(fields[2:], [], False).endswith("hardware.deterministic is off")
-    assert environments.kind(old, here | {"torch": "2.12.0"}, ("a", "b")) == "other torch"
-    assert environments.kind(old, here | {"cpu_model": "B"}, ("a", "b")) == "other machine"
+    assert certificate.likeliest_cause(fields, [], False) == "another torch"
+    assert certificate.likeliest_cause(fields[2:], [], False).endswith("hardware.deterministic is off")
+    assert certificate.machine_kind(old, here | {"torch": "2.12.0"}, ("a", "b")) == "other torch"
+    assert certificate.machine_kind(old, here | {"cpu_model": "B"}, ("a", "b")) == "other machine"
 
 
 def test_numerical_libraries_are_named_with_their_versions():
@@ -566,7 +566,7 @@ def _lists_certificates(results, published, copy):
     assert head.split()[-1] == "certificate"
     for folder, cell in ((copy, f"2 of 3 {claimed}"), (published, f"  3 {claimed}")):
         assert cell in real_runs.bench(results, "table", "--leaderboard", str(folder)).stdout
-        (row,) = table_groups.groups(listing.read_rows([str(folder)]))
+        (row,) = table_groups.groups(named.rows_of_words([str(folder)]))
         assert row["certificate"] == cell.strip()
     one, *others = map(str, sorted(published.glob("cpu_nano/*")))
     ((_, compared),) = comparison.of_arms(selection.of_words([one, "vs", *others]))

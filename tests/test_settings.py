@@ -7,8 +7,8 @@ import yaml
 
 from bench.base.paths import CONF
 from bench.cli import main as program
-from bench.cli import run, settings
-from bench.config import cluster, compose, explain, meanings, schema, typed
+from bench.cli import run
+from bench.config import compose, explain, meanings, overrides, schema, typed
 from bench.config.typed import leaves
 from bench.launch import cluster as job
 from bench.launch.prepare import asked
@@ -101,20 +101,20 @@ def test_help_of_a_key_says_meaning_unit_range_default_value_and_file(capsys):
 
 
 def test_help_of_the_last_part_shows_every_setting_that_ends_in_it():
-    text = settings.help_of("max_mib", [])
+    text = explain.help_of("max_mib", [])
     assert [f"instruments.{name}.max_mib" in text for name in ("stages", "trace", "window")] == [True] * 3
 
 
 def test_help_of_a_setting_that_this_run_lacks_says_what_has_it():
-    text = " ".join(settings.help_of("muon_lr", []).split())
+    text = " ".join(explain.help_of("muon_lr", []).split())
     assert "only with optim=muon now not a setting of this run; with optim=muon it is 0.02" in text
-    assert "now 0.02, from conf/optim/muon.yaml" in " ".join(settings.help_of("muon_lr", ["optim=muon"]).split())
+    assert "now 0.02, from conf/optim/muon.yaml" in " ".join(explain.help_of("muon_lr", ["optim=muon"]).split())
 
 
 def test_help_of_a_group_lists_its_choices_and_settings():
-    text = settings.help_of("optim", [])
+    text = explain.help_of("optim", [])
     assert "optim=muon" in text and "optim.lr = 0.0018" in text and "optim.muon_lr, only with optim=muon" in text
-    assert "optim/schedule=cosine" in settings.help_of("optim/schedule", [])
+    assert "optim/schedule=cosine" in explain.help_of("optim/schedule", [])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_help_of_a_group_lists_its_choices_and_settings():
 )
 def test_help_of_an_unknown_key_guesses(word, guess):
     with pytest.raises(ValueError, match=f"--help {word}: there is no such setting or group; did you mean {guess}[?]"):
-        settings.help_of(word, [])
+        explain.help_of(word, [])
 
 
 BOUNDED = {
@@ -164,11 +164,11 @@ def test_a_comment_is_read_wherever_it_stands(tmp_path):
 
 
 def test_the_cluster_has_help_and_its_values_are_checked():
-    assert "minutes until SLURM ends the job" in settings.help_of("cluster.time_min", [])
-    text = " ".join(settings.help_of("time_min", ["cluster=slurm", "cluster.time_min=30"]).split())
+    assert "minutes until SLURM ends the job" in explain.help_of("cluster.time_min", [])
+    text = " ".join(explain.help_of("time_min", ["cluster=slurm", "cluster.time_min=30"]).split())
     assert "now 30, from cluster.time_min=30 on the command line" in text
-    text = settings.help_of("cluster", [])
-    assert all(f"cluster.{one.name}, only with cluster=slurm" in text for one in dataclasses.fields(cluster.Cluster))
+    text = explain.help_of("cluster", [])
+    assert all(f"cluster.{one.name}, only with cluster=slurm" in text for one in dataclasses.fields(overrides.Cluster))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_what_sbatch_is_asked_for():
     ]
     assert job.asked([*words, "cluster.nodes=3"]).num_nodes == 3 and job.asked(words[:1]) is None
     options = {f"cluster.{name}" for name in [*job.SBATCH, "nodes", "requeue", "options"]}
-    assert options == {f"cluster.{one.name}" for one in dataclasses.fields(cluster.Cluster)}
+    assert options == {f"cluster.{one.name}" for one in dataclasses.fields(overrides.Cluster)}
 
 
 def test_help_beside_a_cluster_submits_nothing(monkeypatch, capsys):

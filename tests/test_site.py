@@ -15,7 +15,7 @@ from browser import Browser, needs_browser
 from kept_records import RECORDS, add
 
 from bench.analysis.trace import analysis
-from bench.claims import leaderboard, leaderboard_rows
+from bench.claims import leaderboard, leaderboard_views
 from bench.cli import race, table
 from bench.cli import report as cli
 from bench.record import index
@@ -37,7 +37,7 @@ def results(tmp_path, monkeypatch):
 def write(results, out=None):
     """As the verb does."""
     found = run_rows.read(results)
-    return site.write(found, out or results / "site", lambda: leaderboard_rows.of_folders(found.runs, [results]))
+    return site.write(found, out or results / "site", lambda: leaderboard_views.site_boards(found.runs, [results]))
 
 
 def columns(results):
@@ -146,7 +146,7 @@ def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results
     ids = [add(results, seed).name for seed in range(1, 9)]
     assert cli.main([str(results), "--pages", "2"]) == 0
     runs, shown = run_rows.read(results).runs, results / "site"
-    linked = record_chart.linked(leaderboard_rows.of_folders(runs, [results]))
+    linked = record_chart.linked(leaderboard_views.site_boards(runs, [results]))
     assert linked and all((page_of(shown, run_id) is not None) == (run_id in {*ids[-2:], *linked}) for run_id in ids)
     words = packed_pages.limits(2)
     assert "of the newest 2 runs and" in words and words.endswith("./run.sh report {}.")
@@ -245,7 +245,7 @@ def test_where_the_leaderboard_cannot_be_made_the_site_says_so(results, monkeypa
     def damaged(found, paths):
         raise TypeError("'<' not supported")
 
-    monkeypatch.setattr(leaderboard_rows, "of_folders", damaged)
+    monkeypatch.setattr(leaderboard_views, "site_boards", damaged)
     assert cli.main([str(results)]) == 0
     html = (results / "site" / "index.html").read_text()
     assert "The leaderboard cannot be made: &#x27;&lt;&#x27; not supported." in html and "no rules for it" not in html
@@ -309,7 +309,7 @@ def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
     assert table.main(["--leaderboard"]) == 0
     words = capsys.readouterr().out
     found = index.read_rows([raced])
-    boards = {board["device"]: board for board in leaderboard_rows.of_folders(found, [raced])}
+    boards = {board["device"]: board for board in leaderboard_views.site_boards(found, [raced])}
     assert set(boards) == {"Example CPU", "Fast CPU"} and boards["Fast CPU"]["records"] == []
     records = boards["Example CPU"]["records"]
     assert [record["number"] for record in records] == [1, 2]
@@ -325,12 +325,12 @@ def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
 
 def test_who_made_a_record_is_what_the_readme_beside_its_ledger_says(raced):
     (raced / "README.md").write_text("# Mine\n\nBy: (to be written)\n")
-    assert leaderboard_rows._who(raced) is None
+    assert leaderboard_views._who(raced) is None
     (raced / "README.md").write_text("# Mine\n\nBy: @someone, @other\n")
-    board, _ = leaderboard_rows.of_folders(index.read_rows([raced]), [raced])
+    board, _ = leaderboard_views.site_boards(index.read_rows([raced]), [raced])
     assert {record["who"] for record in board["records"]} == {"@someone, @other"}
     (raced / "README.md").write_bytes(b"\xff")
-    assert leaderboard_rows._who(raced) is None
+    assert leaderboard_views._who(raced) is None
 
 
 def test_what_cannot_be_a_record_is_found_without_reading_every_file(raced, monkeypatch):
@@ -356,7 +356,7 @@ def test_ticks_are_round_numbers_inside():
 
 
 def test_the_record_comes_down_in_steps_and_each_is_a_link(raced):
-    board, _ = leaderboard_rows.of_folders(index.read_rows([raced]), [raced])
+    board, _ = leaderboard_views.site_boards(index.read_rows([raced]), [raced])
     svg = record_chart.stepped(board["records"])
     path = re.search(r'd="(M[^"]*)"', svg)[1]
     assert re.fullmatch(r"M[\d.]+,[\d.]+H[\d.]+V[\d.]+H[\d.]+", path)  # across, then down

@@ -9,10 +9,10 @@ from staged import CPU, SMALL, TWO_STAGES, resolved, trained, trainer_of
 
 import models
 from bench.config import compose, resolve, schema, stages
-from bench.config.deviations import deviations_of
+from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
-from bench.record import metrics, work
+from bench.record import metrics
 from bench.training.model import stage_facts
 from models.masked_attention import document_ids
 from models.stages import Stage, Timeline, ends_of
@@ -187,11 +187,11 @@ def measured():
 
 
 def test_tokens_and_flops_of_a_run_are_those_of_its_steps():
-    assert [work.num_tokens(measured(), step) for step in range(7)] == [0, 512, 1024, 2560, 4096, 5632, 7168]
-    assert work.num_tokens(measured(), 6, without=[1, 4]) == 7168 - 512 - 1536
+    assert [metrics.tokens_in_steps(measured(), step) for step in range(7)] == [0, 512, 1024, 2560, 4096, 5632, 7168]
+    assert metrics.tokens_in_steps(measured(), 6, without=[1, 4]) == 7168 - 512 - 1536
     run = {"measured": measured(), "model": {"flops_per_token": 1, "flops_per_token_causal": 1}}
-    assert work.flops_per_token(run, 3)["flops_per_token"] == (1024 * 10 + 1536 * 20) / 2560
-    assert work.mean_flops_per_token(measured()["stages"]) == {"flops_per_token": 19, "flops_per_token_causal": 10}
+    assert metrics.flops_per_token(run, 3)["flops_per_token"] == (1024 * 10 + 1536 * 20) / 2560
+    assert metrics.mean_flops_per_token(measured()["stages"]) == {"flops_per_token": 19, "flops_per_token_causal": 10}
 
 
 def test_speed_is_of_the_tokens_that_were_timed():

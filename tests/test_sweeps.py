@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from bench.cli import run
-from bench.config import groups, hydra_app, multirun
+from bench.config import compose, groups, multirun
 
 
 def points(*words):
@@ -86,7 +86,7 @@ def test_what_cannot_be_swept_is_one_line(words, message):
 @pytest.mark.parametrize("word", [["hydra/launcher=submitit_slurm"], ["hydra/launcher=joblib"], ["hydra/sweeper=ax"]])
 def test_a_plugin_that_is_absent_says_what_to_install(word):
     group, _, name = word[0].partition("=")
-    if name in hydra_app.app().config_loader.get_group_options(group):
+    if name in compose.app().config_loader.get_group_options(group):
         pytest.skip(f"{name} is installed here")
     with pytest.raises(ValueError, match=f"^{word[0]}: it is not installed here: pip install hydra-"):
         multirun.points([*word, "seed=0,1"])
@@ -125,8 +125,8 @@ def test_a_sweep_stored_in_an_experiment_is_made_and_what_is_typed_wins(own):
         [f"optim.lr={lr}", f"seed={seed}", "experiment=lr", "track=free"] for lr in (0.1, 0.2) for seed in (0, 1)
     ]
     assert points("experiment=lr", "seed=5") == [[f"optim.lr={lr}", "seed=5", "experiment=lr"] for lr in (0.1, 0.2)]
-    assert multirun.stored(["experiment=lr"]) == (None, ["optim.lr=0.1,0.2", "seed=range(0,2)"])
-    assert multirun.stored([]) == (None, [])
+    assert compose.stored_sweep(["experiment=lr"]) == (None, ["optim.lr=0.1,0.2", "seed=range(0,2)"])
+    assert compose.stored_sweep([]) == (None, [])
 
 
 def test_every_group_of_ones_own_stands_beside_ours(own):

@@ -73,7 +73,7 @@ def rows(capsys, *argv):
 )
 def test_the_settings_are_those_of_the_yaml(path):
     """The reader takes groups apart; a plain reading of the whole, upgraded, says the same."""
-    values = schema.versions.upgraded(yaml.safe_load(path.read_text()))
+    values = schema.upgraded(yaml.safe_load(path.read_text()))
     plain = {key: value for key, value in typed.leaves(values) if key not in ("name", "seed") and value != {}}
     found = configs.settings(configs.read(str(path.parent)))
     assert {key: found[key] for key in plain} == plain

@@ -5,12 +5,12 @@ Ended launchers are looked after in test_rainy_days.py, the doctor in test_docto
 
 import real_runs
 
-from bench.record import artifacts
+from bench.record import run_folder
 
 
 def test_a_complete_run_leaves_nothing_in_the_temp_directory(two_rank_run):
     assert real_runs.left_in_temp(two_rank_run.parents[2]) == []
-    assert not [name for name in artifacts.files(two_rank_run) if "attempt" in name or "elastic" in name]
+    assert not [name for name in run_folder.files(two_rank_run) if "attempt" in name or "elastic" in name]
 
 
 def test_a_failed_run_leaves_nothing_in_the_temp_directory(diverged_run):

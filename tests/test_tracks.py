@@ -14,7 +14,7 @@ from bench.claims.rules import rulebook, runs
 from bench.cli import race, table
 from bench.compare import target
 from bench.config import compose, resolve, schema
-from bench.config.deviations import deviations_of
+from bench.config.resolve import deviations_of
 from bench.report.site import record_chart
 
 GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)
@@ -82,7 +82,7 @@ def test_a_record_takes_as_many_runs_as_speedrun_makes():
 def test_an_older_config_with_num_runs_among_its_rules_is_read():
     values = schema.to_dict(asked("track=cpu_nano", machine=LAPTOP, vocab_size=257))
     values["track"]["rules"]["num_runs"] = 3
-    assert "num_runs" not in schema.versions.upgraded(values)["track"]["rules"]
+    assert "num_runs" not in schema.upgraded(values)["track"]["rules"]
 
 
 # ---- judged by steps

@@ -9,8 +9,8 @@ import pytest
 from bench.base import atomic
 from bench.cli import verify
 from bench.config import schema
-from bench.record import artifacts, run_folder, step_files, step_rules, verification
-from bench.record.run_files import RunFiles
+from bench.record import run_folder, step_files, step_rules, verification
+from bench.record.step_rules import RunFiles
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -43,7 +43,7 @@ def edit(folder, **changes):
 
 def listed_again(folder):
     """As a forger would: the files' hashes brought up to date, so that only the content can betray the change."""
-    edit(folder, artifacts=artifacts.listed(folder))
+    edit(folder, artifacts=run_folder.listed(folder))
 
 
 def replace_in(path, old, new):

@@ -17,9 +17,9 @@ from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
 from bench.plans.audit import auditing, counterfactual
-from bench.record import audits, named, run_folder
+from bench.record import certificates, named, run_folder
 
-CODES = {audits.PASSED: 0, audits.DOUBTED: 0, audits.FAILED: 1, audits.NOT_POSSIBLE: 2}
+CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1, certificates.NOT_POSSIBLE: 2}
 
 
 def main(argv):

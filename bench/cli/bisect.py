@@ -16,7 +16,7 @@ from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, planning, request, runner, worktrees
+from bench.plans.race import arm_process, plan, planning, runner, worktrees
 from bench.plans.replay import bisect
 
 DEFAULT_N = 5
@@ -41,7 +41,7 @@ class _Search:
         self._args = args
         self._good, self._bad = (worktrees.commit_of(REPO, rev) for rev in (args.good, args.bad))
         self._words = [word for word in args.words if not word.startswith("n=")]
-        asked = request.parse(args.words)
+        asked = plan.parse_request(args.words)
         if asked["arms"]:
             words = "give settings for all of them, without A= and B="
             raise ValueError(f"GOOD and the commits between are the arms: {words}")
@@ -109,7 +109,7 @@ class _Search:
         if commit not in self._facts:
             with worktrees.of(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
                 (path,) = paths.values()
-                words = [word for word in self._words if word.partition("=")[0] not in request.SETTINGS]
+                words = [word for word in self._words if word.partition("=")[0] not in plan.SETTINGS]
                 result = arm_process.facts(path, words, results_root())
             self._facts[commit] = result["config_id"], result["source_sha256"]
         return self._facts[commit]
@@ -118,7 +118,7 @@ class _Search:
         """B's change against A, by a race; ValueError: one of them does not run."""
         words = [f"A.rev={a}", f"B.rev={b}", f"n={n}", *self._words]
         results = results_root().absolute()
-        folder = planning.begin(request.parse(words), results, self._args.anyway)
+        folder = planning.begin(plan.parse_request(words), results, self._args.anyway)
         race = runner.go(folder, results, False, self._args.anyway, is_new=True)
         if race["status"] == "interrupted":
             raise Interrupted(race["why"])

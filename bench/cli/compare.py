@@ -13,7 +13,7 @@ from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.compare import comparison, selection, text, wording
 from bench.compare.effects import LOSS_MARGIN_NATS
-from bench.record import listing
+from bench.record import named
 
 FAILURES = ("slower", "inconclusive", "loss")
 
@@ -25,14 +25,14 @@ def main(argv):
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
     fail_on = [_condition(word) for words in args.fail_on for word in words.split(",")]
-    arms = selection.of_words(args.runs, lambda message: listing.excluded("compare", message))
+    arms = selection.of_words(args.runs, lambda message: named.report_excluded("compare", message))
     if args.fail_if and not fail_on:
         raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
     _refuse_open_races(arms)
     options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
-        listing.excluded("compare", f"the steps of a run: {message}")
+        named.report_excluded("compare", f"the steps of a run: {message}")
     if args.json:
         results = [{"names": [arms[0].name, name]} | result for name, result in against]
         print(json.dumps(results[0] if len(results) == 1 else results, indent=1))

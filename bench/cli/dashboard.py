@@ -11,7 +11,7 @@ import sys
 
 from bench.cli import arguments
 from bench.record import named
-from bench.record.exporters import dashboards, reading
+from bench.record.exporters import dashboards
 
 
 def main(argv):
@@ -27,7 +27,7 @@ def main(argv):
     done = []
     for folder in named.runs(args.run):
         for name in names:
-            one = _export(reading.read(folder), name, args.set)
+            one = _export(dashboards.read(folder), name, args.set)
             done.append(one)
             facts = f"{name}: {', '.join(f'{key} {value}' for key, value in (one['facts'] or {}).items())}"
             if not args.json:

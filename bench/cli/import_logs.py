@@ -15,7 +15,7 @@ from bench.base import atomic
 from bench.base.paths import of_user, results_root
 from bench.base.terminal import text_table
 from bench.cli import arguments
-from bench.record import artifacts, step_files
+from bench.record import run_folder, step_files
 from bench.record.importers import log_files
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is not a log: enough to say what it is
@@ -111,7 +111,7 @@ def write(run, rows, results):
     try:
         folder.mkdir(parents=True)
         step_files.write(folder, rows)
-        atomic.write_json(folder / "run.json", run | {"artifacts": artifacts.listed(folder)}, durable=False)
+        atomic.write_json(folder / "run.json", run | {"artifacts": run_folder.listed(folder)}, durable=False)
     except OSError as error:
         hint = "free space, or name another folder with SPEEDRUN_RESULTS"
         raise ValueError(f"{folder}: cannot be written ({error.strerror}); {hint}") from None

@@ -9,7 +9,7 @@ import json
 
 from bench.base.terminal import screen, text_table
 from bench.claims import claim as claims
-from bench.claims import claim_folder, gate, publication
+from bench.claims import claim_folder, publication
 from bench.claims.rules import rulebook
 from bench.cli import arguments, rule_lines
 from bench.plans.race import state
@@ -73,7 +73,7 @@ def text(verdict):
 
 
 def _show(leaving):
-    for line in gate.listed(leaving):
+    for line in publication.listing_of(leaving):
         print(f"{'file':>8}  {text_table.printable(line)}")
 
 

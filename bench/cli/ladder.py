@@ -21,8 +21,8 @@ from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.plans.ladder import forecast, page, request, sizes, staircase, text
+from bench.plans.race import plan as race_plan
 from bench.plans.race import planning, runner
-from bench.plans.race import request as race_request
 
 
 def main(argv):
@@ -61,7 +61,7 @@ def check(argv):
     for word in args.words:
         if "=" not in word:
             sizes.rung_named(word)
-    race_request.parse([word for word in args.words if "=" in word and word not in own])
+    race_plan.parse_request([word for word in args.words if "=" in word and word not in own])
 
 
 def _print(args, result, as_text):

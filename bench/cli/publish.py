@@ -10,7 +10,7 @@ import os
 
 from bench.base.paths import project_folder
 from bench.base.terminal.text_table import counted
-from bench.claims import claim_folder, gate, publication
+from bench.claims import claim_folder, publication
 from bench.cli import arguments, table
 from bench.launch.console import say
 from bench.record import named, run_folder
@@ -36,7 +36,7 @@ def main(argv):
 
 
 def _show(leaving):
-    for line in gate.listed(leaving):
+    for line in publication.listing_of(leaving):
         say("file", line)
 
 

@@ -17,9 +17,9 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
-from bench.plans.race import arm_process, planning, report, request, runner, state
+from bench.plans.race import arm_process, plan, planning, report, runner, state
 from bench.plans.sweep import winners
-from bench.record import listing, named
+from bench.record import named
 
 
 def main(argv):
@@ -53,7 +53,7 @@ def check(argv):
     if given := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
         _chosen(results, given[0])
         return
-    wanted = request.parse(_words(args))
+    wanted = plan.parse_request(_words(args))
     planning.check(wanted)
     configs = {}
     for name, arm in wanted["arms"].items():
@@ -92,7 +92,7 @@ def _raced(args, results):
         folder = of_this_job
         console.say("race", f"job requeued: {folder.name} goes on")
     else:
-        folder, is_new = planning.begin(request.parse(_words(args)), results, args.anyway), True
+        folder, is_new = planning.begin(plan.parse_request(_words(args)), results, args.anyway), True
     return folder, runner.go(folder, results, args.show, args.anyway, is_new)
 
 
@@ -103,7 +103,7 @@ def _requeued(results):
         try:
             slots = state.read(folder, results).slots
         except ValueError as error:  # another race, which cannot be this job's without a plan to say so
-            listing.excluded("race", str(error))
+            named.report_excluded("race", str(error))
             continue
         runs = [arm_process.record_of(results, run) or {} for slot in slots for run, _ in slot.attempts]
         if any((run.get("launched_by") or {}).get("job_id") == job.job_id for run in runs):

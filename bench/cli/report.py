@@ -17,7 +17,7 @@ from bench.base import atomic
 from bench.base.paths import of_user, published_root, results_root, shown
 from bench.base.units import format_bytes
 from bench.cli import arguments
-from bench.record import ledger, listing, named, sweep
+from bench.record import ledger, named, sweep
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
 RACE = "race.html"
@@ -71,11 +71,11 @@ def _curves(args):
     if args.md:
         raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
     words = args.words or [str(results_root())]
-    arms = selection.of_each(words, lambda message: listing.excluded("report", message))
+    arms = selection.of_each(words, lambda message: named.report_excluded("report", message))
     path = of_user(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
     made = curves.charts_of_arms(arms) if args.png else curves.html(arms, path)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
-        listing.excluded("report", f"the steps of a run: {message}")
+        named.report_excluded("report", f"the steps of a run: {message}")
     if args.png:
         return _pictures(made, path)
     atomic.write_out(path, made)
@@ -109,7 +109,7 @@ def _one(folder, args, module, name):
 
 
 def _site(folder, out, args):
-    from bench.claims import leaderboard_rows
+    from bench.claims import leaderboard_views
     from bench.report.site import packed_pages, run_rows, site
 
     results = run_rows.read(folder)
@@ -122,7 +122,7 @@ def _site(folder, out, args):
         page = site.write(
             results,
             out,
-            lambda: leaderboard_rows.of_folders(results.runs, [folder]),
+            lambda: leaderboard_views.site_boards(results.runs, [folder]),
             lambda *counts: arguments.count_up(*counts, "pages"),
             num_pages,
         )

@@ -6,8 +6,8 @@ import json
 import time
 
 from bench.base.units import seconds_of
-from bench.cli import arguments, settings
-from bench.config import compose, explain, groups, hydra_app, multirun, overrides
+from bench.cli import arguments
+from bench.config import compose, explain, groups, overrides
 from bench.launch import console, joining, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.nodes.member import Refused
@@ -20,11 +20,13 @@ ENDED_WELL = ("complete", "stopped")  # a sweep stops what has no hope
 
 def main(argv):
     """Exit codes: 0 all complete, 1 one failed or was not begun, 2 wrong use."""
-    if (explained := settings.asked_for(argv)) is not None:
-        print(explained)
+    if (help_text := explain.help_text(argv, this_machine)) is not None:
+        print(help_text)
         return 0
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
     if args.info:
+        from bench.config import multirun  # Hydra, which --help need not load
+
         multirun.show_info(args.overrides, args.info)
         return 0
     if args.cfg:
@@ -62,7 +64,7 @@ def check(argv):
 
 def _is_sweep(args):
     """Puts into args.multirun whether it is one, of options and of yamls -> the words of the sweep that is stored."""
-    mode, stored = (None, []) if args.multirun or args.race else multirun.stored(args.overrides)
+    mode, stored = (None, []) if args.multirun or args.race else compose.stored_sweep(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
     if args.anyway and not args.multirun:
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
@@ -74,12 +76,18 @@ def _is_sweep(args):
 
 def _points(args):
     """The words of every run; None: a search chooses them as it goes."""
-    return multirun.points(args.overrides, this_machine()) if args.multirun else [args.overrides]
+    if not args.multirun:
+        return [args.overrides]
+    from bench.config import multirun
+
+    return multirun.points(args.overrides, this_machine())
 
 
 def _show_cfg(args):
     """--cfg: of our settings with their meanings; Hydra's own as Hydra prints them."""
     if args.cfg != "job":
+        from bench.config import multirun
+
         multirun.show_cfg(args.overrides, args.cfg, this_machine(), args.resolve)
         return
     points = _points(args)
@@ -176,7 +184,7 @@ def _parser():
         "hydra: what Hydra launches and searches with; all: both, as Hydra prints them",
     )
     parser.add_argument("--resolve", action="store_true", help="of --cfg hydra and all: with values in place of ${...}")
-    parser.add_argument("--info", nargs="?", const="all", choices=hydra_app.INFO, help="what Hydra found, and stop")
+    parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="what Hydra found, and stop")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
     parser.add_argument(

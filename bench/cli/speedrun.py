@@ -8,13 +8,13 @@ import json
 from bench.base.paths import results_root
 from bench.base.units import format_bytes
 from bench.claims import claim as claims
-from bench.cli import arguments, settings
+from bench.cli import arguments
 from bench.compare import target
-from bench.config import groups
+from bench.config import explain, groups
 from bench.config.overrides import spelled
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import asked, prepare
+from bench.launch.prepare import asked, prepare, this_machine
 from bench.machine import preflight
 from bench.record import run_folder, step_files
 from bench.record.rows import row_of
@@ -23,8 +23,8 @@ from bench.report import table_text
 
 def main(argv):
     """Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use."""
-    if (explained := settings.asked_for(argv)) is not None:
-        print(explained)
+    if (help_text := explain.help_text(argv, this_machine)) is not None:
+        print(help_text)
         return 0
     args = _parser().parse_intermixed_args(spelled(argv))
     with console.output(args.quiet, args.json):

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from bench.base.paths import results_root
-from bench.config import multirun, overrides
+from bench.config import compose, multirun, overrides
 from bench.launch import console, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, this_machine
@@ -25,7 +25,7 @@ def go(args, argv):
     for point in known:
         asked(point)
     same = [word for word in overrides.of_sweep(args.overrides)[1] if overrides.plain(word)]
-    _, stored = multirun.stored(same)
+    _, stored = compose.stored_sweep(same)
     sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
     if known:
         say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(known), len(known))}")

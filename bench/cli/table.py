@@ -10,7 +10,7 @@ import sys
 from bench.base import paths
 from bench.base.paths import PUBLISHED
 from bench.cli import arguments
-from bench.record import listing
+from bench.record import named
 from bench.report import table_columns, table_groups, table_text
 from bench.report.table_columns import COLUMNS, Columns
 
@@ -38,9 +38,9 @@ def main(argv):
                 words = option.replace("_", "-")
                 raise ValueError(f"--{words} with --{alone}: it has no effect there: give one of the two")
     if args.leaderboard:
-        from bench.claims import leaderboard_text
+        from bench.claims import leaderboard_views
 
-        print(leaderboard_text.text(args.folder, "github" if args.md else "simple", listing.report))
+        print(leaderboard_views.text(args.folder, "github" if args.md else "simple", named.report_excluded_of_table))
         return 0
     try:
         rows, wheres = _rows(args)
@@ -54,7 +54,7 @@ def main(argv):
 def _rows(args):
     """-> (the rows of the runs that are asked for, the conditions)."""
     conditions = [table_columns.condition(words) for words in args.where]
-    rows = listing.read_rows(args.folder)
+    rows = named.rows_of_words(args.folder)
     if args.sweep:
         from bench.record import sweep
 

@@ -16,7 +16,7 @@ from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, of_record
 from bench.compare import calibration, eligibility, verdict
 from bench.compare.selection import Arm, called
-from bench.config import schema, versions
+from bench.config import schema
 from bench.config.typed import leaves
 from bench.record import certificates, ledger, race_folder, run_folder, step_files
 
@@ -206,7 +206,7 @@ def _facts_of_run(run, folder):
     config = environment = None
     if folder:
         with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
-            config = versions.upgraded(yaml_file.read(f"{folder}/config.yaml"))
+            config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
         with contextlib.suppress(Damaged):
             environment = json_file.read(f"{folder}/environment.json")
         with contextlib.suppress(Damaged), of_record(folder):

@@ -12,7 +12,7 @@ from typing import TypedDict
 from bench.base import stats
 from bench.base.stats import ALPHA
 from bench.compare import target
-from bench.config.track import TrackRules
+from bench.config.schema import TrackRules
 from bench.record.rows import Row
 
 DISAGREE = "clocks-disagree"  # a flag

@@ -11,7 +11,7 @@ import yaml
 
 from bench.base import stats
 from bench.config import groups
-from bench.config.track import TrackRules
+from bench.config.schema import TrackRules
 from bench.record.rows import Row
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one

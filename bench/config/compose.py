@@ -1,16 +1,21 @@
-"""Overrides -> Config: Hydra itself lives in hydra_app.py, its grammar in overrides.py, its sweeps in multirun.py.
+"""Overrides -> Config, composed by Hydra; their grammar is in overrides.py, the sweeps in multirun.py.
 
-Hydra composes the groups (model=, track=, ...); single settings are then put over that, each checked first.  Only the
-launcher composes; workers read the plain yaml it wrote.  Every mistake in an override becomes a ValueError that says
-what, the value, and what to try.
+Hydra composes the groups (model=, track=, ...), its own parts used as hydra.main uses them, with our folders on its
+search path: conf/, then the user's (bench/config/groups.py), then what hydra.searchpath names.  Single settings are
+then put over that, each checked first.  Only the launcher composes; workers read the plain yaml it wrote.  Every
+mistake in an override becomes a ValueError that says what, the value, and what to try.
 """
 
+import contextlib
 import copy
 import functools
+import sys
+from collections.abc import Callable, Iterator
 
 import yaml
 
-from bench.config import hydra_app, meanings, schema
+from bench.base.paths import CODE, CONF
+from bench.config import groups, meanings, schema
 from bench.config.groups import (
     GROUPS,
     LISTS,
@@ -25,6 +30,19 @@ from bench.config.groups import (
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
 
+JOB_NAME = "speedrun"
+VERSION_BASE = "1.3"
+PLUGINS = {  # a choice of Hydra's: what must be installed for it
+    "hydra/launcher": {
+        "submitit_slurm": "hydra-submitit-launcher",
+        "submitit_local": "hydra-submitit-launcher",
+        "joblib": "hydra-joblib-launcher",
+        "ray": "hydra-ray-launcher",
+    },
+    "hydra/sweeper": {"optuna": "optuna", "ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"},
+}
+OURS = str(CODE / "bench" / "plans" / "plugins")  # holds the package hydra_plugins, where Hydra looks
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
@@ -64,6 +82,58 @@ def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[
     return {override.key_or_group: override.input_line for override in settings}, files
 
 
+def app(loader: Callable | None = None):
+    """A fresh hydra Hydra of this program.  loader: makes its ConfigLoader of a search path; None: Hydra's own."""
+    if OURS not in sys.path:
+        sys.path.append(OURS)
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.global_hydra import GlobalHydra
+
+    version.setbase(VERSION_BASE)
+    searched = create_config_search_path(str(CONF))
+    for folder in groups.own_folders():
+        searched.prepend("user", f"file://{folder}", anchor="schema")
+    GlobalHydra.instance().clear()
+    hydra = Hydra(JOB_NAME, (loader or ConfigLoaderImpl)(searched))
+    GlobalHydra.instance().initialize(hydra)
+    return hydra
+
+
+def composed_by_hydra(words: list[str], config_name: str):
+    """A DictConfig, its hydra node included, of words that choose groups or are of hydra.  Raises ValueError."""
+    from hydra.types import RunMode
+
+    with refusals(words):
+        return app().compose_config(config_name, list(words), RunMode.RUN, from_shell=False)
+
+
+@contextlib.contextmanager
+def refusals(words: list[str]) -> Iterator[None]:
+    """In this block what Hydra cannot do with words is a ValueError in one line."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise _refused(error, words) from None
+
+
+def _refused(error, words):
+    text = one_line(error)
+    for group, packages in PLUGINS.items():
+        for name, package in packages.items():
+            if f"'{group}/{name}'" in text:
+                return ValueError(f"{group}={name}: it is not installed here: pip install {package} (docs/SWEEPS.md)")
+    if "Could not override 'model/size'" in text:
+        text += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
+    return ValueError(f"{' '.join(words)}: {text}" if words else text)
+
+
 def _with_bases(group, name):
     """A choice, then those that its yaml is based on, as experiment r09 on r08."""
     yield name
@@ -77,11 +147,16 @@ def group_words(overrides: list[str], machine: schema.Machine | None = None) -> 
     return list(_split(overrides, machine)[0])
 
 
-def of_hydra(overrides: list[str]) -> tuple[str | None, dict[str, str]]:
-    """What the yamls that a run's words choose say to Hydra: (hydra.mode, or None; hydra.sweeper.params)."""
+def stored_sweep(overrides: list[str]) -> tuple[str | None, list[str]]:
+    """(hydra.mode of the yamls chosen, or None; the sweep that they store, as words).  ValueError.  MULTIRUN: as -m."""
     groups, _, _ = _split(overrides, None)
     hydra = _whole(groups, own_folders(), config_name()).hydra
-    return hydra.mode and hydra.mode.name, dict(hydra.sweeper.get("params") or {})
+    return hydra.mode and hydra.mode.name, stored_words(hydra)
+
+
+def stored_words(hydra) -> list[str]:
+    """Hydra's node -> the words of its hydra.sweeper.params."""
+    return [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
 
 
 def _split(overrides, machine):
@@ -174,7 +249,7 @@ def _merged(old, new):
 @functools.cache
 def _whole(groups, folders, name):
     """What Hydra makes of some group=name, its own node included; folders: own_folders(); name: of the root."""
-    return hydra_app.composed(list(groups), name)
+    return composed_by_hydra(list(groups), name)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from bench.config import cluster, schema
+from bench.config import overrides, schema
 from bench.config.groups import LISTS, choices, path_of
 from bench.config.typed import KINDS, allowed, default_of, plain_of, row_class, variant, variants
 
@@ -114,7 +114,7 @@ class Setting:
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     result = {}
-    of_cluster = _of_class(cluster.Cluster, "cluster.", (cluster.CHOICE,))
+    of_cluster = _of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
     for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
         before = result.setdefault(one.key, one)
         if before is not one:
@@ -167,7 +167,7 @@ def groups() -> dict[str, str]:
     for group in LISTS:
         result |= {group: of_class(schema.Config)[group]}
         result |= {f"{group}.{name}": about(group, name) for name in choices(group)}
-    return result | {"cluster": cluster.ABOUT}
+    return result | {"cluster": overrides.CLUSTER_ABOUT}
 
 
 def _of_groups(cls, path):

@@ -15,14 +15,49 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf, open_dict, read_write
+
 from bench.base.paths import REPO
-from bench.config import compose, groups, hydra_app, overrides, schema
+from bench.config import compose, groups, overrides, schema
+from bench.config.overrides import is_of_hydra, plain
 
 # Of Hydra's own settings, where the user's words and yamls do not say otherwise: what it writes goes into the sweep's
 # folder alone, and what a person sees is this program's to say.
 QUIET = {"hydra/job_logging": "none", "hydra/hydra_logging": "none"}
 OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+class SweepLoader(ConfigLoaderImpl):
+    """machine: chooses the track where none is named; None: as on a CPU."""
+
+    def __init__(self, machine, config_search_path):
+        super().__init__(config_search_path)
+        self.machine = machine
+
+    def load_configuration(self, config_name, overrides, run_mode, from_shell=True, validate_sweep_overrides=True):
+        """As Hydra's.  In a sweep's own config the settings of its runs are only words; in a run's they are values."""
+        words = [word for word in overrides if not is_of_hydra(word)]
+        of_hydra = [word for word in overrides if is_of_hydra(word)]
+        choices = compose.group_words([word for word in words if plain(word)], self.machine)
+        config = super().load_configuration(config_name, [*of_hydra, *choices], run_mode, from_shell)
+        with read_write(config), open_dict(config):
+            config.hydra.overrides.task = words
+            how = config.hydra.job.config.override_dirname
+            config.hydra.job.override_dirname = get_overrides_dirname(
+                OverridesParser.create().parse_overrides(words), how.exclude_keys, how.item_sep, how.kv_sep
+            )
+            if run_mode == RunMode.RUN:
+                for key in [key for key in config if key != "hydra"]:  # what Hydra alone made of the run's groups
+                    del config[key]
+                config.merge_with(OmegaConf.create(schema.to_dict(compose.compose(words, self.machine))))
+        return config
 
 
 class Runner(Protocol):
@@ -53,22 +88,17 @@ class Task:
 
     def __call__(self, config) -> float | None:
         """config: the run's, composed."""
-        from hydra.core.hydra_config import HydraConfig
-        from omegaconf import OmegaConf
-
         hydra = HydraConfig.get()
         return self.runner.one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
 
 
 def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
-    from hydra.errors import HydraException
-
     of_hydra, mine = overrides.of_sweep(words)
     given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
     of_hydra = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
-    with hydra_app.refusals(words), _importable():
+    with compose.refusals(words), _importable():
         config, _ = _checked(of_hydra, mine, machine)
         settings = config.hydra.launcher
         is_ours = settings._target_ == OUR_LAUNCHER
@@ -81,11 +111,8 @@ def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine |
 
 def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
     """The words of every run of a sweep, in order; None where a search chooses them as it goes.  Raises ValueError."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     of_hydra, mine = overrides.of_sweep(words)
-    with hydra_app.refusals(words):
+    with compose.refusals(words):
         hydra = _app(machine)
         config, stored = _checked(of_hydra, mine, machine)
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
@@ -95,24 +122,18 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
     return result
 
 
-def stored(words: list[str]) -> tuple[str | None, list[str]]:
-    """(hydra.mode of the yamls chosen, or None; the sweep that they store, as words).  ValueError.  MULTIRUN: as -m."""
-    mode, params = compose.of_hydra(words)
-    return mode, _words(params)
-
-
 def show_cfg(words: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
     """Print Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
     of_hydra, mine = _of_one_run(words)
-    with hydra_app.refusals(words):
+    with compose.refusals(words):
         _app(machine).show_cfg(groups.config_name(), [*of_hydra, *mine], what, None, resolve)
 
 
 def show_info(words: list[str], what: str) -> None:
-    """Print what Hydra knows: hydra_app.INFO."""
+    """Print what Hydra knows: compose.INFO."""
     of_hydra, mine = _of_one_run(words)
-    with hydra_app.refusals(words), _logging_as_before():
-        hydra_app.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_words(mine)])
+    with compose.refusals(words), _logging_as_before():
+        compose.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_words(mine)])
 
 
 def _of_one_run(words):
@@ -133,17 +154,11 @@ def _logging_as_before() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _words(params):
-    return [f"{key}={value}" for key, value in params.items()]
-
-
 def _checked(of_hydra, mine, machine):
     """-> (the sweep's own config, its stored words).  Refuses a sweep of nothing, and of what it cannot go through."""
-    from hydra.types import RunMode
-
     hydra = _app(machine)
     config = hydra.compose_config(groups.config_name(), [*of_hydra, *mine], RunMode.MULTIRUN)
-    stored = _words(config.hydra.sweeper.get("params") or {})
+    stored = compose.stored_words(config.hydra)
     is_basic = config.hydra.sweeper._target_ == BASIC_SWEEPER
     if not stored and not mine:
         raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
@@ -162,7 +177,7 @@ def _checked(of_hydra, mine, machine):
 def _importable() -> Iterator[None]:
     """In this block processes that a launcher starts find this program's modules, wherever they stand."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPO), hydra_app.OURS, before]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPO), compose.OURS, before]))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra_plugins")  # other people's plugins, on today's Python
@@ -175,6 +190,4 @@ def _importable() -> Iterator[None]:
 
 
 def _app(machine):
-    from bench.config.sweep_loader import SweepLoader  # Hydra, which a run that is not of a sweep need not load
-
-    return hydra_app.app(functools.partial(SweepLoader, machine))
+    return compose.app(functools.partial(SweepLoader, machine))

@@ -1,11 +1,20 @@
-"""The user's words -> overrides, one by one or as the points of a sweep, in Hydra's grammar.
+"""The user's words -> overrides, one by one or as a sweep's points, in Hydra's grammar; and what they ask of SLURM.
 
 Every slip becomes a ValueError that says what, the value, and what to try.
+
+cluster=slurm cluster.KEY=VALUE is what a command asks of SLURM, to which it goes as a job (bench/launch/cluster.py):
+settings of the command and not of its runs, which no config.yaml and no config_id has.
 """
 
+import dataclasses
 import itertools
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
+
+from bench.config import typed
+from models.settings import PositiveInt
 
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
@@ -13,6 +22,11 @@ SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.n
 WORDS = {"null": None, "true": True, "false": False}
 NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
+CLUSTER_CHOICE = "cluster=slurm"
+CLUSTER_ABOUT = (
+    f"{CLUSTER_CHOICE} sends run, speedrun, race, ladder, calibrate or doctor to SLURM as a job, "
+    "over hardware.nodes nodes"
+)
 
 
 def spelled(words: list[str]) -> list[str]:
@@ -150,3 +164,42 @@ def one_line(error: Exception) -> str:
     lines = [line.strip() for line in NOISE.sub("", str(error)).splitlines() if line.strip(" ^")]
     ends = ["" if line[-1] in ".,:;" else "," for line in lines[:-1]] + [""]
     return " ".join(line + end for line, end in zip(lines, ends)) or type(error).__name__
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    partition: str | None = None  # where the job goes, sbatch --partition; null: the cluster's default
+    account: str | None = None  # who pays, sbatch --account; null: your default
+    nodes: PositiveInt | None = None  # sbatch --nodes; null: the most that hardware.nodes=N asks for
+    time_min: PositiveInt | None = None  # minutes until SLURM ends the job, sbatch --time; null: the partition's limit
+    gpus_per_node: str | None = None  # GPUs of each node, 8 or h100:8, sbatch --gpus-per-node; null: not asked for
+    cpus_per_node: PositiveInt | None = None  # CPUs of each node, sbatch --cpus-per-task; null: SLURM's default
+    requeue: bool | None = None  # begin again after a preemption or a lost node, sbatch --requeue; null: as SLURM does
+    name: str = "speedrun"  # of the job, as squeue shows it, sbatch --job-name
+    options: str | None = None  # any other of sbatch's, in quotes: '--exclusive --constraint=h100'; null: none
+
+
+def split_cluster(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The words of a command -> (those of the cluster, all others)."""
+    words = list(words)
+    of_cluster = [word for word in words if word.startswith(("cluster=", "cluster."))]
+    return of_cluster, [word for word in words if word not in of_cluster]
+
+
+def cluster_of(of_cluster: Iterable[str]) -> Cluster:
+    """Those words, checked.  Raises ValueError."""
+    values = {}
+    for word in of_cluster:
+        key, _, value = word.partition("=")
+        if key != "cluster":
+            values[key.removeprefix("cluster.")] = value_of(value)
+        elif word != CLUSTER_CHOICE:
+            raise ValueError(f"{word}: choose slurm, or remove it to run on this machine")
+    if values and CLUSTER_CHOICE not in of_cluster:
+        raise ValueError(f"{next(iter(of_cluster))}: say which: {CLUSTER_CHOICE}")
+    return typed.build(Cluster, values, "cluster.")
+
+
+def cluster_settings(of_cluster: Iterable[str]) -> dict:
+    """The settings by name; {} where no cluster is asked for."""
+    return dataclasses.asdict(cluster_of(of_cluster)) if CLUSTER_CHOICE in of_cluster else {}

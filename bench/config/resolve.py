@@ -1,17 +1,33 @@
 """A composed config -> one that can run: what was left to the machine derived, what cannot be together refused.
 
-Every refusal is a ValueError that names the setting, its value and what to try.
+Every refusal is a ValueError that names the setting, its value and what to try.  Last, what a run changes of the things
+that its track fixes.
+
+Where hardware.micro_batch_seqs is left to the machine, how many sequences fit a GPU at once is estimated, not measured:
+the saved activations of models/modern.py at 124M, 64 sequences of 1,024 tokens, bfloat16 and compiled, were counted on
+fake tensors as 30.4 GiB (the partitioner's cut), and the logits' gradient as 6.1 GiB: 0.6 GiB a sequence, of which the
+logits are a third.  Not compiled it was 80 to 90 GiB.  Weights, gradients and two moments in float32 are 16 bytes a
+parameter.
 """
 
 import re
 from pathlib import Path
 
-from bench.config import micro_batch, ranges, schema, stages
-from bench.config.user_code import classes
+from bench.config import schema, stages, typed, user_code
+from bench.config.compose import of_track
+from bench.config.typed import leaves
 
 # what takes the setting; models/ladder/ has model.args.activations
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
 WITH_CHECKPOINTING = WITH_RESIDUAL_DTYPE  # that call their blocks through LanguageModel.through()
+UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
+BLOCKS_GIB = 0.4  # a sequence of 1,024 tokens through 12 layers of width 768
+LOGITS_GIB = 0.2  # a sequence of 1,024 tokens, with 50,304 logits each
+STREAM_GIB = 1024 * 4 / 2**30  # a feature of the stream, of a sequence of 1,024 tokens
+PARAMETER_BYTES = 16
+OTHER_GIB = 0.6  # the CUDA context, NCCL's and the optimizer's buffers
+USABLE_FRAC = 0.9  # the allocator's fragments and validation take the rest
+UNKNOWN_GIB = 16.0  # where the driver does not say
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
@@ -28,7 +44,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     _resolve_batch(config, machine.gpu_memory_gib)
     _check_goal(config)
     if config.name is None:
-        config.name = f"{classes.short(config.model.arch)}-{classes.short(config.optim.name)}"
+        config.name = f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
     return config
 
 
@@ -94,7 +110,32 @@ def _resolve_ranks(hardware, machine, on_gpu):
         remedy = "it is where several nodes meet: give hardware.nodes=NUMBER"
         _refuse("hardware.rendezvous", hardware.rendezvous, remedy)
     if hardware.rendezvous is not None:
-        ranges.host_and_port(hardware.rendezvous)
+        typed.host_and_port(hardware.rendezvous)
+
+
+def _resolve_model(config, vocab_size):
+    model = config.model
+    if not user_code.is_import_path(model.arch) and model.width % (2 * model.num_heads):
+        _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
+    if model.residual_dtype is not None and model.arch not in WITH_RESIDUAL_DTYPE:
+        remedy = f"{user_code.short(model.arch)} chooses its dtypes itself: leave it null, and see model.args"
+        _refuse("model.residual_dtype", model.residual_dtype, remedy)
+    for name in ("residual_dtype", "bfloat16_params"):
+        if getattr(model, name) not in (None, "float32") and config.hardware.dtype != "bfloat16":
+            remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
+            _refuse(f"model.{name}", getattr(model, name), remedy)
+    model.activation_checkpointing = model.activation_checkpointing or None
+    if model.activation_checkpointing and model.arch not in WITH_CHECKPOINTING:
+        remedy = f"{user_code.short(model.arch)} does not know it: {', '.join(WITH_CHECKPOINTING)} do; in a class of "
+        remedy += "your own call torch.utils.checkpoint.checkpoint, with a setting in model.args"
+        _refuse("model.activation_checkpointing", "true", remedy)
+    config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
+    config.data.vocab_size = vocab_size
+    if model.vocab_size is None:
+        model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304
+    if model.vocab_size < vocab_size:
+        remedy = f"the data uses tokens up to {vocab_size - 1}: use {vocab_size} or more"
+        _refuse("model.vocab_size", model.vocab_size, remedy)
 
 
 def _resolve_batch(config, gpu_memory_gib):
@@ -115,7 +156,7 @@ def _resolve_batch(config, gpu_memory_gib):
         if asked_seqs is not None:
             return max(1, asked_seqs * data.seq_len // seq_len)
         if hardware.device == "cuda":
-            return micro_batch.largest(config, seq_len, rank_seqs, gpu_memory_gib)
+            return largest_micro_batch(config, seq_len, rank_seqs, gpu_memory_gib)
         return rank_seqs
 
     stages.resolve(config, at_once)
@@ -124,29 +165,26 @@ def _resolve_batch(config, gpu_memory_gib):
     hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
 
 
-def _resolve_model(config, vocab_size):
-    model = config.model
-    if not classes.is_import_path(model.arch) and model.width % (2 * model.num_heads):
-        _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
-    if model.residual_dtype is not None and model.arch not in WITH_RESIDUAL_DTYPE:
-        remedy = f"{classes.short(model.arch)} chooses its dtypes itself: leave it null, and see model.args"
-        _refuse("model.residual_dtype", model.residual_dtype, remedy)
-    for name in ("residual_dtype", "bfloat16_params"):
-        if getattr(model, name) not in (None, "float32") and config.hardware.dtype != "bfloat16":
-            remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
-            _refuse(f"model.{name}", getattr(model, name), remedy)
-    model.activation_checkpointing = model.activation_checkpointing or None
-    if model.activation_checkpointing and model.arch not in WITH_CHECKPOINTING:
-        remedy = f"{classes.short(model.arch)} does not know it: {', '.join(WITH_CHECKPOINTING)} do; in a class of "
-        remedy += "your own call torch.utils.checkpoint.checkpoint, with a setting in model.args"
-        _refuse("model.activation_checkpointing", "true", remedy)
-    config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
-    config.data.vocab_size = vocab_size
-    if model.vocab_size is None:
-        model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304
-    if model.vocab_size < vocab_size:
-        remedy = f"the data uses tokens up to {vocab_size - 1}: use {vocab_size} or more"
-        _refuse("model.vocab_size", model.vocab_size, remedy)
+def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, memory_gib: float | None) -> int:
+    """Sequences of seq_len tokens at once, of a rank's rank_seqs: all if they fit, else a power of two that divides.
+
+    memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits.
+    """
+    model, hardware = config.model, config.hardware
+    num_vocab = model.vocab_size or config.data.vocab_size
+    blocks, logits = model.num_layers * model.width / (12 * 768), num_vocab / 50304  # against the counted model's
+    kept = blocks
+    if model.activation_checkpointing:  # one block at a time, and the float32 stream before each
+        kept = blocks / model.num_layers + model.num_layers * model.width * STREAM_GIB / BLOCKS_GIB
+    seq_gib = seq_len / 1024 * (BLOCKS_GIB * kept + LOGITS_GIB * logits)
+    seq_gib *= (1 if hardware.compile else 2) * (2 if hardware.dtype == "float32" else 1)
+    num_params = 12 * model.num_layers * model.width**2 + 2 * num_vocab * model.width
+    fixed_gib = OTHER_GIB + PARAMETER_BYTES * num_params / 2**30  # 3.0 at 124M
+    room = (USABLE_FRAC * (memory_gib or UNKNOWN_GIB) - fixed_gib) / seq_gib
+    if rank_seqs <= room:
+        return rank_seqs
+    fits = [2**power for power in range(rank_seqs.bit_length()) if rank_seqs % 2**power == 0 and 2**power <= room]
+    return max(fits, default=1)
 
 
 def _check_goal(config):
@@ -159,3 +197,23 @@ def _check_goal(config):
         _refuse("goal.target_gap_nats", goal.target_gap_nats, remedy)
     if goal.stop_at_target and goal.target_val_loss is None and goal.target_gap_nats is None:
         _refuse("goal.stop_at_target", True, "there is no target: set goal.target_val_loss or goal.target_gap_nats")
+
+
+def deviations_of(config: schema.Config) -> list[str]:
+    """What a run changes of the things its track fixes, as 'key: value instead of value'."""
+    track = config.track
+    if not track.fixed:
+        return []
+    rules, result = dict(leaves(of_track(track.name))), []
+    for key, value in leaves(schema.to_dict(config)):
+        is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
+        if is_fixed and rules.get(key) != value and key not in UNFIXED:
+            result.append(f"{key}: {value} instead of {rules.get(key)}")
+    for key, words in stages.changed(config).items():
+        if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
+            result.append(f"{words} in the place of {key}, which the track fixes")
+    return result
+
+
+def _is_in(key, group):
+    return f"{key}.".startswith(f"{group}.")

@@ -2,7 +2,11 @@
 
 bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine; `config_id()`
 names the result.  None means off, unknown or "derive it", never 0 or -1.
-config.yaml's versions, all read by `read()`, are in bench/config/versions.py.
+The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
+
+config.yaml's versions, all read by `read()`:
+1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
+2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
 import copy
@@ -17,11 +21,7 @@ from typing import Annotated, Any
 
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import of_record
-from bench.config import versions
-from bench.config.ranges import AtLeast1, Name, Repository, ShardNumbers, between
-from bench.config.track import TrackConfig
-from bench.config.typed import build
-from bench.config.versions import without_none
+from bench.config.typed import AtLeast1, Name, Repository, ShardNumbers, between, build
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 from models.stages import Stage
@@ -36,8 +36,7 @@ UNHASHED = ("name", "seed", "exporters", "profile", "checkpoint")  # they change
 NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
 FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # within a word
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
-
-# The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
+GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
 
 
 @dataclass(kw_only=True)
@@ -174,6 +173,38 @@ class CheckpointConfig:
 
 
 @dataclass(kw_only=True)
+class TrackRules:
+    """How runs on the track are judged (bench/claims/rules/, bench/compare/).  No part of config_id: no run changes."""
+
+    device: str | None = None  # what a claim must have run on, cpu or cuda; null: any
+    gpu: str | None = None  # the GPU's model, as the driver names it; null: any
+    num_gpus: int | None = None  # how many GPUs; null: any number
+    may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
+    max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
+    implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
+    # what makes a record: least time, or fewest steps whatever their time
+    judged: Annotated[str, one_of("time", "steps")] = "time"
+    # a change of run time shown to be smaller than this, either way, is called equivalent
+    equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
+    # the largest alpha of a race on a track that fixes something: a plan may be stricter
+    alpha: Annotated[float, Range(lambda value: 0 < value < 0.5, "between 0 and 0.5")] = 0.05
+    # the widest rise of the mean val_loss that a race there calls no worse
+    loss_margin_nats: Annotated[float, Range(lambda nats: nats > 0, "above 0")] = 0.002
+
+
+@dataclass(kw_only=True)
+class TrackConfig:
+    name: str  # a file of conf/track/: its rules cannot be changed by a run, but for repeats
+    about: str  # the track in a sentence
+    repeats: PositiveInt  # runs that ./speedrun.sh makes and a record takes, each with a fresh seed
+    # of the one-sided t test of the mean val_loss against the target
+    p_value: Annotated[float, Range(lambda value: 0 < value < 1, "between 0 and 1")]
+    fixed: list[str] = field(default_factory=list)  # settings that a run must leave alone to count on this track
+    reference_hardware: str | None = None  # where the track's times are compared; null: anywhere
+    rules: TrackRules = field(default_factory=TrackRules)  # what ./run.sh judge demands of a claim
+
+
+@dataclass(kw_only=True)
 class Config:
     name: Name | None = None  # for people, in the run's id; null: arch-optim
     # of the initial weights and of torch's random numbers
@@ -215,13 +246,35 @@ def read(folder: Path | str, secrets: Iterable[tuple[list, str]] = ()) -> Config
     """
     path = Path(folder) / "config.yaml"
     with of_record(path):
-        values = versions.upgraded(yaml_file.read(path))
+        values = upgraded(yaml_file.read(path))
         for keys, text in secrets:
             part = values
             for key in keys[:-1]:
                 part = part[key]
             part[keys[-1]] = text
         return build(Config, values)
+
+
+def upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """config.yaml's values, of any version -> as the newest version has them, in a new dict."""
+    optim, track = values.get("optim"), values.get("track")
+    if isinstance(optim, dict) and isinstance(optim.get("schedule"), str):
+        optim = without_none(optim)
+        schedule = {"name": optim.pop("schedule")}
+        names = ("warmup_frac", "cooldown_frac", "final_lr_frac")
+        schedule |= {name: optim.pop(name) for name in names if name in optim}
+        values = values | {"optim": optim | {"schedule": schedule}}
+    if isinstance(track, dict) and isinstance(track.get("rules"), dict):
+        rules = {name: rule for name, rule in track["rules"].items() if name not in GONE_RULES}
+        values = values | {"track": track | {"rules": rules}}
+    return values
+
+
+def without_none(values: Any) -> Any:
+    """A nested dict without the keys that are None; any other value as it is."""
+    if not isinstance(values, dict):
+        return values
+    return {key: without_none(value) for key, value in values.items() if value is not None}
 
 
 def config_id(config: Config) -> str:

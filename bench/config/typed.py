@@ -9,15 +9,37 @@ import dataclasses
 import importlib
 import math
 import pkgutil
+import re
 import types
 import typing
 from collections.abc import Iterator
+from typing import Annotated
 
-from bench.config.user_code import classes
+from bench.config import user_code
+from models.settings import Range
 
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
 GROUP = "a group of settings, KEY: VALUE"
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
+AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
+Repository = Annotated[
+    str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
+]
+ShardNumbers = Annotated[
+    str, Range(lambda word: re.fullmatch(r"\d{1,6}(-\d{1,6})?", word), "a number as 3, or numbers as 9-12")
+]
+Name = Annotated[
+    str,
+    Range(
+        lambda name: name[:1] not in ("", ".") and all(char.isalnum() or char in "._-" for char in name),
+        "letters, digits, '-', '_' and '.', because it becomes part of a folder's name",
+    ),
+]
+
+
+def between(lowest: int, highest: int) -> Range:
+    """A Range of whole numbers, both ends included."""
+    return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
 
 
 def build(cls, values, path=""):
@@ -118,8 +140,8 @@ def _variant(cls, values, path=""):
     names = variants(cls) if name != MISSING else []
     if not names:
         return cls
-    if classes.is_import_path(name):
-        own = classes.load(f"{path}name", name)
+    if user_code.is_import_path(name):
+        own = user_code.load(f"{path}name", name)
         if not issubclass(own, cls):
             raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {cls.PACKAGE}")
         return own
@@ -189,3 +211,12 @@ def _parts(hint):
         hint, *ranges = typing.get_args(hint)
         return hint, ranges, may_be_none
     return hint, [], may_be_none
+
+
+def host_and_port(rendezvous: str | None) -> tuple[str, int]:
+    """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
+    host, _, port = (rendezvous or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        remedy = "use HOST:PORT, an address of the node that makes the record and a free port there, 10.0.0.1:29600"
+        raise ValueError(f"hardware.rendezvous={rendezvous}: {remedy}")
+    return host.strip("[]"), int(port)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.base import atomic
 from bench.base.paths import REPO, results_root, shown, working_folder
-from bench.config import cluster
+from bench.config import overrides
 from bench.launch.console import Bars, say, show
 from bench.launch.progress import Progress
 from bench.machine.signals import Interrupted, raise_interrupted
@@ -63,10 +63,10 @@ class Asked:
 
 def asked(words: list[str]) -> Asked | None:
     """None without cluster=slurm.  ValueError: another cluster, or a setting that there is not."""
-    of_cluster, rest = cluster.split(words)
+    of_cluster, rest = overrides.split_cluster(words)
     if not of_cluster:
         return None
-    wanted = cluster.read(of_cluster)
+    wanted = overrides.cluster_of(of_cluster)
     given = {option: getattr(wanted, name) for name, option in SBATCH.items()}
     options = [f"--{option}={value}" for option, value in given.items() if value is not None]
     if wanted.requeue is not None:

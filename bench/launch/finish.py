@@ -12,7 +12,7 @@ from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
 from bench.machine import environment
-from bench.record import artifacts, failures, ledger, outside_clock, run_folder, step_files, validity
+from bench.record import failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
 MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
@@ -66,9 +66,9 @@ def _finish(folder, run, exit_code, failure, clock, edges):
     run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
-    run["artifacts"] = artifacts.listed(folder)
+    run["artifacts"] = run_folder.listed(folder)
     _write(folder, run)
-    artifacts.remove_temporary(folder)
+    run_folder.remove_temporary(folder)
 
 
 def _merge(run, result, failure, clock, edges):

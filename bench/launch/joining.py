@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.base.paths import REPO, results_root
-from bench.config import ranges, schema
+from bench.config import schema, typed
 from bench.launch import ranks
 from bench.launch.nodes import adopted, channel, fabric
 from bench.launch.nodes.adopted import Adopted
@@ -89,7 +89,7 @@ def lead_adopted(adopted: Adopted) -> Coordinator:
 def lead_nodes(job: Job) -> Coordinator | None:
     """The coordinator where this machine has the address of hardware.rendezvous; None: another node has it."""
     hardware = job.config.hardware
-    host, port = ranges.host_and_port(hardware.rendezvous)
+    host, port = typed.host_and_port(hardware.rendezvous)
     try:
         listener = channel.listen(host, [port])
     except OSError as error:
@@ -157,7 +157,7 @@ def follow_nodes(job: Job) -> int:
 
 def _follow_node(job):
     hardware = job.config.hardware
-    host, port = ranges.host_and_port(hardware.rendezvous)
+    host, port = typed.host_and_port(hardware.rendezvous)
     hello = Hello(None, None, hardware.num_processes // hardware.nodes, 0, facts_of(job))
     timeout_s = hardware.rendezvous_timeout_s or RENDEZVOUS_S
     try:

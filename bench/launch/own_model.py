@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 import models
 from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
-from bench.config import schema
-from bench.config.user_code import classes
+from bench.config import schema, user_code
 from bench.machine import code_state, lazy_dynamo, processes
 
 METHODS = {  # what a run calls: what it must do
@@ -54,7 +53,7 @@ def check(config: schema.Config) -> None:
 
 def refusals(configs: Sequence[schema.Config]) -> list[str]:
     """What check() says of each config, "" of one that may be trained; one process makes all models."""
-    is_asked = [bool(classes.is_import_path(one.model.arch) or one.model.args or _of_stages(one)) for one in configs]
+    is_asked = [bool(user_code.is_import_path(one.model.arch) or one.model.args or _of_stages(one)) for one in configs]
     asked = [config for config, asks in zip(configs, is_asked, strict=True) if asks]
     faults = iter(faults_of_configs(asked) if asked else ())
     return [
@@ -66,14 +65,14 @@ def _words_of(faults, arch):
     if not faults:
         return ""
     lines = "".join(f"\n  - {fault}" for fault in faults)
-    remedy = "\n" + REMEDY.format(name=classes.short(arch)) if len(faults) > 1 else ""
+    remedy = "\n" + REMEDY.format(name=user_code.short(arch)) if len(faults) > 1 else ""
     return f"model.arch={arch} cannot be trained:{lines}{remedy}"
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
     """Of each config's model all that it lacks, [] for nothing; one process makes them all."""
-    own = filter(classes.is_import_path, [config.model.arch for config in configs])
-    files = code_state.raced_files(CODE, classes.sources(own))
+    own = filter(user_code.is_import_path, [config.model.arch for config in configs])
+    files = code_state.raced_files(CODE, user_code.sources(own))
     return _answers(json.dumps([_question(config) for config in configs], default=str), tuple(files.items()))
 
 
@@ -113,7 +112,7 @@ def faults_of(question: dict) -> list[str]:
 
     try:
         arch = question["arch"]
-        model_class = classes.load("model.arch", arch) if classes.is_import_path(arch) else models.load(arch)
+        model_class = user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
     except ValueError as error:
         return [str(error).partition(": ")[2]]
     if not issubclass(model_class, torch.nn.Module):
@@ -234,7 +233,7 @@ def _is_of_meta(error):
 
 
 def _failure(error):
-    return f"{type(error).__name__}: {str(error).strip() or 'no message'}{classes.line_of(error)}"
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"
 
 
 def _words(arguments):

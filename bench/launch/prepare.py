@@ -9,9 +9,8 @@ from pathlib import Path
 import models
 from bench.base import credentials, private
 from bench.base.paths import CODE, REPO, of_user
-from bench.config import compose, resolve, schema, stages, windows
-from bench.config.deviations import deviations_of
-from bench.config.user_code import classes, script_files
+from bench.config import compose, resolve, schema, stages, user_code, windows
+from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
 from bench.launch import own_model
 from bench.launch.script import script
@@ -69,17 +68,17 @@ class Job:
     def own(self) -> list[str]:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
-            return [f"{self.script.typed}{script_files.MAIN}"]
-        return classes.of_config(schema.to_dict(self.config))
+            return [f"{self.script.typed}{user_code.SCRIPT_MAIN}"]
+        return user_code.of_config(schema.to_dict(self.config))
 
     @property
     def own_sources(self) -> dict[str, Path]:
-        """classes.sources() of those classes, or their copies; {} without any."""
-        return self.copied if self.copied is not None else classes.sources(self.own)
+        """user_code.sources() of those classes, or their copies; {} without any."""
+        return self.copied if self.copied is not None else user_code.sources(self.own)
 
     @property
     def own_folder(self) -> str | None:
-        """Where a frozen() job's own classes are imported from (classes.use_copies); None without any."""
+        """Where a frozen() job's own classes are imported from (user_code.use_copies); None without any."""
         path = next((path for name, path in (self.copied or {}).items() if name.startswith("own/")), None)
         return path and str(next(folder for folder in path.parents if code_copy.is_copy(folder)) / "own")
 
@@ -135,7 +134,7 @@ def _check_end(config):
 
 def _check_arch(arch):
     ours = [name for name in compose.choices("model") if models.find(name)]
-    if arch not in ours and not classes.is_import_path(arch):
+    if arch not in ours and not user_code.is_import_path(arch):
         raise ValueError(
             f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
         )

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.base.paths import CODE, COPY_NAME, copy_roots
 from bench.base.units import MIB
-from bench.config.user_code.classes import KERNELS
+from bench.config.user_code import KERNELS
 
 FOLDERS = ("bench", "models", "conf")
 KEPT_COPIES = 8  # those used last; one that a run uses is kept whatever its age

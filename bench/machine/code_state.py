@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.base import atomic, credentials, private
 from bench.base.paths import CODE, INSTALLED, REPO
 from bench.base.units import MIB
-from bench.config.user_code import classes
+from bench.config import user_code
 from bench.machine import code_copy, git
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -143,7 +143,7 @@ RACED = (
     "bench/machine/lazy_dynamo.py",
     "bench/__init__.py",
 )
-OTHER_SOURCES = classes.KERNELS
+OTHER_SOURCES = user_code.KERNELS
 NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here
 _last_patch = {}  # {diff_sha256: code/diff.patch} of the last state(): git is asked once a run
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
@@ -153,7 +153,7 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 def raced_files(repo: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
-    """{path from repo: sha256 of what counts of the file} of RACED and of own (classes.sources() of a run), sorted."""
+    """{path from repo: sha256 of what counts of the file} of RACED and of own (a run's user_code.sources()), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
     result = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
     return {name: file_sha256(path) for name, path in sorted(result.items())}

@@ -2,7 +2,7 @@
 
 The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
 machine's own replays (results/replays) have written the same into their ledger.  ./run.sh judge --replayed believes
-neither: it compares the losses again (bench/plans/replay/recomputed.py).
+neither: it compares the losses again (bench/plans/replay/replaying.py).
 """
 
 import functools
@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from bench.base import atomic
 from bench.base.paths import published_root, results_root
 from bench.base.reading import json_file
+from bench.base.reading.damage import Damaged
 from bench.record import ledger, run_folder
 
 FILE = "certificate.json"
@@ -137,3 +139,69 @@ def sentence(folder: Path | str) -> str | None:
     machine = f" ({result['machine']})" if result.get("machine") else ""
     time = f", time {result['time']['word']}" if result.get("time") else ""
     return f"{word}{machine}{time}, {str(result.get('made_at'))[:10]}"
+
+
+AUDIT_FILE = "audit.json"
+AUDITS_FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
+PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
+
+
+class OfKind(TypedDict):
+    """One counterfactual."""
+
+    kind: str
+    outcome: str  # one of those above
+    why: str
+    run: NotRequired[str | None]  # in results/.audits/
+    nats: NotRequired[float | None]
+    least_nats: NotRequired[float | None]
+
+
+class Audit(TypedDict):
+    """What was found of a contestant: its config and code, by one of its runs."""
+
+    run: str
+    config_id: str
+    source_sha256: str | None
+    at: str
+    claimed_nats: float | None
+    outcome: str
+    audits: list[OfKind]
+
+
+def write_audit(folder: Path, audit: Audit) -> None:
+    """Beside the record in folder."""
+    atomic.write_json(folder / AUDIT_FILE, audit)
+
+
+def read_audit(folder: Path | str) -> Audit | None:
+    """None where it was not audited, or the file cannot be read."""
+    try:
+        return json_file.read(Path(folder) / AUDIT_FILE, Audit)
+    except Damaged:
+        return None
+
+
+def passed_here(results: Path, run: dict, audit: Audit) -> bool:
+    """Whether this contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
+
+    results: the results folder; run: the audited record; audit: what lies beside it, which anybody can write.
+    """
+    same = (audit["config_id"], audit["source_sha256"]) == (run["config_id"], run["code"]["source_sha256"])
+    names = [one.get("run") for one in audit["audits"] if one["outcome"] == PASSED]
+    entries = ledger.read(results / AUDITS_FOLDER).runs
+    return (
+        same
+        and audit["outcome"] == PASSED
+        and bool(names)
+        and all(_is_whole(results / AUDITS_FOLDER, name, entries.get(name)) for name in names)
+    )
+
+
+def _is_whole(root, name, entry):
+    if entry is None or entry["end"] is None:
+        return False
+    try:
+        return entry["end"]["run_json_sha256"] == ledger.sha256_of(root / name / "run.json")
+    except (Damaged, OSError):
+        return False

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from bench.base.reading import plain_file, yaml_file
-from bench.config import versions
+from bench.config import schema
 
 Config = tuple[str, ...]  # () where there is no config.yaml: a log of another harness
 
@@ -55,7 +55,7 @@ def _texts(part):
     values = yaml_file.parsed(part, "config.yaml")
     if not isinstance(values, dict):
         raise ValueError("it holds no settings")
-    values = versions.upgraded(values)
+    values = schema.upgraded(values)
     return tuple(
         json.dumps(dict(_leaves(name, value)), separators=(",", ":"), default=str)
         for name, value in values.items()

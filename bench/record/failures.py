@@ -17,7 +17,7 @@ from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.record import artifacts, run_folder, step_files
+from bench.record import run_folder, step_files
 
 KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
@@ -195,9 +195,9 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)
-        run["artifacts"] = artifacts.listed(folder)
+        run["artifacts"] = run_folder.listed(folder)
         atomic.write_json(folder / "run.json", run)
-        artifacts.remove_temporary(folder)
+        run_folder.remove_temporary(folder)
 
 
 def _without_private(result):

@@ -31,10 +31,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict
 
-from bench.base import utc
+from bench.base import atomic, utc
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Missing
-from bench.record import ledger_count, lock_file, run_folder
+from bench.record import ledger_count, run_folder
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
@@ -87,7 +87,7 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
     path = Path(results) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
-    with lock_file.locked(path.parent / TURN), open(path, "a+b", buffering=0) as file:
+    with atomic.locked(path.parent / TURN), open(path, "a+b", buffering=0) as file:
         with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
             fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)

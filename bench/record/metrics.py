@@ -9,7 +9,6 @@ from collections.abc import Collection
 from bench.base import stats
 from bench.base.units import ms_from_s, s_from_ms
 from bench.machine import peak_rates
-from bench.record import work
 
 
 def metrics(run: dict, steps: list[dict]) -> dict:
@@ -51,7 +50,7 @@ def speed(run: dict, timed_s: float | None, num_steps: int | None, flagged: Coll
     rows between them that neither counts.
     """
     world_size, last = run["world_size"], (num_steps or 0) + len(flagged)
-    num_tokens, model = work.num_tokens(run["measured"], last, flagged), work.flops_per_token(run, last, flagged)
+    num_tokens, model = tokens_in_steps(run["measured"], last, flagged), flops_per_token(run, last, flagged)
     rate = num_tokens / timed_s if num_tokens and timed_s else None  # global, over all ranks
     peak = peak_flops(run)
     return {
@@ -140,7 +139,7 @@ def mfu_at_clock(flops_per_token, rate, run, peak):
 def energy(run: dict, num_steps: int | None) -> dict[str, float | None]:
     """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
     summary = _telemetry(run)
-    energy_j, num_tokens = summary.get("energy_j"), work.num_tokens(run["measured"], num_steps or 0)
+    energy_j, num_tokens = summary.get("energy_j"), tokens_in_steps(run["measured"], num_steps or 0)
     return {
         "energy_j": energy_j,
         "energy_j_per_step": energy_j / num_steps if energy_j is not None and num_steps else None,
@@ -176,3 +175,42 @@ def last_val_loss(steps: list[dict]) -> float | None:
     """Of the last validation, nats per token; None if there was none or it is not a number."""
     result = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
     return result[-1] if result and math.isfinite(result[-1]) else None
+
+
+def tokens_in_steps(measured: dict, num_steps: int, without: Collection[int] = ()) -> int | None:
+    """Tokens of the first num_steps steps but those in without, counted from 1; None where the record does not say.
+
+    measured: run.json["measured"].  Without stages every step has batch_tokens; with them each stage says its own, and
+    batch_tokens is the mean over the whole run.
+    """
+    if measured.get("stages"):
+        return sum(num * stage["batch_tokens"] for stage, num in _in_stages(measured, num_steps, without))
+    batch_tokens = measured.get("batch_tokens")
+    return None if batch_tokens is None else (num_steps - len(without)) * batch_tokens
+
+
+def flops_per_token(run: dict, num_steps: int, without: Collection[int] = ()) -> dict:
+    """{"flops_per_token", "flops_per_token_causal"}, means over the tokens of those steps; None where unknown."""
+    names = ("flops_per_token", "flops_per_token_causal")
+    tokens = tokens_in_steps(run["measured"], num_steps, without)
+    if not run["measured"].get("stages") or not tokens:
+        return {name: run["model"].get(name) for name in names}
+    result = _in_stages(run["measured"], num_steps, without)
+    return {name: sum(num * one["batch_tokens"] * one[name] for one, num in result) / tokens for name in names}
+
+
+def mean_flops_per_token(stages: list[dict]) -> dict:
+    """The same of all steps of a run's stages, rounded to whole ones."""
+    num_steps = sum(stage["num_steps"] for stage in stages)
+    means = flops_per_token({"measured": {"stages": stages}}, num_steps)
+    return {name: stages[0][name] if len(stages) == 1 else round(mean) for name, mean in means.items()}
+
+
+def _in_stages(measured, num_steps, without):
+    """[(stage, how many of those steps it has)]."""
+    result = []
+    for stage in measured["stages"]:
+        first, last = stage["first_step"], min(num_steps, stage["first_step"] + stage["num_steps"] - 1)
+        excluded = sum(first <= step <= last for step in without)
+        result.append((stage, max(0, last - first + 1) - excluded))
+    return result

@@ -14,12 +14,14 @@ import difflib
 import functools
 import glob
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.base.paths import REPO, published_root, race_roots, results_root, working_folder
-from bench.record import race_folder, run_folder, sweep
+from bench.base.paths import REPO, published_root, race_roots, results_root, shown, working_folder
+from bench.base.reading import damage
+from bench.record import certificates, index, race_folder, rows, run_folder, sweep
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
 MAX_LISTED = 5  # sweeps in a refusal, the newest
@@ -230,3 +232,31 @@ def _runs_below(root):
     """{run id: folder as text}; of a run that was published twice the first."""
     result = sorted(run_folder.walk(os.path.abspath(root)), key=lambda one: one[:2], reverse=True)
     return {name: f"{parent}/{name}" for parent, name, _ in result}
+
+
+def report_excluded(verb: str, message: str) -> None:
+    """Says on standard error that a verb goes on without a record, and why, in one line."""
+    print(f"{verb}: excluded: {damage.one_line(message)}", file=sys.stderr)
+
+
+def report_excluded_of_table(message: str) -> None:
+    """Of a record that cannot be read."""
+    report_excluded("table", message)
+
+
+def rows_of_words(words: Iterable[str]) -> list[rows.Row]:
+    """Words of the user, none for results/ -> the rows of their runs, by track, then time.
+
+    They have "folder" and "certificate" (its outcome; None: none) as well.  Unreadable ones are reported.
+    """
+    root = results_root()
+    paths = [path for one in find(words) for path in one.holders] or ([root] if root.is_dir() else [])
+    result, before = [], {}  # parent -> what stands before the name, from where the user stands
+    for folder, row in index.read_rows(paths, report_excluded_of_table):
+        parent, _, name = folder.rpartition("/")
+        if parent not in before:
+            before[parent] = shown(folder).removesuffix(name)
+        row["folder"] = before[parent] + name
+        row["certificate"] = certificates.outcome(folder)
+        result.append(row)
+    return sorted(result, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))

@@ -13,9 +13,9 @@ from bench.base import private
 from bench.base.paths import REPO
 from bench.base.reading import damage
 from bench.config import schema
-from bench.record import artifacts, run_folder, script_rules, shape, step_rules
+from bench.record import run_folder, shape, step_rules
 from bench.record.metrics import metrics
-from bench.record.run_files import RunFiles
+from bench.record.step_rules import RunFiles
 
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 # Not in the first records: absent there, checked where recorded.
@@ -134,7 +134,7 @@ def nothing_is_unrecorded(files: RunFiles, run: dict) -> tuple[bool, str]:
     listed = {artifact["path"] for artifact in run["artifacts"]}
     needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # it may have had no step
     missing = needed - listed
-    unlisted = [path for path in artifacts.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
+    unlisted = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
     words = [f"{path} is not listed" for path in unlisted + sorted(missing)]
     return not words, "; ".join(words) or f"{len(listed)} listed"
 
@@ -180,7 +180,7 @@ RULES_OF_AN_IMPORTED_RUN = [
     validity_is_honest,
 ]
 RULES_OF_A_COMPLETE_RUN = step_rules.RULES
-RULES_OF_A_COMPLETE_SCRIPT = [*script_rules.RULES, step_rules.steps_fit_into_the_time]
+RULES_OF_A_COMPLETE_SCRIPT = [*step_rules.SCRIPT_RULES, step_rules.steps_fit_into_the_time]
 
 
 def _same(one, other):

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from bench.base.paths import CODE, working_folder
-from bench.config.user_code import classes
+from bench.config import user_code
 from bench.machine import code_copy
 
 OURS = ("bench", "models")
@@ -25,7 +25,7 @@ def facts(hashes: bool) -> dict:
     the user's; elsewhere: those of them that came from anywhere else, sorted; hashes: also those whose bytecode is not
     that of their source, and the copies' own names where they no longer hold what they are named by (0.1 s).
     """
-    own, num_modules, elsewhere = classes.copies(), 0, set()
+    own, num_modules, elsewhere = user_code.copies(), 0, set()
     for name, module in list(sys.modules.items()):
         if _is_ours(name, module):
             is_right = _is_within(CODE, module) and not (hashes and _has_other_bytecode(module))

@@ -10,9 +10,9 @@ import torch
 from torch.backends import cuda
 
 import models
+from bench.config import user_code
 from bench.config.schema import Config, HardwareConfig
 from bench.config.stages import longest_seq_len, num_micro_steps, stages_of, val_seq_len
-from bench.config.user_code import classes
 from bench.data.course import BatchShape
 from bench.data.loader import ValRows
 from bench.machine import lazy_dynamo
@@ -60,7 +60,7 @@ def kernel_facts() -> dict[str, str | list[str]]:
 def build_model(config: Config, device: torch.device, eos_token: int | None) -> torch.nn.Module:
     """Drawn on the CPU from the run's seed.  eos_token: the token before each document, if the data have one."""
     arch = config.model.arch
-    model_class = classes.load("model.arch", arch) if classes.is_import_path(arch) else models.load(arch)
+    model_class = user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
     takes_eos = "eos_token" in inspect.signature(model_class.__init__).parameters
     model = model_class(
         vocab_size=config.model.vocab_size,

@@ -4,7 +4,7 @@ A model's forward() says what its loss is, and a mistake or a lie there would wi
 is given no target, is asked for the tokens of the validation before the first step and of the last one, and at the end
 of the run for two validations more: of tokens drawn uniformly at random, and of a held-out slice, tokens of the
 validation shards beyond goal.val_tokens, which no run is given.  There logits() is asked first, so that forward() has
-not yet seen the targets.  bench/record/loss_rules.py says what follows from the numbers; docs/HONESTY.md is the guide.
+not yet seen the targets.  bench/record/validity.py says what follows from the numbers; docs/HONESTY.md is the guide.
 
 Which batches are asked for is drawn anew in every run, by the system's random numbers: the model cannot foresee it, and
 the run's own random state is not touched.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bench.config import stages
-from bench.record.loss_rules import bound_nats
+from bench.record.validity import bound_nats
 from bench.training import distributed
 from bench.training.trainer import Trainer
 

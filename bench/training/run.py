@@ -24,7 +24,7 @@ from bench.config.stages import mean_batch_tokens
 from bench.data import shards as shard_files
 from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
-from bench.record import metrics, run_folder, work
+from bench.record import metrics, run_folder
 from bench.training import distributed, gather_result, imported, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.instruments.base import Context, InstrumentSet, warning
@@ -229,7 +229,7 @@ class Run:
             "model": {
                 "arch": config.model.arch,
                 "num_params": sum(parameter.numel() for parameter in model.parameters()),
-                **work.mean_flops_per_token(stages),
+                **metrics.mean_flops_per_token(stages),
             },
             "measured": {
                 "batch_tokens": mean_batch_tokens(config),
@@ -247,7 +247,7 @@ class Run:
             return config.optim.lr * self._trainer.lr_frac(step)
 
         def tokens(num_steps):
-            return work.num_tokens(record["measured"], num_steps)
+            return metrics.tokens_in_steps(record["measured"], num_steps)
 
         def speed(train_s, num_steps):
             return metrics.speed(record, train_s, num_steps)

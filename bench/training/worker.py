@@ -18,9 +18,9 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from bench.base.paths import REPO, results_root  # noqa: E402
-from bench.config.user_code import classes  # noqa: E402
+from bench.config import user_code  # noqa: E402
 from bench.machine import processes, run_processes  # noqa: E402
-from bench.record import artifacts, failures, run_folder  # noqa: E402
+from bench.record import failures, run_folder  # noqa: E402
 from bench.training import flight_recorder  # noqa: E402
 
 
@@ -32,7 +32,7 @@ def main(folder):
         _redirect_output(folder / "logs" / f"rank{rank}.log")
         os.chdir(REPO)  # and not the read-only copy of it that this was started in
         if "own" in launch:
-            classes.use_copies(launch["own"])
+            user_code.use_copies(launch["own"])
         if "t_offset_ns" in launch:
             print(f"node {os.environ['GROUP_RANK']}, rank {rank}", flush=True)
     else:
@@ -72,7 +72,7 @@ def _prepare_by_hand(folder: Path, rank: int):
         raise ValueError(f"{folder}: a run by hand would overwrite this record: copy it to another folder first")
     (folder / "logs").mkdir(exist_ok=True)
     if rank == 0:
-        artifacts.remove_outputs(folder)
+        run_folder.remove_outputs(folder)
 
 
 def _redirect_output(path):

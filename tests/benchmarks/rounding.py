@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.plans.replay import outcomes, rounding
+from bench.plans.replay import outcomes
 from bench.record import step_files
 
 REPO = Path(__file__).resolve().parents[2]
@@ -30,11 +30,11 @@ CHANGES = {
     "wd101": ["optim.weight_decay=0.101"],
 }  # of gpt2 with adamw
 SEEN = {  # in bfloat16; in float32 all are refused
-    "lr": (">=", rounding.REFUSED),
-    "beta2": (">=", rounding.REFUSED),
-    "eps": (">=", rounding.HOLDS),
-    "wd": ("<=", rounding.REFUSED),
-    "wd101": ("<=", rounding.HOLDS),
+    "lr": (">=", outcomes.REFUSED_SHARE),
+    "beta2": (">=", outcomes.REFUSED_SHARE),
+    "eps": (">=", outcomes.HOLDS_SHARE),
+    "wd": ("<=", outcomes.REFUSED_SHARE),
+    "wd101": ("<=", outcomes.HOLDS_SHARE),
 }
 
 
@@ -42,22 +42,23 @@ def measure(folder):
     """[(what, number, sign, target)]"""
     folder = Path(folder)
     honest, changed = {}, {}
-    for dtype in rounding.PERTURBED:
+    for dtype in outcomes.INSTRUCTION_SETS:
         for config, words in CONFIGS.items():
             for seed in SEEDS.get(config, (0,)):
                 honest[dtype, config, seed] = {at: losses(folder, dtype, words, seed, at) for at in levels(dtype)}
         for change, words in CHANGES.items():
             changed[dtype, change] = losses(folder, dtype, words, 0, "native")
     kept = {
-        dtype: first_frac(runs for (of, _, _), runs in honest.items() if of == dtype) for dtype in rounding.PERTURBED
+        dtype: first_frac(runs for (of, _, _), runs in honest.items() if of == dtype)
+        for dtype in outcomes.INSTRUCTION_SETS
     }
-    rounding.FILE.write_text(json.dumps({"schema_version": 1, "first_frac": kept}, indent=1) + "\n")
-    rounding.first_frac.cache_clear()
+    outcomes.ROUNDING_FILE.write_text(json.dumps({"schema_version": 1, "first_frac": kept}, indent=1) + "\n")
+    outcomes.first_frac.cache_clear()
     return list(_rows(honest, changed))
 
 
 def _rows(honest, changed):
-    for dtype in rounding.PERTURBED:
+    for dtype in outcomes.INSTRUCTION_SETS:
         shares = [
             share(runs, recorded, at, dtype)
             for (of, _, _), runs in honest.items()
@@ -66,11 +67,11 @@ def _rows(honest, changed):
         ]
         found = [one for of_run in shares for one in of_run]
         yield f"{dtype}: honest records that were replayed elsewhere", len(found), ">=", 1
-        yield f"{dtype}: the farthest of them, in multiples of rounding", max(found), "<=", rounding.REFUSED
-        yield f"{dtype}: of them held", sum(one <= rounding.HOLDS for one in found) / len(found), ">=", 0.8
+        yield f"{dtype}: the farthest of them, in multiples of rounding", max(found), "<=", outcomes.REFUSED_SHARE
+        yield f"{dtype}: of them held", sum(one <= outcomes.HOLDS_SHARE for one in found) / len(found), ">=", 0.8
         for change in CHANGES:
             near = min(share(honest[dtype, "gpt2", 0], changed[dtype, change], None, dtype))
-            sign, target = (">=", rounding.REFUSED) if dtype == "float32" else SEEN[change]
+            sign, target = (">=", outcomes.REFUSED_SHARE) if dtype == "float32" else SEEN[change]
             yield f"{dtype}: {change}, the nearest to a replay", near, sign, target
 
 
@@ -81,14 +82,16 @@ def share(runs, recorded, at, dtype):
         others = [runs[level] for level in perturbed if level not in (at, replay_at)]
         if replay_at == at or not others:
             continue
-        pairs = [rounding.between(*pair) for pair in itertools.combinations([replay, *others], 2)]
-        moved = rounding.moved(rounding.between(recorded, replay), pairs, rounding.first_frac(dtype))
+        pairs = [outcomes.fracs_between(*pair) for pair in itertools.combinations([replay, *others], 2)]
+        moved = outcomes.moved_by_rounding(outcomes.fracs_between(recorded, replay), pairs, outcomes.first_frac(dtype))
         yield max(one.share for one in moved)
 
 
 def levels(dtype):
     """{name: variables}: as the machine is, the perturbed ones, and with one thread."""
-    return {"native": {}} | {f"level{n}": env for n, env in enumerate(rounding.PERTURBED[dtype], 1)} | {THREADS: {}}
+    return (
+        {"native": {}} | {f"level{n}": env for n, env in enumerate(outcomes.INSTRUCTION_SETS[dtype], 1)} | {THREADS: {}}
+    )
 
 
 def first_frac(groups):
@@ -96,7 +99,7 @@ def first_frac(groups):
     result = dict.fromkeys(outcomes.LOSSES, 2.0**-23)
     for runs in groups:
         for pair in itertools.combinations(runs.values(), 2):
-            for (step, what), frac in rounding.between(*pair).items():
+            for (step, what), frac in outcomes.fracs_between(*pair).items():
                 result[what] = max(result[what], frac if step <= 1 else 0.0)
     return {what: float(f"{frac:.3g}") for what, frac in result.items()}
 

@@ -22,7 +22,7 @@ from bench.analysis.trace.load import Rank
 from bench.analysis.trace.source import NoTrace
 from bench.base.units import NS_PER_MS, NS_PER_S
 from bench.machine.passport import figures, kept
-from bench.record import run_folder, step_files, work
+from bench.record import metrics, run_folder, step_files
 
 PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.COMPILATION}
 REGIONS = stalls.REGIONS
@@ -182,6 +182,6 @@ def _is_tf32(run):
 
 
 def _flop_until(run, num_steps):
-    tokens = work.num_tokens(run["measured"], num_steps)
-    per_token = work.flops_per_token(run, num_steps)["flops_per_token"]
+    tokens = metrics.tokens_in_steps(run["measured"], num_steps)
+    per_token = metrics.flops_per_token(run, num_steps)["flops_per_token"]
     return None if tokens is None or per_token is None else tokens * per_token

@@ -1,9 +1,8 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from bench.base import utc
-from bench.base.terminal.text_table import counted
-from bench.claims.rules.evidence import of_each
-from bench.record import audits, certificates, ledger, ledger_count, published_ledgers, run_folder, verification
+from bench.base.terminal.text_table import counted, some
+from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
@@ -29,15 +28,26 @@ def git_knew_the_code_of_every_run(claim):
     return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
 
 
+def every_run_completed(claim):
+    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
+
+    def fault_of(run):
+        if run.record["status"] != "complete":
+            return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
+        return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
+
+    return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
+
+
 def every_run_came_out_again(claim):
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import recomputed  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
     def fault_of(run):
         try:
-            made.append(recomputed.of_record(run.folder))
+            made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
         return None if made[-1].holds else f"{made[-1].outcome}: {made[-1].why}"
@@ -53,13 +63,13 @@ def the_contestant_was_audited(claim):
     A script's logits cannot be seen.  Every other run holds its own validations on random and held-out tokens,
     which `verify` checks.
     """
-    by_run = {run.name: audits.read(run.folder) for run in claim.runs}
+    by_run = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in by_run.items() if audit is not None}
     failed = [
         f"{name}: {one['kind'].replace('_', ' ')}: {one['why']}"
         for name, audit in by_run.items()
         for one in audit["audits"]
-        if one["outcome"] == audits.FAILED
+        if one["outcome"] == certificates.FAILED
     ]
     if failed:
         return False, "; ".join(failed)
@@ -70,7 +80,7 @@ def the_contestant_was_audited(claim):
             (True, outcomes) if by_run else (None, "each run holds its own validations on random and held-out tokens")
         )
     own_audits = [(run.record, by_run[run.name]) for run in scripts if run.name in by_run]
-    if any(audits.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
+    if any(certificates.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
         return True, outcomes
     claimed = f"{outcomes} according to the claimant; " if outcomes else ""
     return False, f"{claimed}the script was not audited on this machine: ./run.sh audit {scripts[0].name}"
@@ -149,12 +159,7 @@ def _times_fault(run, start, end):
     return None
 
 
-def every_run_completed(claim):
-    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
-
-    def fault_of(run):
-        if run.record["status"] != "complete":
-            return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
-        return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
-
-    return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
+def of_each(runs, fault_of, good):
+    """fault_of(run) is a sentence or None."""
+    faults = [f"{run.name}: {fault}" for run in runs if (fault := fault_of(run))]
+    return not faults, some(faults, separator="; ") or good

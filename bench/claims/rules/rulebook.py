@@ -4,7 +4,7 @@ passed None: the rule does not apply.  A track's own numbers and names are data 
 them is here.
 """
 
-from bench.claims.rules import races, records, runs, track
+from bench.claims.rules import races, records, runs
 from bench.record import verification
 
 RULES = [
@@ -14,11 +14,11 @@ RULES = [
     records.every_run_completed,
     records.git_knew_the_code_of_every_run,
     records.the_contestant_was_audited,
-    track.nothing_that_the_track_fixes_was_changed,
-    track.the_hardware_is_that_of_the_track,
-    track.the_data_are_those_of_the_track,
-    track.only_what_may_be_untimed_was_untimed,
-    track.no_forbidden_instrument_ran,
+    runs.nothing_that_the_track_fixes_was_changed,
+    runs.the_hardware_is_that_of_the_track,
+    runs.the_data_are_those_of_the_track,
+    runs.only_what_may_be_untimed_was_untimed,
+    runs.no_forbidden_instrument_ran,
     runs.the_runs_share_config_and_code,
     runs.the_runs_share_one_setting,
     runs.every_run_has_its_own_seed,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import REPO
-from bench.config.user_code import classes
+from bench.config import user_code
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
 from bench.data.sources import checked
@@ -54,8 +54,8 @@ class Dataset:
 
 def chosen(data) -> Source:
     """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is not a Source."""
-    if classes.is_import_path(data.source):
-        own = classes.load("data.source", data.source)
+    if user_code.is_import_path(data.source):
+        own = user_code.load("data.source", data.source)
         if not issubclass(own, Source):
             raise ValueError(f"data.source={data.source}: {own.__name__} must extend bench.data.sources.source.Source")
         return own(data)

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.base import atomic
 from bench.base.paths import of_user, project_folder
 from bench.base.units import format_bytes
-from bench.config.user_code import classes
+from bench.config import user_code
 from bench.data import shards
 from bench.data.shards import CheckFailed
 
@@ -85,7 +85,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        return classes.short(self.data.source)
+        return user_code.short(self.data.source)
 
     @property
     def origin(self) -> dict | None:
@@ -120,7 +120,9 @@ class Made(Source):
         raise NotImplementedError
 
     def folder(self):
-        files = classes.sources(filter(classes.is_import_path, [self.data.source]))  # a user's code decides the bytes
+        files = user_code.sources(
+            filter(user_code.is_import_path, [self.data.source])
+        )  # a user's code decides the bytes
         own = {"code": {name: shards.sha256(path) for name, path in files.items()}} if files else {}
         text = json.dumps(self.recipe() | own, sort_keys=True)
         return data_root() / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

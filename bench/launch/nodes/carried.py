@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from bench.base import atomic
 from bench.machine import processes, run_processes
-from bench.record import artifacts, run_folder
+from bench.record import run_folder
 
 OWNER = ".owner.tmp"  # the process that made a node's folder and removes it
 ABANDONED_S = 86400.0  # one of another machine's that nobody has touched for so long
@@ -76,7 +76,7 @@ def rescue(folders: Iterable[Path], record: Path) -> None:
 
 def names(folder: Path) -> Iterator[str]:
     """Relative paths of the files that belong into the record."""
-    return (name for name in artifacts.files(folder) if name not in KEPT)
+    return (name for name in run_folder.files(folder) if name not in KEPT)
 
 
 def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:

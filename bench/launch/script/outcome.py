@@ -17,11 +17,10 @@ from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
 from bench.launch.script import opened_data, trace_files, work_folder
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
-from bench.record import failures, loss_rules, outside_clock, printed_times, run_folder, step_files
+from bench.record import failures, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
-from bench.record.importers.foreign_run import Run
 from bench.record.importers.modded_nanogpt import MEANINGS
-from bench.record.importers.records import rows_of
+from bench.record.importers.records import Run, rows_of
 
 OWN_DATA = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}  # nothing is known
 LOWER = "lower the script's learning rate"
@@ -161,8 +160,8 @@ def _of_lines(foreign, runs, rows, vocab_size):
     if not foreign.complete and foreign.diverged_step is None:
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
-    if loss_rules.is_trained(first_loss, vocab_size):
-        yield loss_rules.words_of_start(first_loss, vocab_size)
+    if validity.is_trained(first_loss, vocab_size):
+        yield validity.words_of_start(first_loss, vocab_size)
 
 
 def _failure(foreign, rows):

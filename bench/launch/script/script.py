@@ -14,8 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from bench.base import credentials, private
 from bench.base.paths import REPO, of_user
-from bench.config import schema
-from bench.config.user_code import script_files
+from bench.config import schema, user_code
 from bench.machine import environment
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
@@ -52,7 +51,7 @@ class Script:
 
     @functools.cached_property
     def sources(self) -> Mapping[str, Path]:
-        return self.copied if self.copied is not None else script_files.sources(self.path)
+        return self.copied if self.copied is not None else user_code.script_sources(self.path)
 
     @property
     def main(self) -> Path:
@@ -73,7 +72,7 @@ class Script:
             "env": private.redact_all(dict(self.env), REPO),
             "data": str(self.data),
             "sha256_by_file": self.sha256_by_name,
-            "no_part_of_the_identity": script_files.EXCLUDED,
+            "no_part_of_the_identity": user_code.EXCLUDED,
         }
 
 

@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
-from bench.config import profiler_windows
+from bench.config import windows as config_windows
 from bench.record.importers import dialects
 from bench.training.instruments import registry
 from bench.training.profiling import files
@@ -74,7 +74,7 @@ def conclude(folder: Path, chosen: Mapping[str, dict], num_ranks: int, rows: lis
                 facts |= {"status": "recorded", "files": [*facts.get("files", ()), file], f"rank{rank}": saved.facts()}
                 for row in rows:
                     if one["disturbed"][0] <= row["step"] <= one["disturbed"][1] and not _is_flagged(row):
-                        row["flags"] = ";".join(filter(None, [row.get("flags"), profiler_windows.FLAG]))
+                        row["flags"] = ";".join(filter(None, [row.get("flags"), config_windows.FLAG]))
             summaries.setdefault(name, {})[window.name] = facts
     return summaries
 
@@ -112,4 +112,4 @@ def _saved(folder, window, rank, raw):
 
 
 def _is_flagged(row):
-    return profiler_windows.FLAG in (row.get("flags") or "").split(";")
+    return config_windows.FLAG in (row.get("flags") or "").split(";")

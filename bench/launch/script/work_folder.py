@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.base import atomic
-from bench.config.user_code import classes, script_files
+from bench.config import user_code
 
 WORK = "work"
 COPY_BYTES = 2**24
@@ -53,7 +53,7 @@ def _link_all(source, work, below, copies, data):
     parents = {parent for name in (*map(Path, copies), data) for parent in Path(name).parents}
     for entry in sorted(os.scandir(source / below), key=lambda entry: entry.name):
         name = below / entry.name
-        if name == Path(data) or name.as_posix() in copies or not script_files.is_linked(Path(entry.path)):
+        if name == Path(data) or name.as_posix() in copies or not user_code.is_linked(Path(entry.path)):
             continue
         if name in parents and entry.is_dir():
             _link_all(source, work, name, copies, data)
@@ -78,7 +78,7 @@ def _raw(files, data_root):
 
 def used_sources(script) -> dict[str, Path]:
     """Those of the script's sources that it uses as far as their texts say: what a record holds from the start."""
-    return {name: script.sources[name] for name in classes.used_by_script(script.main, script.sources)}
+    return {name: script.sources[name] for name in user_code.used_by_script(script.main, script.sources)}
 
 
 def keep_used(folder: Path, script, opened: Iterable[str]) -> dict[str, str]:
@@ -89,7 +89,7 @@ def keep_used(folder: Path, script, opened: Iterable[str]) -> dict[str, str]:
     homes = [os.path.realpath(folder / WORK), os.path.realpath(script.path.parent)]
     names = (os.path.relpath(path, home) for path in opened for home in homes if path.startswith(home + os.sep))
     paths = [script.sources[f"script/{name}"] for name in names if f"script/{name}" in script.sources]
-    used = classes.used_by_script(script.main, script.sources, paths)
+    used = user_code.used_by_script(script.main, script.sources, paths)
     for name in used:
         copy = folder / "code" / name
         for source in (folder / WORK / name.removeprefix("script/"), script.sources[name]):

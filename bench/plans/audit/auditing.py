@@ -21,8 +21,8 @@ from bench.launch import launcher
 from bench.launch.prepare import Job, prepare
 from bench.plans.audit import counterfactual
 from bench.plans.audit.counterfactual import NotPossible
-from bench.record import audits, failures, run_folder, step_files
-from bench.record.audits import DOUBTED, FAILED, FOLDER, NOT_POSSIBLE, PASSED
+from bench.record import certificates, failures, run_folder, step_files
+from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
 
 LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "+script")
 Say = Callable[[str, str], None]
@@ -46,7 +46,7 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> dict:
         "outcome": outcome_of([one["outcome"] for one in found]),
         "audits": found,
     }
-    audits.write(folder, result)
+    certificates.write_audit(folder, result)
     return result
 
 
@@ -132,7 +132,7 @@ def _of_kind(kind, job, run, say):
 @contextlib.contextmanager
 def _elsewhere(data: Path) -> Iterator[None]:
     """Records and data of what is launched meanwhile lie in folders of the audit's own."""
-    own = {"SPEEDRUN_RESULTS": str((results_root() / FOLDER).absolute()), "SPEEDRUN_DATA": str(data.absolute())}
+    own = {"SPEEDRUN_RESULTS": str((results_root() / AUDITS_FOLDER).absolute()), "SPEEDRUN_DATA": str(data.absolute())}
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
     try:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from bench.base.stats import evalues
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
-from bench.record.audits import DOUBTED, FAILED, PASSED
+from bench.record.certificates import DOUBTED, FAILED, PASSED
 
 if TYPE_CHECKING:
     import numpy as np

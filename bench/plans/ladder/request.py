@@ -8,7 +8,7 @@ from bench.base import atomic
 from bench.launch import prepare
 from bench.plans.ladder import sizes
 from bench.plans.ladder.sizes import Fitted, Size
-from bench.plans.race import request, state
+from bench.plans.race import plan, state
 from bench.record import named, race_folder
 
 N = 3  # runs a rung
@@ -20,7 +20,7 @@ TARGET = (
 
 
 def asked(words: Sequence[str]) -> tuple[Size, list[Fitted], dict]:
-    """Words -> the size, each rung at it, and the request: of race.request.parse(), with "ladder" for the plan.
+    """Words -> the size, each rung at it, and the request: of plan.parse_request(), with "ladder" for the plan.
 
     A rung that is not named and cannot run here has its fault and is not an arm.  ValueError: what is wrong.
     """
@@ -28,12 +28,12 @@ def asked(words: Sequence[str]) -> tuple[Size, list[Fitted], dict]:
     own = dict(word.split("=", 1) for word in words if word.split("=")[0] in OWN_WORDS and "=" in word)
     given = [word for word in words if "=" in word and word.split("=")[0] not in OWN_WORDS]
     size = sizes.named(own["size"]) if "size" in own else sizes.of_machine(prepare.this_machine().num_gpus)
-    settings = request.parse(given)
+    settings = plan.parse_request(given)
     if settings.pop("arms"):
         raise ValueError(
             "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"
         )
-    overrides = [word for word in given if word.partition("=")[0] not in request.SETTINGS]
+    overrides = [word for word in given if word.partition("=")[0] not in plan.SETTINGS]
     if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
         raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
     fitted = sizes.fitted(_chosen(names), size, overrides)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
-from bench.config.user_code import classes
+from bench.config import user_code
 from bench.machine import code_copy, code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
@@ -172,7 +172,7 @@ def best_row(job, run):
 
 def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:
     """The identity of the code in this folder with the user's own classes of these import paths."""
-    return code_state.source_sha256(folder, own=classes.sources(own))
+    return code_state.source_sha256(folder, own=user_code.sources(own))
 
 
 def start(folder, overrides, results, tag, show=False, tick=lambda: None):

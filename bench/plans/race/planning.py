@@ -1,5 +1,6 @@
 """A request -> the race's plan: every arm checked by its own code, fresh seeds, random order, a hash in the ledger."""
 
+import itertools
 import secrets
 import shutil
 from pathlib import Path
@@ -8,19 +9,22 @@ from bench.base import atomic, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file
 from bench.base.reading.damage import of_record
-from bench.compare import target
-from bench.plans.race import arm_process, foreseen, plan, state, worktrees
-from bench.plans.race.request import SETTINGS
+from bench.compare import eligibility, target
+from bench.launch import ready
+from bench.machine.preflight import Check
+from bench.plans.race import arm_process, plan, state, worktrees
 from bench.record import ledger, race_folder
+from bench.record.rows import COLUMNS
 
 # of an arm's facts, in the plan: own if it has any
 KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own")
+MEASURED = {"target_val_loss": 0.0, "val_loss": 0.0}  # which all reach; how much it is does not matter here
 
 
 def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     """Check every arm, write the plan, put its hash into the ledger.  Returns the race's folder; no run has started.
 
-    request: of request.parse(); "arms" is taken out of it.  anyway: also what can have no verdict, on a busy machine.
+    request: of plan.parse_request(); "arms" is taken out of it.  anyway: even without hope of a verdict.
     ValueError: what cannot be raced, planned or written.
     """
     commits = check(request)
@@ -36,7 +40,7 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
     refuse_laxer(first["track"], settings)
-    foreseen.refuse(result, anyway, measures_target="ladder" in settings)
+    _refuse_hopeless(result, anyway, measures_target="ladder" in settings)
     settings.setdefault("first_seed", _fresh_seed(arms, results))
     rules = target.rules_of(first["track"])
     settings = {"alpha": rules.alpha, "loss_margin_nats": rules.loss_margin_nats, **settings}
@@ -84,7 +88,7 @@ def check(request: dict) -> dict[str, str]:
 
 def refuse_laxer(track: str, settings: dict) -> None:
     """ValueError for an alpha or a margin beyond the track's: a claim is judged by the track's numbers."""
-    words = {name: word for word, (name, *_) in SETTINGS.items()}
+    words = {name: word for word, (name, *_) in plan.SETTINGS.items()}
     for key, value, limit in target.laxer_than_track(track, settings):
         word = words[key]
         remedy = f"give {word}={limit:g} or less, or race on a track that fixes nothing (track=free)"
@@ -96,3 +100,43 @@ def _fresh_seed(arms, results):
     ids = {arm["config_id"] for arm in arms.values()}
     starts = (run["start"] for run in ledger.read(results).runs.values())
     return max((start["seed"] for start in starts if start["config_id"] in ids), default=-1) + 1
+
+
+def _refuse_hopeless(facts: dict[str, dict], anyway: bool, measures_target: bool = False) -> None:
+    """Raises ValueError, unless anyway, for arms that can never be compared, for one arm twice, and for a busy machine.
+
+    facts: {arm: arm_process.facts()}, the baseline first.
+    measures_target: arms without a target are compared on their way to one that is measured in the race (a ladder's).
+    """
+    if not anyway:
+        _refuse_identical(facts)
+        _refuse_incomparable(facts, MEASURED if measures_target else {})
+    agree_on_machine(facts, anyway)
+
+
+def _refuse_identical(facts):
+    for (name, one), (other_name, other) in itertools.combinations(facts.items(), 2):
+        if all(one[key] == other[key] for key in ("config_id", "source_sha256")):
+            same = f"are the same config ({one['config_id']}) and code and differ by noise alone"
+            raise ValueError(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
+
+
+def _refuse_incomparable(facts, measured):
+    """By the rules of the verdict, on the rows that the arms' runs would have at best."""
+    said = {name: one["row"] for name, one in facts.items() if "row" in one}  # an older revision's code does not say
+    rows = {name: dict.fromkeys(COLUMNS) | row | {"run_id": name} for name, row in said.items()}
+    rows = {name: row | (measured if row["target_val_loss"] is None else {}) for name, row in rows.items()}
+    baseline = next(iter(facts))
+    for name in [name for name in rows if name != baseline and baseline in rows]:
+        refusals = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name)).refusals
+        if refusals:
+            raise ValueError(
+                f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms the "
+                "same (what is written beside the arms holds for all); --anyway races them without a verdict on time"
+            )
+
+
+def agree_on_machine(facts: dict[str, dict], anyway: bool) -> None:
+    """As each arm's own code sees it.  Raises ValueError where the race is not to go on."""
+    checks = [Check(**check) for one in facts.values() for check in one.get("preflight", ())]
+    ready.agree(checks, anyway, "the verdict")

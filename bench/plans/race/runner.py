@@ -8,10 +8,11 @@ from bench.base.paths import REPO
 from bench.base.terminal import text_table
 from bench.compare import comparison, selection, target
 from bench.launch.console import say
+from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, blind, foreseen, plan, report, state, worktrees
+from bench.plans.race import arm_process, plan, planning, report, state, worktrees
 from bench.record import ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
@@ -43,7 +44,7 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
             ):
                 folders = {name: paths.get(f"{race.race_id}-{name}", code) for name in race.plan["arms"]}
                 if not is_new:
-                    foreseen.agree_on_machine(_refuse_changes(race, folders, results), anyway)
+                    planning.agree_on_machine(_refuse_changes(race, folders, results), anyway)
                 if show:
                     ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
                     words = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
@@ -127,7 +128,7 @@ def _run_one(race, slot, folder, results, show, series):
     arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
     tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
     tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
-    tick = blind.Bar(results / race.plan["track"], arm["config_id"], slot.seed, series).tick
+    tick = BlindBar(results / race.plan["track"], arm["config_id"], slot.seed, series).tick
     tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], results, tag, show, tick)
     race = state.read(race.folder, results)
     done = race.slots[slot.position]
@@ -165,6 +166,28 @@ def _series(race, live):
     mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
     num_done = sum(slot.is_done for slot in race.slots)
     return Series(["run"] * len(race.slots), mean_s, num_done, live)
+
+
+class BlindBar:
+    """The bar of a running run: which step it is at, and no number that is measured.  tick() draws it.
+
+    The run is another process's, perhaps of another revision: its folder is known by its name.
+    folder: of the track's runs.
+    """
+
+    def __init__(self, folder, config_id, seed, series):
+        self._folder, self._pattern, self._series = folder, f"*-{config_id}-s{seed}*", series
+        self._before = set(folder.glob(self._pattern))
+        self._progress = None
+
+    def tick(self):
+        if not self._series.bars.are_live:
+            return
+        self._series.tick()
+        if self._progress is None and (new := set(self._folder.glob(self._pattern)) - self._before):
+            self._progress = Progress(min(new), None, self._series.bars, blind=True)
+        if self._progress:
+            self._progress.show()
 
 
 def _spoilt(race, done, arm, results):

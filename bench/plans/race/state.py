@@ -1,4 +1,4 @@
-"""How far a race has come, read anew each time from its plan, the ledger and the run folders, and nothing else."""
+"""How far a race has come, read again each time from its plan, the ledger and the run folders, and nothing else."""
 
 import contextlib
 import fcntl

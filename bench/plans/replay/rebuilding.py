@@ -31,6 +31,9 @@ PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # in overrides.yaml, of a credent
 THE_RECORD = "record"  # the name of the check of it
 # Settings that a run leaves to the machine: a replay asks for those that the record ran with.
 OF_THE_MACHINE = ("device", "num_processes", "num_threads", "dtype", "compile", "micro_batch_seqs")
+OWN = ("own", "script")  # folders of code/ with the user's own
+CHANGED = "the record was changed or is incomplete"
+MADE = ("pysource", "markov")  # sources that this machine can make again
 
 
 @dataclass(frozen=True)
@@ -177,11 +180,6 @@ def _data(recorded):
             return Check("data", "ok", f"{data['source']} is made again, and must give the same bytes")
         return Check("data", "fail", str(error), f"./run.sh data fetch {data['source']}")
     return Check("data", "ok", f"{sum(map(len, result.values()))} shards with the record's sha256")
-
-
-OWN = ("own", "script")  # folders of code/ with the user's own
-CHANGED = "the record was changed or is incomplete"
-MADE = ("pysource", "markov")  # sources that this machine can make again
 
 
 # ---- the checkout

@@ -1,25 +1,82 @@
-"""Fresh seeds against what was recorded: is the record one of them?"""
+"""A record against its repeats: its train_s against that of its replays, its loss against those of fresh seeds.
+
+Times of another session, machine, software or protocol are not compared, nor those of runs that other programs
+disturbed (compare/eligibility.py, record/validity.py).  One run each has no interval and no verdict: within BOUND_PCT,
+or the session's noise floor if that is more, the time is `reproduced`; beyond it a second replay decides between the
+record and a machine whose own runs lie as far apart.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.base import stats
-from bench.compare import target
+from bench.compare import calibration, eligibility, target
 from bench.plans.replay import outcomes
+from bench.record.rows import Row
 
 CONFIDENCE = 0.99  # of the interval in which a record of the same distribution lies
+BOUND_PCT = 8.0  # how far runs of the same code were seen to lie apart between sessions: more than within one
+REPRODUCED, DIFFERS = "reproduced", "not reproduced"
+NOT_COMPARABLE, UNDECIDED = "not comparable", "undecided"
 
 
-def prediction_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Where one more value of the same normal distribution lies: mean +- t(n - 1) * sd * sqrt(1 + 1/n).
+@dataclass(frozen=True)
+class Time:
+    """A word, a sentence, and the numbers; None: not comparable, or of a session that was not calibrated."""
 
-    values: at least two.  NIST/SEMATECH e-Handbook of Statistical Methods, section 7.2 and 1.3.5.2.
-    """
-    n, mean = len(values), stats.mean(values)
-    half = stats.student_t_quantile(0.5 + confidence / 2, n - 1) * stats.sd(values) * (1 + 1 / n) ** 0.5
-    return mean - half, mean + half
+    word: str
+    why: str
+    recorded_s: float | None = None
+    replayed_s: list[float] | None = None
+    change_pct: float | None = None  # of the replays' mean against the record
+    floor_pct: float | None = None
 
 
-def judged(
+def of_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
+    """Rows (bench/record/rows.py) of the record and of its replays -> Time."""
+    rows = [recorded, *replayed]
+    refusals = eligibility.judge([recorded], list(replayed), ("the record", "the replay")).refusals
+    refusals += [f"{row['run_id']} is suspect: {_doubt(row)}" for row in rows if row["validity"] == "suspect"]
+    if refusals:
+        return Time(NOT_COMPARABLE, refusals[0])
+    kept = calibration.of_runs(rows)
+    floor_pct = calibration.floor_for(kept, 1, len(replayed)) if kept else None
+    recorded_s, times_s = recorded["train_s"] or 0.0, [row["train_s"] or 0.0 for row in replayed]
+    changes_pct = [100 * (time_s / recorded_s - 1) for time_s in times_s]
+    word, why = _judged(changes_pct, recorded_s, times_s, max(BOUND_PCT, floor_pct or 0.0))
+    noise = "not measured" if floor_pct is None else f"{floor_pct:.2f} %"
+    why = f"{why}; noise floor of this session: {noise}"
+    return Time(word, why, recorded_s, times_s, stats.mean(changes_pct), floor_pct)
+
+
+def needs_twin(time: Time) -> bool:
+    """Whether only a second replay can tell a changed time from a machine that is not steady."""
+    return time.word == UNDECIDED and len(time.replayed_s or ()) == 1
+
+
+def _judged(changes_pct, recorded_s, times_s, bound_pct):
+    seconds = f"{' and '.join(f'{time_s:.2f}' for time_s in times_s[:3])}{' ...' * (len(times_s) > 3)}"
+    change = f"train_s {seconds} s against {recorded_s:.2f} s recorded, {stats.mean(changes_pct):+.1f} %"
+    if len(times_s) > 2:
+        low, high = prediction_interval(times_s, 0.95)
+        change += f", 95 % of runs within {low:.2f} to {high:.2f} s"
+        if low <= recorded_s <= high:
+            return REPRODUCED, change
+    if any(abs(change_pct) <= bound_pct for change_pct in changes_pct):
+        return REPRODUCED, f"{change}, within {bound_pct:.1f} %"
+    beyond = f"{change}, more than {bound_pct:.1f} %"
+    if len(times_s) == 1:
+        return UNDECIDED, f"{beyond}, and a second replay is needed to show whether this machine is steady"
+    if max(changes_pct) - min(changes_pct) > bound_pct:
+        return UNDECIDED, f"{beyond}, and the replays differ from each other by as much"
+    return DIFFERS, f"{beyond}, and the replays agree with each other"
+
+
+def _doubt(row):
+    return (row["machine_doubts"] or ["its own record doubts it"])[0]
+
+
+def judged_losses(
     recorded_loss: float, losses: Sequence[float], target_val_loss: float | None, p_value: float, reached: bool | None
 ) -> tuple[str, str, dict]:
     """Last val_losses of fresh seeds -> (word, sentence, numbers).
@@ -42,3 +99,13 @@ def judged(
         said.append(f"their mean is {is_below} ({p})")
         word = word if result["below"] else outcomes.DIFFERS
     return word, "; ".join(said), facts
+
+
+def prediction_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Where one more value of the same normal distribution lies: mean +- t(n - 1) * sd * sqrt(1 + 1/n).
+
+    values: at least two.  NIST/SEMATECH e-Handbook of Statistical Methods, section 7.2 and 1.3.5.2.
+    """
+    n, mean = len(values), stats.mean(values)
+    half = stats.student_t_quantile(0.5 + confidence / 2, n - 1) * stats.sd(values) * (1 + 1 / n) ** 0.5
+    return mean - half, mean + half

@@ -14,7 +14,7 @@ from bench.machine import environment as machine
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
 from bench.plans.race import arm_process
-from bench.plans.replay.environments import VARIABLES
+from bench.plans.replay.certificate import VARIABLES
 from bench.plans.replay.rebuilding import Checkout
 from bench.record import run_folder
 from bench.record.certificates import replays_root

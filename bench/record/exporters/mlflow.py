@@ -6,7 +6,7 @@ nothing about the user, the machine or the program.
 
 from bench.base import private
 from bench.base.paths import REPO, results_root
-from bench.record.exporters.reading import Exported
+from bench.record.exporters.dashboards import Exported
 
 DEFAULT_WORDS = "sqlite:///mlflow.db of the results folder"
 RUN_ID_TAG = "speedrun.run_id"

@@ -11,7 +11,7 @@ from typing import TypeVar
 from bench.base.paths import shown
 from bench.base.reading import damage
 from bench.base.reading.damage import Damaged, of_record
-from bench.record import listing, run_folder, step_files
+from bench.record import named, run_folder, step_files
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping]:
     if of_steps:
         result = of_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
         return [{"run_id": run_id} | row for run_id, rows in result for row in rows]
-    return _some(listing.read_rows([str(folder) for folder in folders]), folders)
+    return _some(named.rows_of_words([str(folder) for folder in folders]), folders)
 
 
 def _some(result, folders):
@@ -38,7 +38,7 @@ def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> l
             with of_record(folder):
                 result.append(make(folder))
         except Damaged as error:
-            listing.excluded("export", str(error))
+            named.report_excluded("export", str(error))
     return _some(result, folders)
 
 

@@ -5,8 +5,7 @@ tensorboard --logdir results shows all runs.  Without torch and tensorflow: the 
 
 import shutil
 
-from bench.record.exporters.dashboards import FOLDER
-from bench.record.exporters.reading import Exported
+from bench.record.exporters.dashboards import FOLDER, Exported
 
 
 def export(exported: Exported, settings: dict) -> dict:

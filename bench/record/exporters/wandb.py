@@ -5,8 +5,7 @@ wandb adds nothing of its own: no host name, no git remote, no console, no machi
 
 import shutil
 
-from bench.record.exporters.dashboards import FOLDER
-from bench.record.exporters.reading import Exported
+from bench.record.exporters.dashboards import FOLDER, Exported
 
 MODES = ("offline", "online")
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import Damaged
-from bench.record.importers import console_forms, consoles, modded_nanogpt
-from bench.record.importers.foreign_run import Run
+from bench.record.importers import consoles, modded_nanogpt
+from bench.record.importers.records import Run
 
 WORD = re.compile(r" (train_loss|val_loss|train_time):([-+.\deEnaif]+)(ms|s)?(?= |$)")
 STEP = re.compile(r"^(?:\S{0,20}: ?)?(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9})(?= t[re]l:))(?= )")
@@ -35,11 +35,11 @@ class Modded:
             return None
         row = {"step": int(match[1] or match[3])} | ({"total": int(match[2])} if match[2] else {})
         for name, text, unit in WORD.findall(line):
-            if (number := console_forms.as_number(text)) is not None:
+            if (number := consoles.as_number(text)) is not None:
                 is_time = name == "train_time"
                 row[name + "_ms" * is_time] = number * (1e3 if is_time and unit == "s" else 1.0)
         for name, text in LLM_C.findall(line) if match[3] else ():
-            row["val_loss" if name == "tel" else "train_loss"] = console_forms.as_number(text)
+            row["val_loss" if name == "tel" else "train_loss"] = consoles.as_number(text)
         return row if len(row) > 1 else None
 
     def read(self, data):
@@ -78,7 +78,7 @@ class Patterns:
             if match := pattern.search(line):
                 for name, text in match.groupdict().items():
                     if text is not None:
-                        number = console_forms.as_number(text)
+                        number = consoles.as_number(text)
                         row[MS.get(name, name)] = number if name not in MS else None if number is None else 1e3 * number
         if row.get("step") is None:
             return None
@@ -89,11 +89,11 @@ class Patterns:
     def clock(self, by_step):
         timed = [row for row in by_step.values() if "train_time_ms" in row]
         if not timed:
-            console_forms.summed(by_step, untimed=0)
+            consoles.summed(by_step, untimed=0)
         return "as the patterns name it" if timed else "sum of the steps' times", 0
 
 
-NAMES = ("modded-nanogpt", *console_forms.FORMS)
+NAMES = ("modded-nanogpt", *consoles.FORMS)
 
 
 def of_name(name: str) -> Modded | Console:
@@ -103,7 +103,7 @@ def of_name(name: str) -> Modded | Console:
     """
     if name == "modded-nanogpt":
         return Modded()
-    return Console(name, console_forms.FORMS[name]) if name in console_forms.FORMS else read_yaml(name, name)
+    return Console(name, consoles.FORMS[name]) if name in consoles.FORMS else read_yaml(name, name)
 
 
 def read_yaml(path: str, where: str) -> Console:

@@ -6,14 +6,121 @@ line but is not a whole one is reported: cut, torn by another rank's output, the
 """
 
 import codecs
+import functools
 import math
 import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.record.importers import tables
-from bench.record.importers.text import Text
+ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))
+ZEROED_BEGINNINGS = (b"step:0", b"s:0")
+# 15 digits at most: below 2**53, so that one division by a power of ten rounds as float() does
+ZEROED_NUMBER = rb"0{1,8}(?:\.0{0,7})?"
+LAYOUTS = tuple(
+    re.compile(pattern.replace(b"NUMBER", ZEROED_NUMBER))
+    for pattern in (
+        rb"step:(?P<step>0{1,9})/(?P<total>0{1,9})"
+        rb"(?: train_loss:(?P<train_loss>NUMBER)| val_loss:(?P<val_loss>NUMBER))?"
+        rb" train_time:(?:(?P<train_time_ms>NUMBER)ms|(?P<train_time_s>NUMBER)s)"
+        rb" step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms",
+        rb"s:(?P<step>0{1,9}) (?:tel:(?P<val_loss>NUMBER)"
+        rb"|trl:(?P<train_loss>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)",
+    )
+)
+
+
+def read_tables(text):
+    """Text -> {layout: (numbers of its lines, {column: values})}, of all lines that have one of LAYOUTS."""
+    layouts, of_line = _layouts(text)
+    by_layout, stops = np.argsort(of_line, kind="stable"), np.cumsum(np.bincount(of_line)).tolist()
+    tables = {}
+    for layout, start, stop in zip(layouts, [0, *stops], stops):
+        if layout.startswith(ZEROED_BEGINNINGS) and (form := _form(layout)):
+            numbers = by_layout[start:stop]
+            lines = np.ndarray(len(text.data) - len(layout) + 1, f"V{len(layout)}", text.data, strides=(1,))[
+                text.starts[numbers]
+            ]
+            tables[layout] = numbers, _columns(lines.view(np.uint8).reshape(len(numbers), -1), *form)
+    return tables
+
+
+def _layouts(text):
+    """(list of different layouts, array: which of them each line has)."""
+    zeroed = text.data.translate(ZEROED)
+    index, of_spans, counts = {}, [], []
+    edges = np.flatnonzero(text.lengths[1:] != text.lengths[:-1])  # where the next line is longer or shorter
+    first, last = np.append(0, edges + 1), np.append(edges, len(text) - 1)
+    spans = (text.starts[first], text.stops[first], text.stops[last], last - first + 1)
+    for begin, end_of_line, end, count in zip(*(values.tolist() for values in spans)):
+        line = zeroed[begin:end_of_line]
+        if count == 1 or zeroed[begin:end] == b"\n".join([line] * count):
+            of_spans.append(index.setdefault(line, len(index)))
+            counts.append(count)
+        else:
+            of_spans += [index.setdefault(line, len(index)) for line in zeroed[begin:end].split(b"\n")]
+            counts += [1] * count
+    return list(index), np.repeat(of_spans, counts)
+
+
+@functools.lru_cache(1000)
+def _form(layout):
+    """(column names, weights of its bytes (bytes, columns), offsets, divisors); None: it is not one of LAYOUTS."""
+    match = next((match for pattern in LAYOUTS if (match := pattern.fullmatch(layout))), None)
+    if match is None:
+        return None
+    names = [name for name, number in match.groupdict().items() if number]
+    weights, divisors = np.zeros((len(layout), len(names))), np.ones(len(names))
+    for column, name in enumerate(names):
+        digits = [byte for byte in range(*match.span(name)) if layout[byte] == ord("0")]
+        weights[digits, column] = 10.0 ** np.arange(len(digits))[::-1]
+        divisors[column] = 10.0 ** len(match[name].partition(b".")[2])
+    return names, weights, ord("0") * weights.sum(axis=0), divisors
+
+
+def _columns(rows, names, weights, offsets, divisors):
+    """Lines as bytes (lines, bytes) -> {column: values}."""
+    values = rows.astype(float) @ weights
+    values -= offsets
+    values /= divisors
+    columns = dict(zip(names, values.T))
+    if "train_time_s" in columns:
+        columns["train_time_ms"] = np.round(columns.pop("train_time_s") * 1e3, 6)
+    return columns
+
+
+NEWLINE = 10
+
+
+class Text:
+    """Lines of bytes from 0 on, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes)."""
+
+    def __init__(self, data):
+        self.data = data
+        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
+        self.starts, self.stops = np.empty((2, len(newlines) + 1), int)
+        self.starts[0], self.starts[1:] = 0, newlines + 1
+        self.stops[-1], self.stops[:-1] = len(data), newlines
+        self.lengths = self.stops - self.starts
+
+    def __len__(self):
+        return len(self.starts)
+
+    def __getitem__(self, number):
+        return self.data[int(self.starts[number]) : int(self.stops[number])]
+
+    def without(self, mask, start=0, stop=None):
+        """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
+        stop = len(self) if stop is None else stop
+        part = mask[start:stop]
+        if not len(part):
+            return b""
+        edges = [start, *(np.flatnonzero(part[1:] != part[:-1]) + start + 1).tolist(), stop]
+        if part[0]:
+            del edges[0]
+        spans = zip(self.starts[edges[:-1:2]].tolist(), self.stops[[edge - 1 for edge in edges[1::2]]].tolist())
+        return b"\n".join([self.data[begin:end] for begin, end in spans])
+
 
 IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
 BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
@@ -85,7 +192,7 @@ def first(data: bytes) -> int:
 def read(data: bytes) -> tuple[Metrics, Text, np.ndarray]:
     """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
     text = Text(data)
-    by_layout = tables.read(text)
+    by_layout = read_tables(text)
     is_metric = np.zeros(len(text), bool)
     for numbers, _ in by_layout.values():
         is_metric[numbers] = True

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.base import utc
 from bench.record.importers import lines
-from bench.record.importers.foreign_run import Run
+from bench.record.importers.records import Run
 
 # of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
 TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")

@@ -68,7 +68,7 @@ class Instrument:
 
     @staticmethod
     def profiler_windows(settings: dict):
-        """Windows of steps (bench/config/profiler_windows.py) in which it runs torch's profiler; None: at any time."""
+        """Windows of steps (bench/config/windows.py) in which it runs torch's profiler; None: at any time."""
         return ()
 
     @staticmethod

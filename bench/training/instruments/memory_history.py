@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.base import atomic
 from bench.base.units import MS_PER_S, format_bytes
-from bench.config.memory_windows import windows_of
+from bench.config.windows import memory_windows
 from bench.training.instruments.base import Instrument
 from bench.training.memory import recording as memory_recording
 from bench.training.memory.peaks import ProcessPeaks
@@ -27,16 +27,16 @@ class MemoryHistory(Instrument):
 
     @staticmethod
     def check(settings):
-        windows_of(settings)
+        memory_windows(settings)
 
     @staticmethod
     def last_step(settings):
-        return windows_of(settings)[-1].last_step
+        return memory_windows(settings)[-1].last_step
 
     def __init__(self, context, whole_race, **settings):
         super().__init__(context)
         self._rank, self._folder = context.rank, Path(context.folder) / "memory"
-        self._windows = [window for window in windows_of(settings) if window.has(context.rank)]
+        self._windows = [window for window in memory_windows(settings) if window.has(context.rank)]
         self._whole_race = whole_race
         self._on_gpu = context.device_type == "cuda"
         common = {key: settings[key] for key in ("max_entries", "stacks")}

@@ -7,7 +7,7 @@ command line and the order of the calls.
 
 import shutil
 
-from bench.config import profiler_windows, windows
+from bench.config import windows
 from bench.training.instruments.nvtx import Nvtx
 
 PROGRAM = "nsys"
@@ -95,7 +95,7 @@ class Nsys(Nvtx):
     def flags(self):
         """Of every rank's steps in the window, and the one after it: ranks wait for those that record."""
         rows = range(self._window.first_step, min(self._window.last_step + 1, self.context.num_steps) + 1)
-        return dict.fromkeys(rows, profiler_windows.FLAG)
+        return dict.fromkeys(rows, windows.FLAG)
 
     def summary(self):
         """{"status", "steps", "file"}; whether nsys wrote the file is known when it has ended, after this."""

@@ -2,7 +2,7 @@
 
 A new instrument is a new file here with a class INSTRUMENT that extends base.Instrument, and a yaml of the same name.
 One of the user's own is a yaml in their conf/instruments/ whose setting class is an import path
-(bench/config/user_code/classes.py).
+(bench/config/user_code.py).
 """
 
 import importlib
@@ -11,19 +11,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.config import profiler_windows
-from bench.config.user_code import classes
+from bench.config import user_code, windows
 from bench.training.instruments import base
 
 
 def kind(name: str, settings: Mapping = MappingProxyType({})) -> type[base.Instrument]:
     """The class of an instrument, without torch.  Raises ValueError for a name without a file, or a wrong class."""
-    if classes.CLASS in settings:
-        where = f"instruments.{name}.{classes.CLASS}"
-        own = classes.load(where, settings[classes.CLASS])
+    if user_code.CLASS in settings:
+        where = f"instruments.{name}.{user_code.CLASS}"
+        own = user_code.load(where, settings[user_code.CLASS])
         if not issubclass(own, base.Instrument):
             raise ValueError(
-                f"{where}={settings[classes.CLASS]}: it must extend bench.training.instruments.base.Instrument"
+                f"{where}={settings[user_code.CLASS]}: it must extend bench.training.instruments.base.Instrument"
             )
         return own
     module = f"{__package__}.{name}"
@@ -38,7 +37,7 @@ def check(chosen: dict[str, dict]) -> None:
     given = {name: _without_class(settings) for name, settings in chosen.items()}
     for name in chosen:
         kinds[name].check(given[name])
-    profiler_windows.check({name: kinds[name].profiler_windows(given[name]) for name in chosen})
+    windows.check_profilers({name: kinds[name].profiler_windows(given[name]) for name in chosen})
 
 
 def flagging(chosen: Iterable[str] | Mapping[str, dict]) -> list[str]:
@@ -50,7 +49,7 @@ def flagging(chosen: Iterable[str] | Mapping[str, dict]) -> list[str]:
 
 
 def _flags_steps(name, settings):
-    if classes.CLASS not in (settings or {}):
+    if user_code.CLASS not in (settings or {}):
         return importlib.util.find_spec(f"{__package__}.{name}") is not None and kind(name).flags_steps
     try:
         return kind(name, settings).flags_steps
@@ -76,7 +75,7 @@ def last_step(chosen: Mapping[str, Mapping]) -> int:
 
 
 def _without_class(settings):
-    return {key: value for key, value in settings.items() if key != classes.CLASS}
+    return {key: value for key, value in settings.items() if key != user_code.CLASS}
 
 
 def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:
@@ -85,7 +84,7 @@ def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:
 
 
 def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
-    """{name: settings} -> (instruments in that order, of each that could not be made its instrument_set.warning()).
+    """{name: settings} -> (instruments in that order, of each that could not be made its base.warning()).
 
     Raises ValueError for a name that has no file.
     """

@@ -15,7 +15,7 @@ import time
 
 from bench.base import atomic
 from bench.base.units import MIB, format_bytes, ms_from_ns
-from bench.config import profiler_windows, windows
+from bench.config import windows
 from bench.training.instruments.base import Instrument
 from bench.training.memory import recording as memory_recording
 
@@ -59,7 +59,7 @@ class Stages(Instrument):
     def on_step_start(self, step):
         if step + 1 == self._settings["step"]:
             self._flag(step + 1)
-            self._begin("training_microsteps", f"{profiler_windows.STEP_RANGE}{step + 1}")
+            self._begin("training_microsteps", f"{windows.STEP_RANGE}{step + 1}")
 
     def on_phase(self, name):
         if name == "validation":
@@ -67,7 +67,7 @@ class Stages(Instrument):
         elif self._recording is not None:
             if name == "optimizer":
                 self._end("training_microsteps")
-                self._begin("optimizer_step", f"{profiler_windows.STEP_RANGE}{self._settings['step']}")
+                self._begin("optimizer_step", f"{windows.STEP_RANGE}{self._settings['step']}")
             self._recording.ranges.close(down_to=1)
             self._recording.ranges.open(name)
 
@@ -95,7 +95,7 @@ class Stages(Instrument):
         from bench.training.profiling.recording import Recording
 
         context = self.context
-        options = profiler_windows.stage_options(self._settings)
+        options = windows.stage_options(self._settings)
         self._recording = Recording(phase, options, context.device_type, context.rank, context.world_size, stage=phase)
         if context.device_type == "cuda":
             self._memory = memory_recording.Recording(phase, self._settings["max_entries"], self._settings["stacks"])
@@ -172,7 +172,7 @@ class Stages(Instrument):
         return {phase: self._done.get(phase, {"status": not_mine}) for phase in STAGES}
 
     def merge(self, summaries):
-        from bench.training.profiling.windows import merged
+        from bench.training.profiling.shots import merged
 
         return merged(summaries)
 
@@ -184,9 +184,9 @@ class Stages(Instrument):
             self._memory.stop()
 
     def _flag(self, row):
-        self._flagged[row] = profiler_windows.FLAG
+        self._flagged[row] = windows.FLAG
         if self.context.world_size > 1 or self.context.device_type == "cuda":
-            self._flagged[row + 1] = profiler_windows.FLAG  # others waited while this was written
+            self._flagged[row + 1] = windows.FLAG  # others waited while this was written
 
     def _shown(self, path):
         return path.relative_to(self.context.folder).as_posix()

@@ -7,10 +7,10 @@ itself is written at once, so that a run which fails later keeps it.
 import time
 
 from bench.base.units import format_bytes, format_ms, ms_from_ns
-from bench.config import profiler_windows
+from bench.config import windows as config_windows
 from bench.training.instruments.base import Instrument
 from bench.training.profiling import files
-from bench.training.profiling.windows import Shot, StepTimes, merged
+from bench.training.profiling.shots import Shot, StepTimes, merged
 
 
 class Trace(Instrument):
@@ -18,7 +18,7 @@ class Trace(Instrument):
         "torch's profiler over its windows, whose steps are flagged and do not count; elsewhere a comparison a phase"
     )
     flags_steps = True
-    profiler_windows = staticmethod(profiler_windows.windows_of)
+    profiler_windows = staticmethod(config_windows.trace_windows)
 
     @classmethod
     def last_step(cls, settings):
@@ -44,14 +44,14 @@ class Trace(Instrument):
             ranks = "" if shot.window.ranks is None else f" on rank {', '.join(map(str, shot.window.ranks))}"
             late = shot.window.last_step > self.context.num_steps
             never = f", but the run has {self.context.num_steps} steps" if late else ""
-            self._say(f"window {shot.window.name} records {profiler_windows.words(shot.window)}{ranks}{never}")
+            self._say(f"window {shot.window.name} records {config_windows.described(shot.window)}{ranks}{never}")
 
     def on_step_start(self, step):
         row = step + 1
         while self._waiting and self._waiting[0].window.begin_step <= row:
             self._current.append(self._waiting.pop(0))
         for shot in self._current:
-            self._flagged[row] = profiler_windows.FLAG
+            self._flagged[row] = config_windows.FLAG
             if shot.window.has(self.context.rank):
                 self._begin_step(shot, row)
         self._times.start()
@@ -72,7 +72,7 @@ class Trace(Instrument):
         elif not shot.recording.is_warm:
             shot.recording.warm()
         if self._recording is not None:
-            self._recording.ranges.open(f"{profiler_windows.STEP_RANGE}{row}")
+            self._recording.ranges.open(f"{config_windows.STEP_RANGE}{row}")
 
     def on_phase(self, name):
         if self._recording is not None:
@@ -99,13 +99,13 @@ class Trace(Instrument):
         self._current.remove(shot)
         shot.status = status if shot.rows else "not reached"
         if self.context.world_size > 1 or self.context.device_type == "cuda":
-            self._flagged[self._last_row + 1] = profiler_windows.FLAG
+            self._flagged[self._last_row + 1] = config_windows.FLAG
         recording = shot.recording
         if recording is None:
             if shot.rows:
                 ranks, steps = (
                     ", ".join(map(str, shot.window.ranks)),
-                    profiler_windows.span(shot.rows[0], shot.rows[-1]),
+                    config_windows.span(shot.rows[0], shot.rows[-1]),
                 )
                 self._say(f"window {shot.window.name} was for rank {ranks}: {steps}")
             return
@@ -123,7 +123,7 @@ class Trace(Instrument):
         shot.flush_ms = ms_from_ns(time.perf_counter_ns() - started_ns)
         if not tables.readable(shot.saved):
             shot.recording = None  # millions of events are not kept in memory for a table that is not made
-        steps = profiler_windows.span(shot.rows[0], shot.rows[-1])
+        steps = config_windows.span(shot.rows[0], shot.rows[-1])
         facts = {"steps": [shot.rows[0], shot.rows[-1]], "flush_ms": shot.flush_ms}
         self.context.emit("profile_stop", window=shot.window.name, status=status, **facts)
         size = f"{shot.saved.num_events:,} events, {format_bytes(shot.saved.num_bytes)}"

@@ -3,14 +3,14 @@
 The tables that KempnerForge prints go into the rank's log, the thirteen figures into the record.
 """
 
-from bench.config import profiler_windows
+from bench.config import windows
 from bench.training.instruments.trace import Trace
 
 
 class Window(Trace):
     @staticmethod
     def profiler_windows(settings):
-        window = profiler_windows.kempner_window(settings)
+        window = windows.kempner_window(settings)
         return [window] if window else []
 
     def _plan(self, settings):

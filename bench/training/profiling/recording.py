@@ -59,7 +59,7 @@ class Ranges:
 class Recording:
     """warm(), start(), stop(), each once and in this order; warm() may be omitted.  cancel() from anywhere.
 
-    options: of bench/config/profiler_windows.py.  facts go into the trace's metadata as "speedrun".  profile is torch's
+    options: of bench/config/windows.py.  facts go into the trace's metadata as "speedrun".  profile is torch's
     object: events, key_averages, export.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.config.profiler_windows import Window
+from bench.config.windows import ProfilerWindow
 from bench.training.profiling import files
 
 READ_LATE_STEPS = 2  # marks of a GPU are read when it has passed them
@@ -16,7 +16,7 @@ READ_LATE_STEPS = 2  # marks of a GPU are read when it has passed them
 class Shot:
     """One window, and what became of it on this rank."""
 
-    window: Window
+    window: ProfilerWindow
     status: str = "not reached"  # then "recorded", or "cut short" if the run ended within it
     rows: list[int] = field(default_factory=list)  # recorded, finished
     recording: Any = None  # a Recording (bench/training/profiling/recording.py), which needs torch

@@ -1,7 +1,10 @@
-"""A user's own classes, named by an import path in a setting, and the source files that come with them.
+"""A user's own code: classes named by an import path in a setting, and the files of a training script.
 
 An import path is MODULE:NAME (my_pkg.my_model:Net) or FILE.py:NAME (my_model.py:Net, from the user's folder).  Settings
 that take one: model.arch, optim.name, optim.schedule.name, data.source, instruments.NAME.class.
+
+Of a training script (script=PATH) the sources in its folder and below are read, hashed and kept; everything else there
+(data, pictures, large files) the script finds by a link, and it is not part of the identity.
 """
 
 import ast
@@ -17,11 +20,25 @@ from types import ModuleType
 from typing import Any
 
 from bench.base.paths import CODE, REPO, of_user, working_folder
-from bench.config.user_code import script_files
 
 OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
 CLASS = "class"  # the setting of an instrument of the user's own
 KERNELS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")  # sources that a Python file may build and load
+SCRIPT_MAIN = ":__main__"  # PATH:__main__ names a script where a class is PATH:NAME
+SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", ".sh")
+PROGRAMS = tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # a shell's file may hold anything: export KEY=...
+TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: what it may read as settings
+# Folders that hold what programs wrote, and environments: neither part of the identity nor linked.
+OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")
+APART = ("data", "records")  # linked, and no part of the identity: data, and other people's runs
+MAX_FILES = 400
+MAX_BYTES = 2**20  # of a file
+MAX_DEPTH = 4
+EXCLUDED = (
+    f"files but {', '.join(SUFFIXES)} (and {', '.join(TEXTS)} beside the script), of more than {MAX_BYTES} bytes, "
+    f"the {MAX_FILES + 1}th and later ones, hidden folders, environments, folders deeper than {MAX_DEPTH}, "
+    f"and the folders {', '.join((*APART, *OUTPUTS))}"
+)
 
 
 def is_import_path(name: Any) -> bool:
@@ -148,13 +165,13 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
 
     A module of the user's lies in their folder, beside the file named, or in the package named.  An import by a name
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
-    Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as bench/script_files.py has them.
+    Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as script_sources() has them.
     """
     result = {}
     for import_path in import_paths:
-        if import_path.endswith(script_files.MAIN):
-            path = of_user(import_path.removesuffix(script_files.MAIN)).absolute()
-            result |= script_files.sources(Path(os.path.normpath(path)))
+        if import_path.endswith(SCRIPT_MAIN):
+            path = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()
+            result |= script_sources(Path(os.path.normpath(path)))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)
@@ -173,7 +190,7 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
 
 
 def used_by_script(script: Path, names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
-    """{name: why} of those sources of a script (script_files.sources) that it uses, sorted.
+    """{name: why} of those sources of a script (script_sources()) that it uses, sorted.
 
     It was opened, or a used one imports it or has its file name in its text, as what starts a program or a compiler
     has.  opened: files that the script opened as it ran.
@@ -241,3 +258,36 @@ def _named_in(path, base, roots):
             result += [path.parent / node.value, Path(working_folder(), node.value)]
         result += [file for name in names for file in _of_module(name, roots)]
     return result
+
+
+def script_sources(script: Path) -> dict[str, Path]:
+    """{"script/train_gpt.py": its path} of the sources beside the script and below, but for EXCLUDED, sorted."""
+    result = {script.name: script}
+    for parent, folders, names in os.walk(script.parent):
+        below = Path(parent).relative_to(script.parent)
+        folders[:] = sorted(name for name in folders if is_searched(Path(parent, name), len(below.parts)))
+        suffixes = SUFFIXES if below.parts else SUFFIXES + TEXTS
+        for name in sorted(names):
+            path = Path(parent, name)
+            if path.suffix in suffixes and len(result) < MAX_FILES and _is_small(path):
+                result[(below / name).as_posix()] = path
+    return {f"script/{name}": result[name] for name in sorted(result)}
+
+
+def is_searched(folder: Path, depth: int) -> bool:
+    """Whether the sources in this folder, so deep below the script's, are part of the identity."""
+    return folder.name not in APART and is_linked(folder) and depth < MAX_DEPTH and not folder.is_symlink()
+
+
+def is_linked(path: Path) -> bool:
+    """Whether the script shall find it: not what earlier runs wrote, which it would write into."""
+    if path.name.startswith("."):
+        return False
+    return not path.is_dir() or (path.name not in OUTPUTS and not (path / "pyvenv.cfg").exists())
+
+
+def _is_small(path):
+    try:
+        return path.is_file() and path.stat().st_size <= MAX_BYTES
+    except OSError:
+        return False

@@ -1,0 +1,197 @@
+"""The leaderboard as it is shown: a table for a terminal or Markdown, and plain values for the results site.
+
+./run.sh table --leaderboard
+"""
+
+import collections
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from bench.base import stats
+from bench.base.paths import PUBLISHED, results_root, shown
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+from bench.base.terminal import text_table
+from bench.claims import claim, leaderboard
+from bench.compare import comparison
+from bench.record import index, named
+from bench.record.rows import Row
+from bench.report.site.record_chart import Board, Entry, Record
+
+MAX_ENTRIES = 20  # shown of a track
+CERTIFICATE = "certificate"  # a column where something has one
+# fmt: off
+COLUMNS = (
+    "entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", CERTIFICATE, "device", "commit", "last run",
+)
+NUMBERS = ("record", "n", "train_s", "sd", "val_loss", "p", "change")
+RECORDS = (
+    "record", "since", "entry", "config_id", "train_s", "change", "measured", "n", CERTIFICATE, "device", "commit",
+)
+# fmt: on
+MAX_CHANGES = 4  # of a record's config that are named
+BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of a publication or a claim
+
+
+def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
+    """Of these folders, words of the user (none: results/); form: github, or simple for a terminal."""
+    paths = [named.folder(word) for word in folders] or [results_root()]
+    result = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
+    parts = []
+    for board in leaderboard.boards(result, paths):
+        judged, about = board.track_rules.rules.judged, f"{board.track_rules.about}. {board.needed}"
+        is_md = form == "github"
+        parts.append(f"### {board.track}\n\n{about}" if is_md else f"{board.track}: {about.replace('`', '')}")
+        parts += [_standing(board.entries, judged, form), _records(board.records, judged, form)]
+    return "\n\n".join(parts) or why_empty([row for _, row in result], paths)
+
+
+def _standing(ordered, judged, form):
+    more = len(ordered) - MAX_ENTRIES
+    shown = _table(COLUMNS, [_cells(entry) for entry in ordered[:MAX_ENTRIES]], judged, form)
+    return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
+
+
+def _records(records, judged, form):
+    if not records:
+        return "No record yet."
+    rows = []
+    for entry, _, against in records:
+        own = {"record": str(entry.number), "since": entry.since[:10], "n": str(len(entry.rows))}
+        change = {"change": _number(against["change_pct"], "+.2f", " %"), "measured": against["measured"]}
+        rows.append(_cells(entry) | own | change)
+    return _table(RECORDS, rows, judged, form)
+
+
+def _cells(entry):
+    is_steps = entry.judged == "steps"
+    return {
+        "entry": entry.first["name"],
+        "config_id": entry.first["config_id"],
+        "n": f"{len(entry.rows)}" + (f", {entry.num_lost} lost" if entry.num_lost else ""),
+        "train_s": _number(entry.score, "," if is_steps else ",.3f"),
+        "sd": "" if is_steps else _number(stats.sd(entry.times_s), ".3f"),
+        "val_loss": _number(entry.losses["mean"], ".4f"),
+        "p": _number(entry.losses["p"], ".2g"),
+        "status": entry.status,
+        CERTIFICATE: entry.certificate or "",
+        "device": entry.first["device"] or "",
+        "commit": (entry.first["commit"] or "")[:8],
+        "last run": entry.last_run[:10],
+    }
+
+
+def _table(columns, rows, judged, form):
+    columns = [name for name in columns if name != CERTIFICATE or any(row[CERTIFICATE] for row in rows)]
+    names = ["steps" if name == "train_s" and judged == "steps" else name for name in columns]
+    cells = [[row[name] for name in columns] for row in rows]
+    return text_table.render(names, cells, [name in NUMBERS for name in columns], form)
+
+
+def _number(value, form, unit=""):
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
+    """rows of the runs in these folders, none of which stands on the leaderboard -> a sentence with the reasons."""
+    where = ", ".join(f"{shown(path)}/" for path in paths)
+    published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
+    if not rows:
+        return f"no runs in {where} yet; {published}"
+    known = set(claim.tracks())
+    counts = collections.Counter(_why(row, known) for row in rows).most_common()
+    whys = "; ".join(f"{count} {why}" for why, count in counts)
+    return f"{where}: {text_table.counted(len(rows), 'run')}, none of them counts: {whys}; {published}"
+
+
+def _why(row, known):
+    if row["track"] not in known:
+        return "on tracks that conf/track/ does not have"
+    if row["num_deviations"]:
+        return "in the open division"
+    if row["discarded"]:
+        return "a warm-up"
+    if row["status"] != "complete" or row["validity"] == "invalid":
+        return "failed, invalid or still running"
+    return f"on {row['track']}, which has no target"
+
+
+def site_boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
+    """[(run folder, row)] of these results folders -> a board of each track that has a target, and of each device."""
+    boards = []
+    for board in leaderboard.boards(runs, paths):
+        for device in dict.fromkeys(entry.place for entry in board.entries):
+            of_device = [one for one in board.records if one[0].place == device]
+            boards.append(
+                Board(
+                    track=board.track,
+                    device=device,
+                    judged=board.track_rules.rules.judged,
+                    about=f"{board.track_rules.about}. {board.needed}".replace("`", ""),
+                    records=[_record(*one) for one in of_device],
+                    entries=[_entry(entry) for entry in board.entries if entry.place == device],
+                )
+            )
+    return sorted(boards, key=lambda board: (board["track"], not board["records"]))
+
+
+def _record(entry, before, against):
+    return Record(
+        number=entry.number,
+        since=entry.since,
+        what=_what_changed(before, entry),
+        who=_who(entry.book.results),
+        change_pct=against["change_pct"],
+        measured=against["measured"],
+        **_entry(entry),
+    )
+
+
+def _entry(entry):
+    counted = entry.counted or entry.rows
+    return Entry(
+        name=entry.first["name"],
+        config_id=entry.first["config_id"],
+        run_ids=[row["run_id"] for row in counted],
+        n=len(entry.rows),
+        num_lost=entry.num_lost,
+        train_s=entry.train_s,
+        score=entry.score,
+        sd_s=stats.sd(entry.times_s),
+        val_loss=entry.losses["mean"],
+        p=entry.losses["p"],
+        status=entry.status,
+        certificate=entry.certificate,
+        last_run=entry.last_run,
+        commit=entry.first["commit"],
+    )
+
+
+def _what_changed(before, entry):
+    """The config's settings that differ from the record before, and whether the code does; None for the first."""
+    if before is None:
+        return None
+    result = comparison.differing_folders(before.folders[0], entry.folders[0])
+    changes = [f"{one['what']} {_plain(one['a'])} → {_plain(one['b'])}" for one in result if one["kind"] == "config"]
+    more = len(changes) - MAX_CHANGES
+    changes = changes[:MAX_CHANGES] + ([f"{more} settings more"] if more > 0 else [])
+    if before.first["source_sha256"] != entry.first["source_sha256"]:
+        changes.append("the code")
+    if before.first["comparability_id"] != entry.first["comparability_id"]:
+        changes.append("the setting (driver, torch, data ...)")
+    return ", ".join(changes) or None
+
+
+def _plain(values):
+    return " or ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+
+
+def _who(results):
+    """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
+    try:
+        result = BY.search(plain_file.text(Path(results) / "README.md"))
+    except Damaged:
+        return None
+    return result and result[1].strip()[:100]
