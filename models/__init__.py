@@ -25,4 +25,4 @@ def find(arch: str) -> str | None:
 
 def load(arch: str) -> type:
     """The model class of models/ARCH.py or models/ladder/ARCH.py, a models.base.LanguageModel."""
-    return importlib.import_module(find(arch)).MODEL
+    return importlib.import_module(find(arch) or f"models.{arch}").MODEL

@@ -34,6 +34,7 @@ class LanguageModel(nn.Module):
     recomputes_blocks = False  # model.activation_checkpointing
     late_parameters: tuple[str, ...] = ()
     windows_are_data = False
+    ahead_weights: torch.Tensor | None
 
     def __init__(self, residual_dtype: str | None = None):
         super().__init__()
@@ -91,7 +92,7 @@ class LanguageModel(nn.Module):
         """Forward and backward, masked pairs of tokens not counted."""
         return flops_of_token_causal(*self._shape(), seq_len)
 
-    def _shape(self):
+    def _shape(self) -> tuple[int, int, int, int]:
         num_matmul_weights = sum(matrix.numel() for matrix in (*self.hidden_matrices(), self.head_weight()))
         return num_matmul_weights, len(self.blocks), self.num_heads, self.head_dim
 

@@ -72,10 +72,10 @@ class Clock:
         report: Callable[[str], None] = lambda word: None,
     ):
         self._sync, self._barrier, self._now_ns, self._report = sync, barrier, now_ns, report
-        self._running_since_ns = None
+        self._running_since_ns: int | None = None
         self._train_ns, self._has_stopped = 0, False
-        self.paused_ns = {}  # reason -> ns
-        self.num_pauses = {}  # reason -> count
+        self.paused_ns: dict[str, int] = {}  # by reason
+        self.num_pauses: dict[str, int] = {}
 
     def start(self) -> None:
         assert self._running_since_ns is None and self._train_ns == 0, "a clock is started once"
@@ -86,6 +86,7 @@ class Clock:
 
     @contextlib.contextmanager
     def paused(self, reason: str) -> Iterator[None]:
+        assert self._running_since_ns is not None, "a clock is paused while it runs"
         self._sync()
         stopped_ns = self._now_ns()
         self._train_ns += stopped_ns - self._running_since_ns

@@ -10,6 +10,7 @@ set), and a snapshot's history begins a step before it.  Keys that end in _gb ho
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from bench.base.units import gib_from_bytes
 from bench.training.clock import CudaMarks, HostMarks, marks_for
@@ -33,7 +34,9 @@ class CUDATimer:
 
     def __init__(self, marks: HostMarks | CudaMarks | None = None):
         self._marks = marks or marks_for(device_type())
-        self._pairs, self._started, self._total_ms = [], None, 0.0  # pairs: recorded, not yet read
+        self._pairs: list[tuple[Any, Any]] = []  # of marks: recorded, not yet read
+        self._started: Any = None
+        self._total_ms = 0.0
 
     def start(self) -> None:
         if self._started is not None:
@@ -74,8 +77,8 @@ class CUDATimerCollection:
 
     def __init__(self, regions: Iterable[str], enabled: bool = True, marks: HostMarks | CudaMarks | None = None):
         self.enabled = enabled
-        marks = marks or (marks_for(device_type()) if enabled else None)
-        self._timers = {region: CUDATimer(marks) if enabled else None for region in regions}
+        marks = marks or (marks_for(device_type()) if enabled else HostMarks())
+        self._timers = {region: CUDATimer(marks) for region in regions}
 
     def start(self, region: str) -> None:
         if self.enabled:
@@ -93,7 +96,7 @@ class CUDATimerCollection:
         return {region: self.elapsed_ms(region) for region in self._timers}
 
     def reset(self) -> None:
-        for timer in self._timers.values() if self.enabled else ():
+        for timer in self._timers.values():
             timer.reset()
 
 
@@ -121,7 +124,7 @@ class DeviceMemoryMonitor:
         """
         result, total_gib, now_bytes = self._peaks.split(), self._peaks.total_gib(), self._peaks.now_bytes()
         gib = {kind: gib_from_bytes(num_bytes) for kind, num_bytes in result.pop("peak_bytes").items()}
-        peak_gib = gib.get("allocated", gib.get("rss"))
+        peak_gib = gib["allocated"] if "allocated" in gib else gib["rss"]
         if step == self._snapshot_step:
             self.capture_snapshot(step)
         elif self._snapshot_step is not None and step == self._snapshot_step - 1:

@@ -5,6 +5,7 @@ Legend: B sequences, T tokens.
 
 import contextlib
 import inspect
+from typing import cast
 
 import torch
 from torch.backends import cuda
@@ -32,7 +33,7 @@ SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
     "cudnn": (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled),
     "math": (cuda.enable_math_sdp, cuda.math_sdp_enabled),
 }
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[str | None, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_kernels(hardware: HardwareConfig) -> None:
@@ -59,25 +60,27 @@ def kernel_facts() -> dict[str, str | list[str]]:
 
 def build_model(config: Config, device: torch.device, eos_token: int | None) -> torch.nn.Module:
     """Drawn on the CPU from the run's seed.  eos_token: the token before each document, if the data have one."""
-    arch = config.model.arch
+    wanted = config.model
+    assert wanted is not None and wanted.arch is not None, "a script has a model of its own"
+    arch = wanted.arch
     model_class = user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
-    takes_eos = "eos_token" in inspect.signature(model_class.__init__).parameters
+    takes_eos = "eos_token" in inspect.signature(model_class).parameters
     model = model_class(
-        vocab_size=config.model.vocab_size,
+        vocab_size=wanted.vocab_size,
         seq_len=longest_seq_len(config),
-        num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
-        width=config.model.width,
+        num_layers=wanted.num_layers,
+        num_heads=wanted.num_heads,
+        width=wanted.width,
         **({"eos_token": eos_token} if takes_eos else {}),
-        **({"residual_dtype": config.model.residual_dtype} if config.model.residual_dtype else {}),
-        **(config.model.args or {}),
+        **({"residual_dtype": wanted.residual_dtype} if wanted.residual_dtype else {}),
+        **(wanted.args or {}),
     )
     if hasattr(model, "eos_token"):
         model.eos_token = eos_token
-    if config.model.activation_checkpointing:
+    if wanted.activation_checkpointing:
         model.recomputes_blocks = True
     model.init_weights(torch.Generator().manual_seed(config.seed))
-    _to_bfloat16(model, config.model.bfloat16_params or ())
+    _to_bfloat16(model, wanted.bfloat16_params or ())
     torch.manual_seed(config.seed)
     return model.to(device)
 
@@ -102,7 +105,7 @@ def autocast(config: Config, device_type: str) -> contextlib.AbstractContextMana
 
 def val_rows(config: Config, shards, rank: int, world_size: int, device: torch.device) -> ValRows:
     """Those of a validation of the run, of this rank."""
-    seq_len, rank_tokens = val_seq_len(config), config.hardware.micro_batch_seqs * config.data.seq_len
+    seq_len, rank_tokens = val_seq_len(config), cast(int, config.hardware.micro_batch_seqs) * config.data.seq_len
     shape = (seq_len, max(1, rank_tokens // seq_len))
     return ValRows(shards, config.goal.val_tokens, *shape, rank, world_size, device)
 
@@ -135,7 +138,7 @@ def timeline_of(config: Config, model: LanguageModel) -> Timeline:
     for setting, (method, what) in METHODS.items():
         for index, stage in enumerate(stages):
             if getattr(stage, setting) is not None and not _has(model, method):
-                remedy = f"model.arch={config.model.arch} has no {what}: use one that has"
+                remedy = f"model.arch={config.model and config.model.arch} has no {what}: use one that has"
                 raise ValueError(f"stages[{index}].{setting}={getattr(stage, setting)}: {remedy}")
     window_block = getattr(model, "window_block", 1)
     check_window("goal.val_window_tokens", val_window_tokens, window_block)
@@ -153,7 +156,9 @@ class StagedModel:
 
     def __init__(self, model: LanguageModel, optimizer, timeline: Timeline):
         self.model, self.optimizer, self.timeline = model, optimizer, timeline
-        self._window_tokens, self._untied, self._ahead_weights = None, False, None
+        self._window_tokens: int | None = None
+        self._untied = False
+        self._ahead_weights: list[float] | None = None
 
     def at(self, step: int) -> None:
         """Before step number step; goal.num_steps: at the end of the run."""
@@ -184,7 +189,8 @@ def batch_shapes(config: Config, timeline: Timeline) -> list[BatchShape]:
     shapes, before = [], 0
     for stage, end in zip(stages_of(config), timeline.ends, strict=True):
         num_steps = None if end == timeline.num_steps else end - before
-        shapes.append(BatchShape(num_steps, stage.batch_tokens, stage.seq_len, num_micro_steps(config, stage)))
+        shape = cast(int, stage.batch_tokens), cast(int, stage.seq_len)  # of a resolved config
+        shapes.append(BatchShape(num_steps, *shape, num_micro_steps(config, stage)))
         before = end
     return shapes
 

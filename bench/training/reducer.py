@@ -10,6 +10,7 @@ shard   each rank gets the mean of the gradients of its share while the backward
 import contextlib
 import inspect
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +44,7 @@ class Alone:
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer):
         self.model, self.optimizer = model, optimizer
+        self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
@@ -139,7 +141,8 @@ class Shard(Alone):
         self._order = [bucket for _, result in self._parts for bucket in result]  # in which all ranks reduce
         self._bucket_of = {slot.parameter: bucket for bucket in self._order for slot in bucket.layout.slots}
         self._hooks = [one.register_post_accumulate_grad_hook(self._arrived) for one in self._bucket_of]
-        self._is_last, self._num_launched, self._filled = False, 0, []
+        self._is_last, self._num_launched = False, 0
+        self._filled: list[buckets.Reduced] = []
         self._knows_order, self._is_first = False, True
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:

@@ -48,7 +48,8 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
 
     ValueError: a dtype that the format does not have.
     """
-    header, end = {METADATA: dict(metadata)}, 0
+    header: dict[str, dict] = {METADATA: dict(metadata)}
+    end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name}: {tensor.dtype} has no name in the safetensors format")

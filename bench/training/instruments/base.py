@@ -165,7 +165,7 @@ class InstrumentSet:
     def __init__(self, instruments: Iterable[Instrument] = (), essential: Any = None, warnings: Iterable[dict] = ()):
         self.instruments = list(instruments)
         self.warnings = list(warnings)  # {"instrument", "edge", "error"}
-        self._dropped = []  # what they flagged before stays flagged
+        self._dropped: list[Instrument] = []  # what they flagged before stays flagged
         self.attach(essential)
 
     def attach(self, essential: Any) -> None:

@@ -48,7 +48,8 @@ def read(profile, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[tuple
 
     start_bytes: allocated on a GPU as it began.
     """
-    by_device, phases = {}, []
+    by_device: dict[str, list[tuple]] = {}
+    phases = []
     todo = [(event, "", "") for event in profile.profiler.kineto_results.experimental_event_tree()]
     while todo:
         event, operator, source = todo.pop()

@@ -8,6 +8,7 @@ first; what no category names (thread names, marks) and annotations always stay.
 import contextlib
 import gzip
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -67,13 +68,14 @@ def save(profile, path: Path | str, max_mib: float | None = None, renamed: Itera
     try:
         profile.export_chrome_trace(os.fspath(raw))  # .tmp: torch writes it plain
         facts, events = _read(raw)
-        is_large = max_mib is not None and raw.stat().st_size > max_mib * MIB
+        most_bytes = math.inf if max_mib is None else max_mib * MIB
+        is_large = raw.stat().st_size > most_bytes
     finally:
         raw.unlink(missing_ok=True)
     facts |= {"host_name": b'""', "traceName": json.dumps(path.name).encode()}
     head = b",\n".join(b"%s: %s" % (json.dumps(key).encode(), value) for key, value in facts.items())
     head = b"{\n" + head + b',\n"traceEvents": [\n'
-    events, dropped = shrunk(events, max_mib * MIB - len(head) - len(END)) if is_large else (events, {})
+    events, dropped = shrunk(events, most_bytes - len(head) - len(END)) if is_large else (events, {})
     replaced = [*_private_paths(), *((f'"name": "{old}"', f'"name": "{new}"') for old, new in renamed)]
     _write(path, head, events, [(old.encode(), new.encode()) for old, new in replaced])
     return Saved(path, len(events), path.stat().st_size, dropped)

@@ -75,5 +75,5 @@ class StepTimes:
         """{"profiled_step_ms", "other_step_ms", "cost_pct"}: medians, and by how much the first is above the second."""
         profiled_ms = self.median_ms(profiled_rows)
         other_ms = self.median_ms(set(self._ms).difference(disturbed_rows))
-        cost_pct = None if None in (profiled_ms, other_ms) or not other_ms else 100 * (profiled_ms / other_ms - 1)
+        cost_pct = 100 * (profiled_ms / other_ms - 1) if profiled_ms is not None and other_ms else None
         return {"profiled_step_ms": profiled_ms, "other_step_ms": other_ms, "cost_pct": cost_pct}
