@@ -71,9 +71,9 @@ class RefereeLoss:
         self._seconds += time.perf_counter() - started_s
         if self._why and self._is_required:
             raise NoLogits(
-                f"model.arch={self._trainer.arch}: its logits(tokens_BT) cannot be used ({self._why}), and the validation "
-                "loss is computed from them: return the scores of the next token, [B, T, V], as forward() uses them, or use "
-                "track=free, which accepts models without logits"
+                f"model.arch={self._trainer.arch}: its logits(tokens_BT) cannot be used ({self._why}), and the "
+                "validation loss is computed from them: return the scores of the next token, [B, T, V], as forward() "
+                "uses them, or use track=free, which accepts models without logits"
             )
 
     def evaluate(self) -> float:
