@@ -10,7 +10,7 @@ failure.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ class Instrument:
     def on_failure(self, error: BaseException) -> None:
         """The run ends with this exception; only close() follows."""
 
-    def columns(self) -> dict[str, dict[int, float | None]]:
+    def columns(self) -> Mapping[str, Mapping[int, float | None]]:
         """{column: {row: value}} for steps.csv; row k is after k steps.  The maximum over ranks is kept."""
         return {}
 
