@@ -152,7 +152,7 @@ def _serve(ours, code):
 
 def _import_all():
     """What a command imports anyway; hashes of sources are kept by their content."""
-    from bench.cli.verbs import VERBS
+    from bench.cli.main import VERBS
     from bench.config import compose
     from bench.machine import code_state
 

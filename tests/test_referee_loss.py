@@ -9,7 +9,7 @@ import staged
 import torch
 
 import models
-from bench.base.stats import evalues
+from bench.base import stats
 from bench.record import run_folder, validity
 from bench.training import referee_loss as referee
 from bench.training.referee_loss import NoLogits, RefereeLoss
@@ -60,7 +60,7 @@ def test_honest_models_are_believed_and_their_loss_is_the_referees(arch, dtype):
     assert [one["step"] for one in facts["checked"]] == [0, STEPS]
     for one in (*facts["checked"], facts["random_tokens"], facts["held_out"]):
         assert one["claimed_nats"] == pytest.approx(one["from_logits_nats"], abs=3e-6)
-    assert facts["random_tokens"]["from_logits_nats"] > evalues.least_nats(LN_V, 1024)
+    assert facts["random_tokens"]["from_logits_nats"] > stats.least_nats(LN_V, 1024)
     assert 0 <= facts["random_tokens"]["se_nats"] < 0.1
 
 
@@ -304,8 +304,8 @@ def test_two_ranks_share_the_work(two_rank_run):
 
 def test_a_bound_by_luck_is_what_a_million_honest_tries_give_once():
     """4,096 uniform tokens of 257, any model: below ln V - 13.8 / 4096."""
-    assert evalues.least_nats(LN_V, 4096) == pytest.approx(LN_V - 0.003373, abs=1e-6)
-    assert evalues.log_e(LN_V, LN_V - 0.003373, 4096) == pytest.approx(evalues.LOG_E, abs=1e-2)
+    assert stats.least_nats(LN_V, 4096) == pytest.approx(LN_V - 0.003373, abs=1e-6)
+    assert stats.log_e_value(LN_V, LN_V - 0.003373, 4096) == pytest.approx(stats.MIN_LOG_E_VALUE, abs=1e-2)
 
 
 def test_the_e_value_is_right_for_models_that_bet_on_luck():
@@ -316,5 +316,5 @@ def test_the_e_value_is_right_for_models_that_bet_on_luck():
         q_V = torch.softmax(0.5 * torch.randn(16, generator=generator), -1)
         tokens_N = torch.randint(16, (64,), generator=generator)
         nats = -q_V.log()[tokens_N].mean().item()
-        num_false += evalues.log_e(math.log(16), nats, 64) >= math.log(1 / 0.05)
+        num_false += stats.log_e_value(math.log(16), nats, 64) >= math.log(1 / 0.05)
     assert 0 < num_false <= 2000 * 0.05

@@ -108,7 +108,7 @@ def test_steps_pooled_as_if_they_were_runs_cry_wolf_in_more_than_20_of_100():
 
 @pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (10, 0.80), (3, 0.70)])
 def test_a_change_as_small_as_the_detectable_one_is_found_in_80_of_100(n, promised):
-    """With 3 a side in 70: Welch's degrees of freedom are then themselves a guess, as base/stats/power.py says."""
+    """With 3 a side in 70: Welch's degrees of freedom are then themselves a guess, as base/stats.py says."""
     rng = numpy.random.default_rng(10 + n)
     change = stats.smallest_difference((TOTAL_CV, TOTAL_CV), (n, n))
     times_s = simulated_s(rng, 1500, 2, n)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from bench.base import text_table
 from bench.base.paths import REPO
-from bench.base.terminal import screen, text_table
 
 KERNELS = [
     ["void reduce_kernel<128, 4, at::native::ReduceOp<float>>(float)", "1.234", "FAIL"],
@@ -16,7 +16,7 @@ KERNELS = [
 ]
 COLUMNS = ["kernel", "MDE (80 % power)", "status"]
 RIGHT = [False, True, False]
-SHOW = f"from bench.base.terminal import text_table; print(text_table.render({COLUMNS!r}, {KERNELS!r}, {RIGHT!r}))"
+SHOW = f"from bench.base import text_table; print(text_table.render({COLUMNS!r}, {KERNELS!r}, {RIGHT!r}))"
 
 
 @pytest.fixture(autouse=True)
@@ -96,16 +96,14 @@ def test_colours_are_those_of_a_terminal_alone():
     assert "\x1b[31mslower" in shown
     for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in on_a_terminal(SHOW, COLUMNS="200", **environment)
-    word = "from bench.base.terminal import screen; print(screen.coloured('FASTER'), screen.coloured('A'))"
+    word = "from bench.base.text_table import coloured; print(coloured('FASTER'), coloured('A'))"
     assert on_a_terminal(word) == "\x1b[32mFASTER\x1b[0m A"
     assert on_a_terminal(word, NO_COLOR="1") == "FASTER A"
-    assert screen.coloured("FASTER") == "FASTER"  # into a pipe
+    assert text_table.coloured("FASTER") == "FASTER"  # into a pipe
 
 
 def test_no_escape_of_a_foreign_record_reaches_a_terminal():
-    render = (
-        "from bench.base.terminal.text_table import render; print(render(['a'], [['x\\x1b]0;title\\x07\\x1b[2J y']]))"
-    )
+    render = "from bench.base.text_table import render; print(render(['a'], [['x\\x1b]0;title\\x07\\x1b[2J y']]))"
     assert on_a_terminal(render, NO_COLOR="1").splitlines()[-1] == "x]0;title[2J y"
 
 
@@ -116,12 +114,12 @@ def test_marks_line_up_with_the_lines_of_progress(monkeypatch):
 
 
 def test_the_width_is_that_of_columns_before_the_terminals(monkeypatch):
-    assert screen.width() is None
+    assert text_table.screen_width() is None
     monkeypatch.setenv("COLUMNS", "70")
-    assert screen.width() == 70
+    assert text_table.screen_width() == 70
     for wrong in ("", "0", "wide", "-3"):
         monkeypatch.setenv("COLUMNS", wrong)
-        assert screen.width() is None
+        assert text_table.screen_width() is None
 
 
 def test_control_characters_and_writing_direction_marks_are_left_out():

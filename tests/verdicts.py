@@ -15,8 +15,7 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.base import stats
-from bench.base.terminal import text_table
+from bench.base import stats, text_table
 from bench.compare import effects, verdict
 from bench.plans.race.runner import DECIDED
 

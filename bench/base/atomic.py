@@ -1,4 +1,7 @@
-"""Files that are whole or not there, and a reserve of space for the one that must be written on a full disk."""
+"""Files that are whole or not there, and locks.
+
+A reserve of space is kept for the one that must be written on a full disk.
+"""
 
 import contextlib
 import errno
@@ -16,6 +19,8 @@ from bench.base.units import KIB
 
 RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
+LOOK_EVERY_S = 0.02  # for a lock
+STALE_S = 15.0  # a lock is held for milliseconds
 
 
 def write_out(path: Path, text: str, option: str = "--out") -> None:
@@ -66,7 +71,7 @@ def write_own(path: Path | str, text: str) -> None:
         file.write(text.encode())
 
 
-def _write_once(path, text, durable):
+def _write_once(path: Path, text: str, durable: bool) -> None:
     with replacing(path, durable) as file:
         file.write(text.encode())
 
@@ -96,7 +101,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         _sync_folder(path)
 
 
-def _sync_folder(path):
+def _sync_folder(path: Path) -> None:
     try:
         folder_fd = os.open(path.parent, os.O_RDONLY)
         try:
@@ -133,13 +138,13 @@ def release(folder: Path | str) -> bool:
     return True
 
 
-LOOK_EVERY_S = 0.02
-STALE_S = 15.0  # it is held for milliseconds
-
-
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """In this block no other process holds the lock."""
+    """In this block no other process holds the lock, also on another node: who makes the file at path has it.
+
+    NFS knows no flock everywhere, and appends of two nodes overwrite each other there; that one of two makes a file is
+    sure (open(2), O_EXCL).  A stale one, by the file system's own clock, is removed.
+    """
     own = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     while True:
         try:
@@ -154,7 +159,7 @@ def locked(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _remove_stale(path, own):
+def _remove_stale(path: Path, own: Path) -> None:
     with contextlib.suppress(OSError):  # it has just gone, or another process removes it
         made_s = path.stat().st_mtime
         own.touch()

@@ -11,7 +11,7 @@ URL, no --api-key VALUE), and importing it takes 0.3 s.
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,8 @@ class Found:
     shown: str = SECRET  # instead of it
 
 
+Path = tuple[str | int, ...]  # keys and indices on the way to a value
+
 _known: set[str] = set()
 
 
@@ -148,7 +150,7 @@ def is_variable(name: str, value: Any) -> bool:
     return is_text and name.isupper() and bool(VARIABLE.search(name)) and not OF_TEXT.fullmatch(name)
 
 
-def hidden(values: Any, path: tuple = ()) -> tuple[Any, dict[tuple, str]]:
+def hidden(values: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
     """Nested dicts and lists -> the same without credentials, and {path: text as it was} of each that was changed.
 
     A value's name counts as in text: the key of a dict, and in a list the option before it (--api-key, VALUE).
@@ -168,8 +170,9 @@ def hidden(values: Any, path: tuple = ()) -> tuple[Any, dict[tuple, str]]:
     return clean, {path: values} if clean != values else {}
 
 
-def _each(parts, path):
-    result, changed = [], {}
+def _each(parts: Iterable[tuple[str | int, Any, bool]], path: Path) -> tuple[list[Any], dict[Path, str]]:
+    result: list[Any] = []
+    changed: dict[Path, str] = {}
     for key, value, is_secret in parts:
         clean, inside = (SECRET, {(*path, key): value}) if is_secret else hidden(value, (*path, key))
         result.append(clean)
@@ -177,7 +180,7 @@ def _each(parts, path):
     return result, changed
 
 
-def _is_option(before, value):
+def _is_option(before: Any, value: Any) -> bool:
     """Whether an argument is the value of the one before it, --api-key or --token."""
     if not isinstance(before, str) or not before.startswith("-") or "=" in before:
         return False
@@ -218,7 +221,8 @@ def _in_urls(text: str) -> Iterator[Found]:
 def _named(text: str) -> Iterator[Found]:
     for match in ASSIGNED.finditer(text):
         start, separator = match.start(), match[1]
-        name = BEFORE.search(text, max(0, start - MAX_NAME_CHARS), start)[0] + text[start : match.start(1)]
+        before = BEFORE.search(text, max(0, start - MAX_NAME_CHARS), start)
+        name = (before[0] if before else "") + text[start : match.start(1)]
         group = 3 if match[2] else 4
         value, end = match[group], match.end(group)
         if name.startswith("-"):
@@ -229,7 +233,7 @@ def _named(text: str) -> Iterator[Found]:
             is_one = is_named(name, value) and len(value) > 3
         elif name.isupper() and separator == "=":
             is_one = is_named(name, value) or (_looks_random(value) and is_variable(name, value))
-            end = TO_BLANK.match(text, end).end()
+            end = blank.end() if (blank := TO_BLANK.match(text, end)) else end
         else:  # in a program it may be an expression: password=args.password
             is_one = _looks_random(value) and is_named(name, value)
         if is_one:
@@ -240,16 +244,16 @@ def _named(text: str) -> Iterator[Found]:
                 yield Found(*match.span(1), kind)
 
 
-def _looks_random(value):
+def _looks_random(value: str) -> bool:
     return len(value) >= MIN_KNOWN_CHARS and bool(re.search(r"\d", value) and re.search(r"[A-Za-z]", value))
 
 
 @functools.cache
-def _of_shell():
+def _of_shell() -> dict[str, str]:
     return _variables(os.environ)
 
 
-def _variables(environ):
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """{value: name} of what is worth looking for."""
     return {
         value: name

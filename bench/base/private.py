@@ -67,13 +67,13 @@ def redact(
 
 
 @functools.lru_cache
-def _user(name):
+def _user(name: str) -> re.Pattern[str]:
     word = re.escape(name)
     return re.compile(rf"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-)){word}(?![\w.-])|(?<![\w./-]){word}(?=@[\w.-])")
 
 
 @functools.lru_cache
-def _host(name):
+def _host(name: str) -> re.Pattern[str]:
     """Finds a host by its first label, with whatever domain follows, and its own domain after any other name."""
     label, _, domain = name.partition(".")
     word = rf"{re.escape(label)}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
@@ -84,7 +84,7 @@ def _host(name):
 
 
 @functools.lru_cache
-def _logins():
+def _logins() -> tuple[str, ...]:
     """This user's name, by the system and by the shell."""
     names = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
     with contextlib.suppress(ImportError, KeyError):  # not Unix; a container's user without an entry
@@ -95,9 +95,9 @@ def _logins():
 
 
 @functools.lru_cache
-def _hosts():
+def _hosts() -> tuple[str, ...]:
     """This machine's names, by the kernel and in /etc; no name server is asked, which may take minutes to refuse."""
-    names = {socket.gethostname(), *_words_of("/etc/hostname")}
+    names = {socket.gethostname(), *(word for line in _lines_of("/etc/hostname") for word in line.split())}
     labels = {name.partition(".")[0] for name in names}
     for line in _lines_of("/etc/hosts"):
         aliases = line.partition("#")[0].split()[1:]
@@ -106,11 +106,7 @@ def _hosts():
     return tuple(sorted(name for name in names if name.partition(".")[0].lower() not in LOCAL))
 
 
-def _words_of(path):
-    return [word for line in _lines_of(path) for word in line.split()]
-
-
-def _lines_of(path):
+def _lines_of(path: str) -> list[str]:
     try:
         return plain_file.text(path, errors="replace").splitlines()
     except Damaged:
@@ -122,7 +118,7 @@ def redact_all(values: Any, repo: Path | str) -> Any:
     return _redact_each(credentials.hidden(values)[0], repo)
 
 
-def _redact_each(values, repo):
+def _redact_each(values: Any, repo: Path | str) -> Any:
     if isinstance(values, dict):
         return {key: _redact_each(value, repo) for key, value in values.items()}
     if isinstance(values, list):
@@ -156,6 +152,6 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block + file.readline(BLOCK_BYTES)
 
 
-def _is_private(block, repo):
+def _is_private(block: bytes, repo: Path | str) -> bool:
     text = block.decode(errors="replace")
     return redact(text, repo) != text

@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from bench.base import stats
+from bench.base import stats, text_table
 from bench.base.paths import PUBLISHED, results_root, shown
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.base.terminal import text_table
 from bench.claims import claim, leaderboard
 from bench.compare import comparison
 from bench.record import index, named

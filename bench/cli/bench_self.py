@@ -8,7 +8,7 @@ Ratios only of things measured interleaved in one run, medians; absolute times a
 import json
 import sys
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.cli import arguments
 
 PARTS = ("loop", "gpu", "loader", "startup", "memory")

@@ -7,8 +7,7 @@ wanted change needs; the verdicts of this session use it.
 import argparse
 import json
 
-from bench.base import atomic, utc
-from bench.base.terminal import text_table
+from bench.base import atomic, text_table, utc
 from bench.cli import arguments
 from bench.compare import calibration, selection, target, wording
 from bench.compare.effects import MIN_FLOOR_PCT

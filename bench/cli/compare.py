@@ -12,7 +12,7 @@ from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.compare import comparison, selection, text, wording
-from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
 from bench.record import named
 
 FAILURES = ("slower", "inconclusive", "loss")
@@ -85,7 +85,8 @@ def _failure(result, kind, limit_pct, shown):
         return wording.standalone_verdict(result) if result["verdict"] == "inconclusive" else None
     if kind == "loss":
         verdict, edges = loss["verdict"], wording.interval(loss["ci95_nats"], 5, " nats")
-        failed = verdict == "worse" if shown else verdict not in ("waived", "not_worse")
+        is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in result["flags"]
+        failed = verdict == "worse" if shown else is_open
         what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct

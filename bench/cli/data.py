@@ -9,8 +9,8 @@ import sys
 
 import yaml
 
+from bench.base import text_table
 from bench.base.paths import of_user
-from bench.base.terminal import text_table
 from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.config import groups, schema

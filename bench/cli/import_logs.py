@@ -11,9 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from bench.base import atomic
+from bench.base import atomic, text_table
 from bench.base.paths import of_user, results_root
-from bench.base.terminal import text_table
 from bench.cli import arguments
 from bench.record import run_folder, step_files
 from bench.record.importers import log_files

@@ -7,11 +7,11 @@ elsewhere.
 
 import json
 
-from bench.base.terminal import screen, text_table
+from bench.base import text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, publication
 from bench.claims.rules import rulebook
-from bench.cli import arguments, rule_lines
+from bench.cli import arguments, verify
 from bench.plans.race import state
 from bench.record import ledger, named
 
@@ -67,9 +67,9 @@ def _of_race(folder, arm):
 def text(verdict):
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
     head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
-    word = screen.coloured("accepted" if verdict["accepted"] else "refused")
-    last = f"{'judge':>8}  {word}: {rule_lines.count(verdict['rules'])}"
-    return "\n".join([text_table.printable(head), rule_lines.text(verdict["rules"]), last])
+    word = text_table.coloured("accepted" if verdict["accepted"] else "refused")
+    last = f"{'judge':>8}  {word}: {verify.rule_count(verdict['rules'])}"
+    return "\n".join([text_table.printable(head), verify.rule_lines(verdict["rules"]), last])
 
 
 def _show(leaving):

@@ -8,9 +8,8 @@ import json
 
 from bench.analysis.memory import lives, page, pickles, timeline, uses
 from bench.analysis.memory.lives import Sites
-from bench.base import atomic
+from bench.base import atomic, text_table
 from bench.base.paths import of_user, shown
-from bench.base.terminal import text_table
 from bench.base.units import MIB, format_bytes
 from bench.cli import arguments
 from bench.record import named

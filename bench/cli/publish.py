@@ -9,7 +9,7 @@ names; one that holds some stops all.  --dry-run shows and searches alone.
 import os
 
 from bench.base.paths import project_folder
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.claims import claim_folder, publication
 from bench.cli import arguments, table
 from bench.launch.console import say

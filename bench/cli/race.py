@@ -18,7 +18,7 @@ from bench.config import groups
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
 from bench.plans.race import arm_process, plan, planning, report, runner, state
-from bench.plans.sweep import winners
+from bench.plans.sweep import points
 from bench.record import named
 
 
@@ -122,7 +122,7 @@ def _words(args):
     if given:
         remedy = "write key=value for all of them, or no --from-sweep"
         raise ValueError(f"{given[0]}: --from-sweep makes the arms: {remedy}")
-    arms = winners.arms(folder, args.top)
+    arms = points.winning_arms(folder, args.top)
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")
     return [*args.words, *arms]

@@ -19,9 +19,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from bench.base import text_table
 from bench.base.paths import shown
-from bench.base.terminal import screen
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
@@ -95,8 +95,8 @@ def _of(folder, args):
     asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet, args.trust)
     made = replaying.replay(recorded, checks, asked, say)
     word = made.outcome
-    is_coloured = word in COLOURED and screen.is_terminal()
-    say("replay", f"{screen.coloured(word) if is_coloured else word.upper()}: {made.why}")
+    is_coloured = word in COLOURED and text_table.is_terminal()
+    say("replay", f"{text_table.coloured(word) if is_coloured else word.upper()}: {made.why}")
     if made.time:
         say("time", f"{made.time.word}: {made.time.why}")
     say("wrote", "no certificate" if replaying.is_refused(checks) else shown(folder / certificates.FILE))

@@ -15,7 +15,9 @@ from bench.compare import target
 from bench.config.schema import TrackRules
 from bench.record.rows import Row
 
-DISAGREE = "clocks-disagree"  # a flag
+DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
+EXTRA_ALPHA = 0.01  # of the test that B spends more outside its own clock than A
+MAX_VALIDATION_RATIO = 1.25  # of B's validation at step 0 to A's, beyond that of their steps (assumed)
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
 LOSS_MARGIN_NATS = TrackRules.loss_margin_nats  # a rise of the mean val_loss that still passes as "no worse"
 SECONDARY = {
@@ -50,6 +52,9 @@ class Outside(TypedDict):
     p: float | None  # two-sided
     p_same_sign: float | None  # one-sided, in the direction of the runs' own clocks, which have claimed it before
     p_equivalent: float | None
+    extra_s: float | None  # what a run of B spends outside its own clock beyond one of A, at B's pace
+    extra_ci95_s: list[float] | None
+    extra_p: float | None  # one-sided, that it spends more
 
 
 class Time(Change):
@@ -120,11 +125,42 @@ def outside(arms: Sequence[Sequence[Row]], sign: int, edges: tuple[float, float]
         return result | {"unknown": "the launcher's clock shows no time besides validations"}
     test = stats.welch(*[[math.log(value) for value in group] for group in values])
     result |= {"mean_s": [stats.mean(group) for group in values], "change_pct": 100 * math.expm1(test.difference)}
+    result |= _extra(arms)
     if test.t is None:
         return result
     p_same_sign = test.p / 2 if sign * test.difference > 0 else 1 - test.p / 2
     result |= {"ci95_pct": _pct_interval(test, 0.95), "p": test.p, "p_same_sign": p_same_sign}
     return result | {"p_equivalent": stats.equivalence_p(test, *edges)}
+
+
+def _extra(arms):
+    """What B spends outside its own clock beyond A: hidden training lowers its loss at equal steps.
+
+    B's validations may take as much longer than A's as its steps do (a larger model), or as its validation at step 0
+    did, which a cheat may stretch: of that a quarter beyond the steps at most.  The shortest of each arm, because noise
+    only adds.
+    """
+    off_clock_s = [[row["outside_s"] - row["train_s"] for row in rows] for rows in arms]
+    at_start_s = [[row.get("outside_validation_at_start_s") or 0.0 for row in rows] for rows in arms]
+    shortest_s = [min(group) for group in at_start_s]
+    a_s, b_s = (stats.mean([row["train_s"] for row in rows]) for rows in arms)
+    pace = max(1.0, b_s / a_s)
+    if min(shortest_s) > 0:
+        pace = max(pace, min(shortest_s[1] / shortest_s[0], MAX_VALIDATION_RATIO * pace))
+    test = stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
+    edges, p = stats.interval(test), None
+    if edges:
+        p = test.p / 2 if test.difference > 0 else 1 - test.p / 2
+    return {"extra_s": test.difference, "extra_ci95_s": edges and list(edges), "extra_p": p}
+
+
+def spends_more_outside(time: Time) -> bool:
+    """Whether B is shown to spend more time outside its own clock than A: beyond the noise floor of A's time."""
+    by_launcher = time.get("outside") or {}
+    if by_launcher.get("extra_p") is None:
+        return False
+    floor_s = time["floor_pct"] / 100 * time["mean_s"][0]
+    return by_launcher["extra_p"] < EXTRA_ALPHA and by_launcher["extra_s"] > floor_s
 
 
 def has_outside_clock(rows: Sequence[Row]) -> bool:

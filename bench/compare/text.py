@@ -4,9 +4,10 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bench.analysis.diagnosis import text as diagnosis_text
-from bench.base.terminal import screen, text_table
+from bench.base import text_table
 from bench.compare import effects, wording
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
@@ -35,6 +36,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
+    effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
@@ -47,9 +49,13 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
     "forced": "numbers were asked for although the runs are not comparable",
 }
+CSV_COLUMNS = (
+    *("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit"),
+    *("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate"),
+)
 
 
-def report(results: Sequence[Comparison], form: str = "terminal", **options) -> str:
+def report(results: Sequence[Comparison], form: str = "terminal", **options: Any) -> str:
     """Comparisons with one baseline as text, their verdicts last.  form: terminal or md; options: of render()."""
     parts = [render(result, form, **options) for result in results]
     return "\n\n".join([*parts, ("\n\n" if form == "md" else "\n").join(verdict(one, form) for one in results)])
@@ -75,7 +81,7 @@ def verdict(result: Comparison, form: str = "terminal") -> str:
     word, words = result["verdict"].replace("_", " ").upper(), text_table.line(result["words"], form == "md")
     if words.startswith(NO_VERDICT):
         word, words = "NO VERDICT", words.removeprefix(NO_VERDICT)
-    line = f"verdict: {f'**{word}**' if form == 'md' else screen.coloured(word)}  {words}"
+    line = f"verdict: {f'**{word}**' if form == 'md' else text_table.coloured(word)}  {words}"
     before = result.get("earlier_races")
     if not before:
         return line
@@ -84,7 +90,23 @@ def verdict(result: Comparison, form: str = "terminal") -> str:
     return f"{line}\n{' ' * len('verdict: ')}{num} of these arms in this ledger: {counts}"
 
 
-def _hint(result, diagnosis, hint):
+def as_csv(results: Iterable[tuple[str, Comparison]]) -> str:
+    """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for name, result in results:
+        verdicts = {"time": result["verdict"], "val_loss": result["val_loss"]["verdict"]}
+        for key, (metric, mean_key, *_) in wording.MEASURES.items():
+            measure: Any = result[key]  # type: ignore[literal-required]  # of MEASURES
+            end, unit, _ = wording.unit_of(key)
+            numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
+            numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
+            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *result["arms"]])
+    return out.getvalue()
+
+
+def _hint(result: Comparison, diagnosis: dict[str, Any], hint: str) -> str:
     if not (diagnosis.get("regions") or diagnosis.get("traces")):
         return ""
     cause = diagnosis_text.cause(diagnosis) if result["verdict"] in ("faster", "slower") else None
@@ -92,11 +114,11 @@ def _hint(result, diagnosis, hint):
     return "; ".join(known)
 
 
-def _bullets(sentences, is_md):
+def _bullets(sentences: Iterable[str], is_md: bool) -> list[str]:
     return [f"{'-' if is_md else '  -'} {text_table.line(sentence, is_md)}" for sentence in sentences]
 
 
-def _head(result, is_md):
+def _head(result: Comparison, is_md: bool) -> str:
     (a, b), (about_a, about_b) = result["arms"], result["about"]
     lines = [f"## {text_table.line(f'{b} ({about_b}) against {a} ({about_a})', True)}", ""] if is_md else []
     replayed = result.get("certificates") or (None, None)
@@ -115,18 +137,21 @@ def _head(result, is_md):
     return "\n".join(lines + _bullets(result["reasons"], is_md))
 
 
-def _differences(result, is_md):
+def _differences(result: Comparison, is_md: bool) -> str:
     differences = result["differences"]
     if not differences:
         return "what differs: nothing in the records"
     shown = differences[:MAX_DIFFERENCES]
-    cells = [[one["kind"], one["what"], *(" | ".join(map(_value, one[arm])) for arm in "ab")] for one in shown]
+    cells = [
+        [fact["kind"], fact["what"], *(" | ".join(map(_value, values)) for values in (fact["a"], fact["b"]))]
+        for fact in shown
+    ]
     more = len(differences) - len(cells)
     table = text_table.render(["what differs", "", *result["arms"]], cells, [False] * 4, FORMS[is_md])
     return table + (f"\nand {more} more differences: --json has all" if more else "")
 
 
-def _code(change, is_md, patch):
+def _code(change: dict[str, Any] | None, is_md: bool, patch: bool) -> str:
     """Which files of the source differ and by how many lines; nothing where the code is the same."""
     if not change:
         return ""
@@ -146,7 +171,7 @@ def _code(change, is_md, patch):
     return f"{result}\n\n" + (f"````diff\n{text.replace('````', '')}````" if is_md else text)
 
 
-def _value(value):
+def _value(value: object) -> str:
     if isinstance(value, list):
         text = ", ".join(_value(item) for item in value)
     else:
@@ -154,7 +179,7 @@ def _value(value):
     return text if len(text) <= MAX_CHARS else text[: MAX_CHARS - 3] + "..."
 
 
-def _numbers(result, is_md):
+def _numbers(result: Comparison, is_md: bool) -> str:
     cells = [[wording.MEASURES[key][0], *wording.cells(result, key)] for key in wording.known(result)]
     if not cells:
         return ""
@@ -165,7 +190,7 @@ def _numbers(result, is_md):
     return "\n".join([table, *([""] if is_md and lines else []), *lines])
 
 
-def _time_lines(result):
+def _time_lines(result: Comparison) -> list[str]:
     everything = result["time_all"]
     by_launcher = result["time"].get("outside")
     lines = [f"by the launcher's clock: {wording.outside_words(by_launcher)}"] if by_launcher else []
@@ -177,29 +202,10 @@ def _time_lines(result):
     return [*lines, f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
 
 
-def _notes(result, is_md):
+def _notes(result: Comparison, is_md: bool) -> str:
     """What a reader must know beside the verdict."""
     floor = text_table.two_digits(result["time"]["floor_pct"])
     kept = result.get("calibration")
     source = text_table.line(f"calibrated, {kept['file']}" if kept else "not calibrated", is_md)
     flags = _bullets([f"{flag}: {FLAGS.get(flag, '')}".rstrip(": ") for flag in result["flags"]], is_md)
     return "\n".join([f"noise floor {floor} % ({source})", *([""] if is_md and flags else []), *flags])
-
-
-CSV_COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
-CSV_COLUMNS += ("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate")
-
-
-def as_csv(results: Iterable[tuple[str, Comparison]]) -> str:
-    """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for name, result in results:
-        verdicts = {"time": result["verdict"], "val_loss": result["val_loss"]["verdict"]}
-        for key, (metric, mean_key, *_) in wording.MEASURES.items():
-            measure, (end, unit, _) = result[key], wording.unit_of(key)
-            numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
-            numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
-            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *result["arms"]])
-    return out.getvalue()

@@ -41,11 +41,11 @@ UNITS = {  # the last part of a setting's name: its unit
 @functools.cache
 def of_class(cls: type) -> dict[str, str]:
     """Dataclass -> {field: its comment, "" where there is none}, of inherited fields too."""
-    result = {}
+    comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if "__annotations__" in vars(base):
-            result |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
-    return result
+            comments |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
+    return comments
 
 
 def _of_source(source, fields):
@@ -75,7 +75,8 @@ def _above(alone, row):
 def of_file(path: Path) -> tuple[str, dict[str, str]]:
     """A yaml -> (its first comment: what it is, {dotted key: the comment on its line, "" where there is none})."""
     text = path.read_text()
-    lines, comments = text.splitlines(), {}
+    lines = text.splitlines()
+    comments: dict[str, str] = {}
     head = itertools.takewhile(lambda line: line.startswith("#"), lines)
     about = [line.removeprefix("#").strip() for line in head if not line.startswith("# @package")]
     _of_node(yaml.compose(text), "", lines, comments)
@@ -113,13 +114,13 @@ class Setting:
 
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
-    result = {}
+    known: dict[str, Setting] = {}
     of_cluster = _of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
     for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
-        before = result.setdefault(one.key, one)
+        before = known.setdefault(one.key, one)
         if before is not one:
-            result[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
-    return result
+            known[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
+    return known
 
 
 def _of_class(cls, path, brought_by=(), known=()):

@@ -112,6 +112,8 @@ def _module(name) -> ModuleType:
     known_as = "own_" + re.sub(r"\W", "_", name)
     if known_as not in sys.modules:
         spec = importlib.util.spec_from_file_location(known_as, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: its name does not end in .py")
         sys.modules[known_as] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
@@ -137,24 +139,35 @@ def _import_failure(module_name, error):
         return f"there is no file {_file(module_name)}"
     words = f"{type(error).__name__}: {error}"
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    if missing.partition(".")[0] in OURS:
+    if places := _places_of(missing):
+        words += f"; its place is {' or '.join(places)} now"
+    elif missing.partition(".")[0] in OURS:
         words += f"; {missing.partition('.')[0]} is the harness's own package here: give yours another name"
     if "no known parent package" in str(error):
         words += "; a file alone has none: write my_package.my_model:NAME instead of the file"
     return f"cannot be imported: {words}{line_of(error)}"
 
 
+def _places_of(missing):
+    """bench.instruments, a module of ours by an older name -> [bench.training.instruments]; [] of any other name."""
+    package, _, inner = missing.partition(".")
+    last = inner.rpartition(".")[2]
+    found = sorted((CODE / package).rglob("*")) if package in OURS and last.isidentifier() else []
+    is_module = (path for path in found if path.name == f"{last}.py" or path.name == last and list(path.glob("*.py")))
+    return [".".join(path.relative_to(CODE).with_suffix("").parts) for path in is_module]
+
+
 def line_of(error: BaseException) -> str:
     """ " (my_model.py, line 12)": where in the user's folder it was raised, innermost; "" where it was not there."""
-    result, frame = "", error.__traceback__
+    place, frame = "", error.__traceback__
+    folders = [Path(folder) for folder in (_copied, working_folder()) if folder]
     while frame is not None:
         path = Path(frame.tb_frame.f_code.co_filename)
-        for folder in filter(None, (_copied, working_folder())):
-            if path.is_relative_to(folder) and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
-                result = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
-                break
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        if folder and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
+            place = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
         frame = frame.tb_next
-    return result
+    return place
 
 
 # ---- the source files, found without importing them: launching asks for them before every run
@@ -167,7 +180,7 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
     Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as script_sources() has them.
     """
-    result = {}
+    result: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
             path = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from bench.data.course import BatchShape, Course, DocumentStarts
+from bench.data.course import BatchShape, Course, DocumentStarts, Stream
 from bench.data.shards import Shard
-from bench.data.stream import Stream
 
 # Small steps are read several at once, or handing them over would cost more than reading them.
 BLOCK_TOKENS = 1 << 16

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from bench.base.terminal import screen
+from bench.base import text_table
 
 BAR_CHARS = 16
 _quiet = False
@@ -49,12 +49,12 @@ def show(lines: list[str]) -> None:
 
 def is_live() -> bool:
     """Whether bars can be drawn and are wanted."""
-    return not _quiet and screen.is_terminal() and os.environ.get("TERM") != "dumb"
+    return not _quiet and text_table.is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def confirmed(question: str) -> bool | None:
     """Whether the person at the terminal answers yes; None where nobody can be asked."""
-    if not (sys.stdin.isatty() and screen.is_terminal()):
+    if not (sys.stdin.isatty() and text_table.is_terminal()):
         return None
     print(f"{question} [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

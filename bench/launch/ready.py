@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from bench.base import text_table
 from bench.base.paths import REPO, results_root
-from bench.base.terminal import text_table
 from bench.launch.console import confirmed
 from bench.machine import code_state, environment, preflight
 

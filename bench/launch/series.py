@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from bench.base.paths import results_root
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.base.units import format_about_s
 from bench.launch.console import Bars, say
 from bench.record import index

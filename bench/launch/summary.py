@@ -3,7 +3,7 @@
 from typing import Any
 
 from bench.base.paths import shown
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.base.units import format_about_s, ms_from_s
 from bench.launch.prepare import Job
 from bench.record.metrics import step_avg_ms

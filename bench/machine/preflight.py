@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.base.units import GIB, format_gib, gib_from_bytes
 from bench.machine import environment, gpus
 from bench.machine.meters import CpuMeter

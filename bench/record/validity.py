@@ -2,7 +2,7 @@
 
 import math
 
-from bench.base.stats import evalues
+from bench.base import stats
 from bench.record import outside_clock
 
 # What two ways to the same mean over some thousand tokens differ by, as they are written and compiled.  Measured on
@@ -88,11 +88,11 @@ def _unknown(one, where):
 
 
 def _impossible(one, vocab_size):
-    """Below what a causal model can have of tokens that are drawn uniformly: bench/base/stats/evalues.py."""
+    """Below what a causal model can have of tokens that are drawn uniformly: bench/base/stats.py, log_e_value()."""
     nats = min((value for value in (one["claimed_nats"], one["from_logits_nats"]) if value is not None), default=None)
-    if nats is None or evalues.log_e(math.log(vocab_size), nats, one["num_tokens"]) < evalues.LOG_E:
+    if nats is None or stats.log_e_value(math.log(vocab_size), nats, one["num_tokens"]) < stats.MIN_LOG_E_VALUE:
         return None
-    least = evalues.least_nats(math.log(vocab_size), one["num_tokens"])
+    least = stats.least_nats(math.log(vocab_size), one["num_tokens"])
     words = f"its loss on {one['num_tokens']} random tokens is {nats:.4f} (standard error {one['se_nats']:.4f})"
     return f"{words}, and a causal model is below {least:.4f} at most once in a million: future tokens or targets leak"
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.analysis.diagnosis import text as diagnosis_text
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.compare import text as compare_text
 from bench.compare import wording
 from bench.compare.selection import Arm

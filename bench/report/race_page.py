@@ -13,7 +13,7 @@ from urllib.parse import quote
 from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, of_record
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import comparison_page as parts
 from bench.report import curves, run_page
@@ -32,7 +32,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
 
 def _html(folder, at):
     race = race_folder.read(folder)
-    runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
+    runs, against = _in_order(race, folder), race_folder.verdicts_of(race)
     names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
     charts, drawn = _points(runs, names, at), _curves(runs, names)
     title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
@@ -85,7 +85,7 @@ def charts_of(folder: Path | str) -> list[dict]:
 def panels_of(folder: Path | str) -> list[forest.Panel]:
     """The panels of a race's forest plot; [] where there is no verdict."""
     race = race_folder.read(folder)
-    return parts.panels((race.get("result") or {}).get("against") or {}, list(race["arms"]))
+    return parts.panels(race_folder.verdicts_of(race), list(race["arms"]))
 
 
 # ---- who raced, and how it ended

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from bench.analysis.diagnosis import event_costs, stalls
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.base.units import format_bytes
 from bench.record import certificates
 from bench.web.page import Safe, bullets, details, section, soft, table, tag

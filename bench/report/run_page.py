@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from bench.analysis.memory import page as snapshot_page
 from bench.analysis.memory import pickles
+from bench.base import text_table
 from bench.base.reading.damage import of_record
-from bench.base.terminal import text_table
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_facts, trace_page
 from bench.web import lanes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base import atomic, stats
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.base.units import format_s
 from bench.report import run_page, sweep_results, table_groups, table_pivot
 from bench.report.sweep_results import Results

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base import text_table
 from bench.base.paths import shown
-from bench.base.terminal import text_table
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.record import configs, index, run_folder, sweep
 from bench.record.rows import Row, row_of
 from bench.report import table_columns, table_groups, table_pivot, table_text

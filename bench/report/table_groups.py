@@ -5,7 +5,7 @@ The changes are those of ./run.sh compare (bench/compare/verdict.py): the run is
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.compare import verdict
 from bench.record import certificates
 from bench.record.rows import Row

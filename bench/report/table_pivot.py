@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.base import stats
-from bench.base.terminal import text_table
+from bench.base import stats, text_table
 from bench.record import configs
 from bench.report import table_groups
 from bench.report.table_columns import rank

@@ -4,8 +4,8 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
+from bench.base import text_table
 from bench.base.reading import damage
-from bench.base.terminal import screen, text_table
 from bench.record.rows import Row
 
 MAX_ID_CHARS = 44  # our own ids are whole, to be pasted; those of imported logs can be three times as long
@@ -47,7 +47,7 @@ def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = 
     after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
     """
     columns = filled(rows, [*columns, *(name for name in asked if name not in columns)])
-    cells, limit = {name: _column(rows, name) for name in columns}, screen.width()
+    cells, limit = {name: _column(rows, name) for name in columns}, text_table.screen_width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
         spare = [name for name in reversed(columns[1:]) if name not in asked]

@@ -1,6 +1,6 @@
 """One rank of one run as a process: its log, its end with its launcher, its failure.  run.py is the run itself.
 
-Started by bench/launch/agent.py, or by hand with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER
+Started by bench/launch/ranks.py, or by hand with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER
 holds config.yaml, run.json and, if a launcher started this, .launch.tmp.  Writes logs/rankN.log (by hand: to the
 terminal); rank 0 writes steps.csv, events.jsonl and .result.tmp; a rank that fails writes logs/rankN.failure.json.
 Needs no Hydra.
@@ -19,7 +19,7 @@ from pathlib import Path  # noqa: E402
 
 from bench.base.paths import REPO, results_root  # noqa: E402
 from bench.config import user_code  # noqa: E402
-from bench.machine import processes, run_processes  # noqa: E402
+from bench.machine import processes  # noqa: E402
 from bench.record import failures, run_folder  # noqa: E402
 from bench.training import flight_recorder  # noqa: E402
 
@@ -86,11 +86,11 @@ def _redirect_output(path):
 def _end_with_launcher(launch):
     """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
-    Within nsys the parent is a process, or a thread, of its own that may end before the run: the run's owner ends such
-    a worker (bench/launch/owner.py).  The record that the launcher cannot write is its guard's (bench/launch/guard.py).
+    Within nsys the parent is a process, or a thread, of its own that may end before the run: the run's guard ends
+    such a worker, and writes the record that the launcher cannot write (bench/launch/guard.py).
     """
     agent_pid = AGENT_PID
-    if run_processes.WITHIN in os.environ:
+    if processes.WITHIN in os.environ:
         agent_pid = None
     else:
         processes.die_with_parent()

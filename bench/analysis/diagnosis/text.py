@@ -1,7 +1,7 @@
 """Where the time went, as text: regions, quarters of the run, ranks, telemetry, traces."""
 
-from bench.base.terminal import text_table
-from bench.base.terminal.text_table import counted
+from bench.base import text_table
+from bench.base.text_table import counted
 
 MAX_WHAT_CHARS = 60  # of a kernel's name
 MIN_SHARE_FRAC = 0.5  # of the change of a step, for a cause that stands out

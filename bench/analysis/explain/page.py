@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.analysis.explain import explained, parts, ranking, text
 from bench.analysis.trace import load
 from bench.analysis.trace.source import NoTrace
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.base.units import MIB, format_ms
 from bench.web.page import REPORT_STYLES, Safe, bullets, details, join, page, section, soft, table, tag
 from bench.web.waterfall import CHANGES, Bar, Waterfall, of_changes

@@ -4,7 +4,7 @@ import re
 
 from bench.analysis.explain import parts, ranking
 from bench.analysis.trace.text import plain, short, table
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.base.units import format_ms
 
 BAR_CHARS = 30

@@ -22,7 +22,7 @@ from bench.analysis.trace import (
     timeline,
     window,
 )
-from bench.base.terminal.text_table import counted
+from bench.base.text_table import counted
 from bench.machine import peak_rates
 
 BUSY_BELOW_PCT = 80

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.base.units import MIB
 
 MAX_NAME_CHARS = 60

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from bench.base.reading.damage import Damaged, kind_name
 from bench.base.reading.plain_file import MAX_BYTES, content
@@ -12,11 +12,10 @@ MAX_DEPTH = 64  # objects and lists inside each other; a run.json has 6
 MAX_DIGITS = 30  # of a whole number: none that is converted to a float or printed takes long, or overflows
 NO_NUMBER = bytes(byte for byte in range(256) if byte not in b"[]{}")
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
-LONG_RUN = b"0" * (MAX_DIGITS + 1)
-BEFORE_A_NUMBER = b" \t\r\n:,[-"
+LONG_RUN = b"0" * (MAX_DIGITS + 1)  # in a number, or in a string, which _check() tells apart
 
 
-def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict:
+def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """A JSON file that holds an object.  kind: as of parsed()."""
     result = parsed(content(path, max_bytes), path, kind)
     if not isinstance(result, dict):
@@ -32,7 +31,7 @@ def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     try:
-        is_plain = not _is_deep(data) and not _has_long_number(data)
+        is_plain = not _is_deep(data) and LONG_RUN not in data.translate(DIGITS)
         result = _decoded(data)
         if not is_plain:
             _check(result)
@@ -54,7 +53,7 @@ def check_kind(value: Any, kind: Any, where: object) -> Any:
     return value
 
 
-def _decoded(data):
+def _decoded(data: bytes) -> Any:
     """By msgspec, which is fast; what it refuses by json, which takes half a surrogate and says where it failed."""
     import msgspec
 
@@ -66,11 +65,11 @@ def _decoded(data):
         return result
 
 
-def _refuse_constant(word):
+def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a number in JSON")
 
 
-def _is_deep(data):
+def _is_deep(data: bytes) -> bool:
     """Whether brackets may lie too deep in each other; brackets in strings may say so wrongly, never the other way."""
     brackets = data.translate(None, NO_NUMBER)
     for _ in range(MAX_DEPTH):
@@ -80,18 +79,7 @@ def _is_deep(data):
     return bool(brackets)
 
 
-def _has_long_number(data):
-    """A hash may be digits alone: it is a string, and what stands before its first digit says so."""
-    digits = data.translate(DIGITS)
-    at = digits.find(LONG_RUN)
-    while at >= 0:
-        if at == 0 or digits[at - 1] in BEFORE_A_NUMBER:
-            return True
-        at = digits.find(LONG_RUN, at + len(LONG_RUN))
-    return False
-
-
-def _check(value, depth=0):
+def _check(value: Any, depth: int = 0) -> None:
     """RecursionError, ValueError for what is too deep or too large."""
     if depth > MAX_DEPTH:
         raise RecursionError
@@ -107,7 +95,7 @@ def _check(value, depth=0):
         _check(one, depth + 1)
 
 
-def _field(error):
+def _field(error: Exception) -> str:
     """msgspec's "Expected `str`, got `int` - at `$.name`" as "name: expected str, got int"."""
     what, _, field = str(error).partition(" - at ")
     words = (what[0].lower() + what[1:]).replace("`", "").replace("object missing required field", "lacks")

@@ -38,7 +38,7 @@ def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -
     return file
 
 
-def _open_now(path, flags):
+def _open_now(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
@@ -60,7 +60,7 @@ def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file.  Missing, Damaged: as opened()."""
     with opened(path, max_bytes, buffering=0) as file:
         try:
-            return file.readall()
+            return file.read()
         except OSError as error:
             raise Damaged(f"{path}: cannot be read ({error.strerror}): restore it") from None
 
@@ -84,7 +84,7 @@ def lines(path: Path | str, max_bytes: int = MAX_LINES_BYTES) -> Iterator[Iterat
         yield _bounded(path, file)
 
 
-def _bounded(path, file):
+def _bounded(path: Path | str, file: io.TextIOWrapper) -> Iterator[str]:
     while line := file.readline(MAX_LINE_CHARS):
         if len(line) == MAX_LINE_CHARS:
             raise Damaged(f"{path}: has a line of {MAX_LINE_CHARS:,} characters: restore it")

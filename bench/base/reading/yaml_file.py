@@ -5,6 +5,7 @@ for more than memory holds.
 """
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ MAX_BYTES = MIB // 4  # a config.yaml has 0.002 MiB
 MAX_NODES = 100_000  # with each alias counted as often as it is used
 
 
-def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict:
+def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """A YAML file that holds a mapping, {} where it holds nothing.  Missing, Damaged."""
     result = parsed(text(path, max_bytes), path)
     if result is not None and not isinstance(result, dict):
@@ -41,39 +42,40 @@ def parsed(data: str, where: object) -> Any:
 
 
 @functools.cache
-def _loader():
+def _loader() -> Any:
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _check(events):
+def _check(events: Iterable[Any]) -> None:
     """Events of yaml.parse().  ValueError: what they would build is refused, and nothing has been built yet."""
     import yaml
 
-    sizes, stack = {}, [[None, 0]]  # of anchors; of what is open: its anchor, its nodes so far
+    sizes: dict[str | None, int] = {}  # of anchors
+    num_nodes, open_parts = 0, []  # of what is open: its anchor, the nodes before it
     for event in events:
         if isinstance(event, yaml.CollectionStartEvent):
-            stack.append([event.anchor, 1])
-            if len(stack) > MAX_DEPTH:
+            open_parts.append((event.anchor, num_nodes))
+            num_nodes += 1
+            if len(open_parts) >= MAX_DEPTH:
                 raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = stack.pop()
-            sizes[anchor] = size
-            stack[-1][1] += size
+            anchor, num_before = open_parts.pop()
+            sizes[anchor] = num_nodes - num_before
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise ValueError(f"the alias {event.anchor[:40]} names nothing before it")
-            stack[-1][1] += sizes[event.anchor]
+                raise ValueError(f"the alias {str(event.anchor)[:40]} names nothing before it")
+            num_nodes += sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             sizes[event.anchor] = 1
-            stack[-1][1] += 1
+            num_nodes += 1
             _check_scalar(event)
-        if stack[-1][1] > MAX_NODES:
+        if num_nodes > MAX_NODES:
             raise ValueError(f"its aliases stand for more than {MAX_NODES:,} values")
 
 
-def _check_scalar(event):
+def _check_scalar(event: Any) -> None:
     is_plain = event.implicit[0]
     if is_plain and event.value == "<<":
         raise ValueError("it has a merge key")

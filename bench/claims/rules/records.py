@@ -1,7 +1,7 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from bench.base import utc
-from bench.base.terminal.text_table import counted, some
+from bench.base.text_table import counted, some
 from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
@@ -73,7 +73,9 @@ def the_contestant_was_audited(claim):
     ]
     if failed:
         return False, "; ".join(failed)
-    outcomes = ", ".join(f"{name} {audit['outcome']}" for name, audit in by_run.items())
+    outcomes = ", ".join(
+        f"{name} {audit['outcome']}{certificates.audit_limit(audit)}" for name, audit in by_run.items()
+    )
     scripts = [run for run in claim.runs if run.record.get("script") and run.record.get("referee")]
     if not scripts or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
         return (

@@ -3,7 +3,7 @@
 A track's numbers, models and names are its own: track.rules, track.fixed and the data in conf/.
 """
 
-from bench.base.terminal.text_table import counted, some
+from bench.base.text_table import counted, some
 from bench.claims.rules.records import of_each
 from bench.compare import eligibility, target
 from bench.config import schema

@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.base import paths
-from bench.base.terminal import text_table
+from bench.base import paths, text_table
 from bench.base.units import format_s
 from bench.machine.passport.figures import LOWER_IS_BETTER, Figure
 from bench.machine.passport.kept import CANNOT, NO_TIME, Passport

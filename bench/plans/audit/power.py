@@ -9,7 +9,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from bench.base.stats import evalues
+from bench.base import stats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,13 +20,18 @@ REPEATS = 2000
 POWER = 0.8
 
 
+def unnoticed(nats: float, least_nats: float) -> tuple[float, float]:
+    """An honest loss and the bound -> what would stay above it: nats less; a leak of this share of the tokens."""
+    return nats - least_nats, 1 - least_nats / nats
+
+
 def seen_frac(
     num_tokens: int, vocab_size: int, excess_nats: float, leak_frac: float, rng: "np.random.Generator", repeats: int
 ) -> float:
     """The share of audits of so many random tokens that find the leak; with leak_frac 0 that of false alarms."""
     ln_v = math.log(vocab_size)
     nats = (_mean_nats(num_tokens, ln_v, excess_nats, leak_frac, rng) for _ in range(repeats))
-    return sum(evalues.log_e(ln_v, one, num_tokens) >= evalues.LOG_E for one in nats) / repeats
+    return sum(stats.log_e_value(ln_v, one, num_tokens) >= stats.MIN_LOG_E_VALUE for one in nats) / repeats
 
 
 def smallest_leak_frac(num_tokens: int, vocab_size: int, excess_nats: float, rng, repeats: int = REPEATS) -> float:
@@ -54,7 +59,7 @@ def main(words: list[str]) -> None:
     for num_tokens in map(int, words) if words else DEFAULT_TOKENS:
         for vocab_size, excess_nats in SHOWN:
             leak = smallest_leak_frac(num_tokens, vocab_size, excess_nats, rng)
-            least = evalues.least_nats(math.log(vocab_size), num_tokens)
+            least = stats.least_nats(math.log(vocab_size), num_tokens)
             print(
                 f"{num_tokens:>10,} tokens, V {vocab_size:>6,}, {excess_nats:.1f} nats above ln V if honest: "
                 f"found from {leak:.6%} of the tokens on; the bound is {least:.6f}",

@@ -5,7 +5,7 @@ The changes are a line a setting and not a list a rung: most of them share most 
 
 from collections.abc import Mapping, Sequence
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.base.units import format_about_s
 from bench.config import schema
 from bench.launch import prepare

@@ -9,7 +9,7 @@ the highest final val_loss of its runs, so that all of them reach it.
 from pathlib import Path
 from typing import TypedDict
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.compare import eligibility, selection
 from bench.plans.ladder import step as rung_step
 from bench.plans.ladder.step import POSITIVE, Judge, Level, Run, Step, decide, level, values

@@ -3,7 +3,7 @@
 import csv
 import io
 
-from bench.base.terminal import text_table
+from bench.base import text_table
 from bench.compare import wording
 from bench.plans.ladder.staircase import Rung, Staircase
 

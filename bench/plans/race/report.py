@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from bench.base import atomic
-from bench.base.terminal import text_table
+from bench.base import atomic, text_table
 from bench.compare import text as compare_text
 from bench.record import race_folder
 

@@ -3,9 +3,8 @@
 import sys
 from pathlib import Path
 
-from bench.base import atomic, utc
+from bench.base import atomic, text_table, utc
 from bench.base.paths import REPO
-from bench.base.terminal import text_table
 from bench.compare import comparison, selection, target
 from bench.launch.console import say
 from bench.launch.progress import Progress

@@ -1,12 +1,13 @@
 """Runs of a sweep side by side, each on cores or a GPU of its own, which no other run of the sweep may use.
 
-How much slower they are than alone is measured once before (probe.py) and stands in each record, run.json["beside"],
+How much slower they are than alone is measured once before, by a probe, and stands in each record, run.json["beside"],
 which makes it suspect: losses count, times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
 """
 
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +27,9 @@ from bench.record import sweep
 TICK_S = 0.2
 END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
 OPTION = "--beside"  # of ./run.sh run: a Slot as JSON
+PROBE_S = 3.0
+PROBE_WIDTH = 512  # of the matrices on cores; a GPU gets 8 times that
+PROBE_COPIED_BYTES = 32 * 2**20  # above a core's share of the caches
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ def run_all(
 
 
 def measured(where: Sequence[Slot]) -> float:
-    """Per cent by which a step of the probe is slower beside the others than alone, the worst slot's (probe.py)."""
+    """Per cent by which a step of the probe is slower beside the others than alone, the worst slot's."""
     alone = _probe(where[:1])
     beside = _probe(where)
     return max(0.0, 100 * (max(beside) / alone[0] - 1))
@@ -199,7 +203,7 @@ def _probe(where: Iterable[Slot]) -> list[float]:
         running = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "bench.plans.sweep.probe", json.dumps(asdict(slot))],
+                    [sys.executable, "-m", "bench.plans.sweep.packing", json.dumps(asdict(slot))],
                     cwd=REPO,
                     env=environment(slot),
                     stdin=subprocess.PIPE,
@@ -215,3 +219,42 @@ def _probe(where: Iterable[Slot]) -> list[float]:
             process.stdin.write("go\n")
             process.stdin.flush()
         return [float(process.stdout.readline()) for process in running]
+
+
+def probe(text: str) -> None:
+    """python -m bench.plans.sweep.packing SLOT: one run's load for a few seconds.  text: a Slot as JSON.
+
+    Prints "ready", waits for a line, prints the median milliseconds of a step: products of matrices, which fill the
+    cores or the GPU, and a copy, which fills the way to memory, as in a training step.
+    """
+    slot = parsed(text)
+    pin(slot)
+    import torch
+
+    torch.set_num_threads(len(slot.cores))
+    device = torch.device("cuda" if slot.gpu is not None else "cpu")
+    width = PROBE_WIDTH * (8 if device.type == "cuda" else 1)
+    left_WW, right_WW = torch.rand(2, width, width, device=device)
+    copied = torch.zeros(PROBE_COPIED_BYTES // 4, device=device)
+
+    def step():
+        for _ in range(4):
+            torch.mm(left_WW, right_WW)
+        copied.clone()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(3):
+        step()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    times_ms, end_s = [], time.perf_counter() + PROBE_S
+    while time.perf_counter() < end_s:
+        start_s = time.perf_counter()
+        step()
+        times_ms.append((time.perf_counter() - start_s) * 1e3)
+    print(statistics.median(times_ms), flush=True)
+
+
+if __name__ == "__main__":
+    probe(sys.argv[1])

@@ -142,7 +142,7 @@ def _race_lines(folder, out):
 
 
 def _verdict_lines(race, started, link):
-    against = (race.get("result") or {}).get("against") or {}
+    against = race_folder.verdicts_of(race)
     if not against:
         return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
     lines = []

@@ -52,12 +52,12 @@ class Host(Instrument):
             return [os.pread(fd, 64, 0) for fd in self._fds]
         return time.thread_time_ns()
 
-    def columns(self) -> dict[str, dict[int, float | None]]:
+    def columns(self) -> dict[str, dict[int, float]]:
         """cpu_ms: the main thread's CPU time; runqueue_ms: waiting for a CPU, the threads added up.
 
         Threads of one step wait for each other, so that a delay of any of them delays all; two at once count twice.
         """
-        result: dict[str, dict[int, float | None]] = {"cpu_ms": {}, "runqueue_ms": {}}
+        result: dict[str, dict[int, float]] = {"cpu_ms": {}, "runqueue_ms": {}}
         for row, before, after in self._samples:
             if isinstance(before, int):
                 result["cpu_ms"][row] = (after - before) / 1e6

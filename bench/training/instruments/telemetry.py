@@ -8,8 +8,9 @@ are in telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] say
 import os
 import sys
 import time
+from typing import Annotated
 
-from bench.config import windows
+from bench.config import typed
 from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
 from bench.training.instruments.base import Context, Instrument
@@ -27,7 +28,7 @@ class Telemetry(Instrument):
     @staticmethod
     def check(settings: dict) -> None:
         for name, value in settings.items():
-            windows.check_whole(f"instruments.telemetry.{name}", value, MIN_INTERVAL_MS)
+            typed.checked(f"instruments.telemetry.{name}", value, Annotated[int, typed.at_least(MIN_INTERVAL_MS)])
 
     def __init__(self, context: Context, **intervals):
         super().__init__(context)
@@ -81,6 +82,7 @@ class Telemetry(Instrument):
 
     def on_run_end(self) -> None:
         if self._started is not None:
+            assert self._sampling is not None
             self._sync()
             self._stopped = self._sampling.stop()
             self.close()
@@ -91,7 +93,7 @@ class Telemetry(Instrument):
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
-    def columns(self) -> dict[str, dict[int, float | None]]:
+    def columns(self) -> dict[str, dict[int, float]]:
         """energy_j and sm_clock_mhz of every step, or cpu_freq_mhz; steps lie where their device had them.
 
         Of several nodes none: a step's column is the maximum over ranks, and energy is a sum; the summary has it.
@@ -108,7 +110,7 @@ class Telemetry(Instrument):
 
     def summary(self) -> dict:
         """{} on other ranks than a node's first; energies of all the node's GPUs together."""
-        if self._stopped is None:
+        if self._started is None or self._stopped is None:
             return {}
         return join.whole(self._joined(), self._started, self._stopped)
 

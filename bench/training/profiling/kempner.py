@@ -26,8 +26,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerAction
 
 from bench.analysis.trace import categories
-from bench.base import atomic
-from bench.base.terminal import text_table
+from bench.base import atomic, text_table
 from bench.config.windows import KEMPNER_FLAGS, span
 from bench.machine import peak_rates
 from bench.training.profiling import files

@@ -1,21 +1,43 @@
 """Cells as a table of text: for a terminal, a pipe, or Markdown.
 
-On a terminal rich draws it: colours, and words folded where the table is wider than the terminal.  What nothing has to
-be decided about is joined here, 10,000 rows in a tenth of a second; rich would take seconds.
+What standard output is says how: its width, and whether words may be in colour.  On a terminal rich draws the table:
+colours, and words folded where it is wider than the terminal.  What nothing has to be decided about is joined here,
+10,000 rows in a tenth of a second; rich would take seconds.
 """
 
 import itertools
+import os
 import re
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from bench.base.terminal import screen
-
+COLOURS = {  # a word on its own, in any case: what it says should be seen at once
+    "faster": "green",
+    "accepted": "green",
+    "slower": "red",
+    "fail": "red",
+    "failed": "red",
+    "refused": "red",
+    "missed": "red",
+    "invalid": "red",
+    "aborted": "red",
+    "stopped": "yellow",
+    "inconclusive": "yellow",
+    "equivalent": "yellow",
+    "not comparable": "yellow",
+    "no verdict": "yellow",
+    "suspect": "yellow",
+    "warn": "yellow",
+}
 MAX_DRAWN_ROWS = 500  # by rich, 0.7 ms each
 GAP = 2  # spaces between columns
 MIN_WORDS_WIDTH = 12  # of a column that is folded
 MARK_WIDTH = 8  # of the word before a line, as progress lines have it
+
+Rows = list[Sequence[str]]
 
 
 def render(
@@ -23,7 +45,7 @@ def render(
 ) -> str:
     """columns: names, none for rows without a head; cells: rows of strings; right: columns of numbers, aligned right.
 
-    form: simple, which fits into the terminal's width (terminal.py); wide, which does not; or github.
+    form: simple, which fits into the terminal's width; wide, which does not; or github.
     No rows: just the head.  Cells may be words of a foreign record: see line().
     """
     is_md = form == "github"
@@ -40,21 +62,21 @@ def marked(pairs: Iterable[tuple[str, str]]) -> str:
     return render((), [(mark.rjust(MARK_WIDTH), words) for mark, words in pairs])
 
 
-def _line_cells(row, is_md):
+def _line_cells(row: tuple[str, ...], is_md: bool) -> Sequence[str]:
     is_plain = not is_md and all(map(str.isprintable, row))
     return row if is_plain else [line(cell, is_md) for cell in row]
 
 
-def _is_too_wide(widths):
-    limit = screen.width()
+def _is_too_wide(widths: Sequence[int]) -> bool:
+    limit = screen_width()
     return limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit
 
 
-def _has_colours(rows):
-    return screen.is_terminal() and any(map(screen.colour, itertools.chain.from_iterable(rows)))
+def _has_colours(rows: Rows) -> bool:
+    return is_terminal() and any(map(colour, itertools.chain.from_iterable(rows)))
 
 
-def _joined(rows, widths, right, is_md, has_head):
+def _joined(rows: Rows, widths: Sequence[int], right: Sequence[bool], is_md: bool, has_head: bool) -> str:
     widths = [max(width, 3) for width in widths] if is_md else widths
     signs = [">" if is_right else "<" for is_right in right]
     between, edges = (" | ", ("| ", " |")) if is_md else (" " * GAP, ("", ""))
@@ -66,13 +88,13 @@ def _joined(rows, widths, right, is_md, has_head):
     return "\n".join(lines)
 
 
-def _drawn(rows, widths, right, has_head):
+def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_head: bool) -> str:
     """By rich: words are folded until all fits; numbers never are, so it may be wider than a very narrow terminal."""
     from rich.rule import Rule
     from rich.table import Table
     from rich.text import Text
 
-    limit = screen.width() or sum(widths) + GAP * len(widths)
+    limit = screen_width() or sum(widths) + GAP * len(widths)
     if has_head and _is_too_wide(widths):
         rows[0] = [_folded_head(*one) for one in zip(zip(*rows), right)]
     least = [
@@ -83,13 +105,13 @@ def _drawn(rows, widths, right, has_head):
     for is_right in right:
         table.add_column(justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
     for number, row in enumerate(rows):
-        table.add_row(*(Text(cell, screen.colour(cell)) for cell in row))
+        table.add_row(*(Text(cell, colour(cell)) for cell in row))
         if has_head and number == 0:
             table.add_row(*(Rule(characters="-", style="") for _ in row))
-    return screen.drawn(table, max(limit, sum(least) + GAP * (len(least) - 1)))
+    return drawn(table, max(limit, sum(least) + GAP * (len(least) - 1)))
 
 
-def _folded_head(column, is_right):
+def _folded_head(column: Sequence[str], is_right: bool) -> str:
     """The name of a column of numbers, over several lines rather than wider than its numbers."""
     name, *cells = column
     widest = max(map(len, [*cells, *name.split()]), default=1)
@@ -132,10 +154,53 @@ def line(text: str, is_md: bool = False) -> str:
     return _escaped(printable(text)) if is_md else printable(text)
 
 
-def _is_control(char):
+def _is_control(char: str) -> bool:
     return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
-def _escaped(text):
+def _escaped(text: str) -> str:
     """For Markdown: no cell may end a cell, begin a link, or be HTML."""
     return re.sub(r"([\\|`*\[\]<>])", r"\\\1", text) if re.search(r"[\\|`*\[\]<>]", text) else text
+
+
+# ---- the terminal
+
+
+def screen_width() -> int | None:
+    """Characters a line: $COLUMNS, else the terminal's.  None where there is neither: nothing needs to be cut."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError):  # a pipe, or no file at all
+        return None
+
+
+def is_terminal() -> bool:
+    """Whether somebody looks at standard output."""
+    return sys.stdout.isatty()
+
+
+def colour(word: str) -> str:
+    """Style of a word by rich's names; "" for the plain ones."""
+    return COLOURS.get(word.strip().lower(), "")
+
+
+def coloured(word: str) -> str:
+    """A verdict with its colour's escape sequences; without them in a pipe, with NO_COLOR, and where TERM=dumb."""
+    if not is_terminal():
+        return word
+    from rich.text import Text
+
+    return drawn(Text(word, colour(word)), len(word))
+
+
+def drawn(what: Any, line_width: int) -> str:
+    """Anything of rich's as text, in lines of this width, without trailing spaces.  No markup is interpreted."""
+    from rich.console import Console
+
+    console = Console(width=max(line_width, 1), markup=False, highlight=False, emoji=False)
+    with console.capture() as captured:
+        console.print(what)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())

@@ -1,0 +1,401 @@
+"""Statistics: numbers in, numbers out.  Nothing here knows a run, a file or a unit.
+
+Samples, distribution functions, tests, power, and how low a loss can be by luck.  Written without scipy, which is not
+needed at run time; the tests compare every function with it to 1e-9.
+
+Power is that of the two-sided Welch test, by the noncentral t distribution with the degrees of freedom that the spreads
+give.  Near enough from 5 a side; below, Welch's degrees of freedom vary from sample to sample and it promises too much:
+with 3 a side the change that should be found in 80 of 100 races is found in 70 (simulated, tests/test_simulation.py).
+"""
+
+import bisect
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+TINY = 1e-300
+ALPHA = 0.05  # of every test that names no other
+WANTED_POWER = 0.8  # of the MDE, the minimum detectable effect
+MAX_N = 1_000_000
+E_VALUE_ALPHA = 1e-6  # of one check of a loss: a false alarm in a million
+MIN_LOG_E_VALUE = math.log(1 / E_VALUE_ALPHA)  # 13.8
+
+
+# ---- samples
+
+
+def mean(values: Iterable[float]) -> float:
+    """Arithmetic mean of at least one number, the sum rounded once (math.fsum); exactly x for copies of x."""
+    values = list(values)
+    assert values, "the mean of nothing"
+    return values[0] if is_constant(values) else math.fsum(values) / len(values)
+
+
+def sd(values: Iterable[float]) -> float | None:
+    """Sample standard deviation, ddof = 1; None for fewer than two numbers, exactly 0.0 for equal ones."""
+    values = list(values)
+    if len(values) < 2:
+        return None
+    if is_constant(values):
+        return 0.0
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
+def cv_pct(values: Iterable[float]) -> float | None:
+    """Coefficient of variation, 100 * sd / mean; None for fewer than two numbers or a mean that is not above 0."""
+    values = list(values)
+    spread = sd(values)
+    return None if spread is None or mean(values) <= 0 else 100 * spread / mean(values)
+
+
+def percentile(values: Iterable[float], pct: float) -> float | None:
+    """Linear interpolation between order statistics, Hyndman and Fan (1996) type 7, as numpy; None for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    index = (len(ordered) - 1) * pct / 100
+    low = math.floor(index)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (index - low) * (ordered[high] - ordered[low])
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """(low, high) of the mean by Student's t: mean -+ t * sd / sqrt(n), df = n - 1.
+
+    None for fewer than two numbers and for equal ones, which is what coarse rounding looks like, not certainty.
+    """
+    spread = sd(values)
+    if not spread:
+        return None
+    half_width = student_t_quantile(0.5 + confidence / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    return mean(values) - half_width, mean(values) + half_width
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """(low, high) of the median: the order statistics that hold it at least that often, for any distribution.
+
+    The k-th from either end, where 2 * P(Binomial(n, 1/2) < k) <= 1 - confidence; None for too few values (5 at 0.95).
+    """
+    ordered, n = sorted(values), len(values)
+    k, tail = 0, 0.5**n  # tail: P(X <= k)
+    while 2 * tail <= 1 - confidence:
+        k += 1
+        tail += math.comb(n, k) * 0.5**n
+    return None if k == 0 else (ordered[k - 1], ordered[n - k])
+
+
+def is_constant(values: Sequence[float]) -> bool:
+    """Whether all of at least one number are equal; nan is not equal to itself."""
+    return values[0] == values[0] and values.count(values[0]) == len(values)
+
+
+# ---- distributions
+
+
+def normal_cdf(z: float) -> float:
+    """P(Z <= z)."""
+    return 0.5 * math.erfc(-z / math.sqrt(2))
+
+
+def student_t_cdf(t: float, df: float) -> float:
+    """P(T <= t)."""
+    return student_t_sf(-t, df)
+
+
+def student_t_sf(t: float, df: float) -> float:
+    """P(T > t) = I_x(df/2, 1/2) / 2 with x = df / (df + t^2), for t >= 0 (Abramowitz and Stegun 26.7.1 and 26.5.27)."""
+    assert df > 0
+    if t < 0:
+        return 1.0 - student_t_sf(-t, df)
+    if math.isinf(t * t):
+        return 0.0
+    return 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t), t * t / (df + t * t))
+
+
+@functools.lru_cache(maxsize=256)  # 8 evaluations each, and a comparison asks for the same ones again
+def student_t_quantile(p: float, df: float) -> float:
+    """t with P(T <= t) = p, found on the smaller tail."""
+    assert 0 < p < 1 and df > 0
+    if p < 0.5:
+        return -_upper_quantile(p, df)
+    return 0.0 if p == 0.5 else _upper_quantile(1.0 - p, df)
+
+
+def _upper_quantile(tail: float, df: float) -> float:
+    """By Newton's method: to the right of 0 the tail is convex, so steps from the left never pass the root."""
+    t, high = 0.0, 1.0
+    while student_t_sf(high, df) > tail:
+        t, high = high, 2 * high
+    while True:
+        step = (student_t_sf(t, df) - tail) / (_student_t_density(t, df) or math.inf)
+        t += step
+        if step <= 1e-15 * t:  # rounding: nothing is left to gain
+            return t
+
+
+def _student_t_density(t: float, df: float) -> float:
+    log_front = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi * df)
+    return math.exp(log_front - (df + 1) / 2 * math.log1p(t * t / df))
+
+
+def noncentral_t_cdf(t: float, df: float, shift: float) -> float:
+    """P(T <= t) of T = (Z + shift) / sqrt(chi2_df / df).
+
+    For t >= 0: normal_cdf(-shift) + 1/2 sum over j >= 0 of p_j I_x(j + 1/2, df/2) + q_j I_x(j + 1, df/2), with
+    x = t^2 / (df + t^2), h = shift^2 / 2, p_j = e^-h h^j / j!, q_j = shift / sqrt(2) e^-h h^j / Gamma(j + 3/2)
+    (Lenth 1989).  Absolute error below 1e-10.
+    """
+    assert df > 0
+    if t < 0:
+        return 1.0 - noncentral_t_cdf(-t, df, -shift)
+    if t == 0 or shift == 0:
+        return normal_cdf(-shift) if t == 0 else student_t_cdf(t, df)
+    h, b = shift * shift / 2, df / 2
+    x, one_minus_x = t * t / (df + t * t), df / (df + t * t)
+    j = max(0, math.floor(h - 9 * math.sqrt(h)) - 40)  # the terms before add up to less than 1e-17
+    odd, odd_step = _beta_and_step(j + 0.5, b, x, one_minus_x)
+    even, even_step = _beta_and_step(j + 1.0, b, x, one_minus_x)
+    total, last = 0.0, h + 20 * math.sqrt(h) + 1000
+    while True:
+        p = math.exp(j * math.log(h) - h - math.lgamma(j + 1))
+        q = shift / math.sqrt(2) * math.exp(j * math.log(h) - h - math.lgamma(j + 1.5))
+        total += p * odd + q * even
+        if j > h and max(p, abs(q)) < 1e-18:
+            return min(1.0, max(0.0, normal_cdf(-shift) + 0.5 * total))
+        odd, even = odd - odd_step, even - even_step  # I_x(a + 1, b) = I_x(a, b) - step; DLMF 8.17.20
+        odd_step *= x * (j + 0.5 + b) / (j + 1.5)
+        even_step *= x * (j + 1.0 + b) / (j + 2.0)
+        j += 1
+        assert j < last, f"no convergence for t={t} df={df} shift={shift}"
+
+
+def _beta_and_step(a: float, b: float, x: float, one_minus_x: float) -> tuple[float, float]:
+    """I_x(a, b) and x^a (1 - x)^b / (a B(a, b))."""
+    log_step = a * math.log(x) + b * math.log(one_minus_x) + math.lgamma(a + b) - math.lgamma(a + 1) - math.lgamma(b)
+    return _incomplete_beta(a, b, x, one_minus_x), math.exp(log_step)
+
+
+def _incomplete_beta(a: float, b: float, x: float, one_minus_x: float) -> float:
+    """Regularised I_x(a, b); both x and 1 - x are given, so that neither loses digits (DLMF 8.17.4 and 8.17.22)."""
+    if x <= 0.0 or one_minus_x <= 0.0:
+        return 0.0 if x <= 0.0 else 1.0
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(one_minus_x)
+    if x < (a + 1) / (a + b + 2):  # where the fraction converges fast
+        return math.exp(log_front) * _beta_fraction(a, b, x) / a
+    return 1.0 - math.exp(log_front) * _beta_fraction(b, a, one_minus_x) / b
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction 1/(1 + d1/(1 + d2/(1 + ...))) of DLMF 8.17.22, by Lentz's method."""
+    c, d = 1.0, 1.0 / ((1.0 - (a + b) * x / (a + 1)) or TINY)
+    value = d
+    for m in range(1, 100_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1.0 / ((1.0 + term * d) or TINY)
+            c = (1.0 + term / c) or TINY
+            value *= c * d
+        if abs(c * d - 1.0) < 1e-15:
+            return value
+    raise AssertionError(f"no convergence for a={a} b={b} x={x}")
+
+
+# ---- tests
+
+
+def one_sample_t_less(values: Iterable[float], target: float) -> tuple[float | None, float | None]:
+    """One-sided one-sample t test, H0: mean >= target, H1: mean < target.  Returns (t, p).
+
+    t = (mean - target) / (sd / sqrt(n)), p = P(T <= t), df = n - 1 (Student 1908).
+    (None, None) where there is no spread to judge by: of fewer than two values, and of equal ones, which is what copies
+    and coarse rounding look like and not what certainty looks like.
+    """
+    values = list(values)
+    spread = sd(values)
+    if not spread:
+        return None, None
+    t = (mean(values) - target) / (spread / math.sqrt(len(values)))
+    return t, student_t_cdf(t, len(values) - 1)
+
+
+class Welch(NamedTuple):
+    """Two samples with spreads of their own (Welch 1947).  All but difference are None where nothing can be tested."""
+
+    difference: float  # mean(b) - mean(a)
+    se: float | None  # standard error of the difference
+    df: float | None
+    t: float | None
+    p: float | None  # two-sided
+
+
+def welch(a: Iterable[float], b: Iterable[float]) -> Welch:
+    """Two samples of at least one number each -> Welch.
+
+    Fewer than two numbers in either have no spread to judge by.  Neither do two samples that are both constant: that is
+    what copies and coarse rounding look like, not what certainty looks like, so it gives no p instead of p = 0.
+    One constant sample is fine: the other's spread and degrees of freedom remain.
+    """
+    a, b = list(a), list(b)
+    difference = mean(b) - mean(a)
+    sd_a, sd_b = sd(a), sd(b)
+    if sd_a is None or sd_b is None:
+        return Welch(difference, None, None, None, None)
+    return welch_of_samples(difference, (sd_a, sd_b), (len(a), len(b)))
+
+
+def welch_of_samples(difference: float, sds: Sequence[float], ns: Sequence[int]) -> Welch:
+    """The same from the difference of the means, the standard deviations and the sizes of two samples."""
+    parts = [spread * spread / n for spread, n in zip(sds, ns, strict=True)]
+    se = math.sqrt(sum(parts))
+    if se == 0:
+        return Welch(difference, 0.0, None, None, None)
+    t, df = difference / se, welch_df(sds, ns)
+    return Welch(difference, se, df, t, 2 * student_t_sf(abs(t), df))
+
+
+def welch_df(sds: Sequence[float], ns: Sequence[int]) -> float:
+    """Welch and Satterthwaite's degrees of freedom: (sum v_i)^2 / sum of v_i^2 / (n_i - 1), v_i = sd_i^2 / n_i.
+
+    Shares of the sum instead of the squares themselves: those of tiny spreads would be 0 in floating point.
+    """
+    parts = [spread * spread / n for spread, n in zip(sds, ns, strict=True)]
+    total = sum(parts)
+    return 1 / sum((part / total) ** 2 / (n - 1) for part, n in zip(parts, ns, strict=True))
+
+
+def interval(test: Welch, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Two-sided interval (low, high) of a Welch difference; None where there is no test."""
+    if test.df is None or test.se is None:
+        return None
+    half_width = student_t_quantile(0.5 + confidence / 2, test.df) * test.se
+    return test.difference - half_width, test.difference + half_width
+
+
+def equivalence_p(test: Welch, low: float, high: float) -> float | None:
+    """Two one-sided tests, H0: the difference is outside of (low, high) (Schuirmann 1987).  The larger p, or None.
+
+    p < 0.05 exactly where the 90 % interval lies inside (low, high).
+    """
+    if test.df is None or test.se is None:
+        return None
+    above_low = student_t_sf((test.difference - low) / test.se, test.df)
+    below_high = student_t_cdf((test.difference - high) / test.se, test.df)
+    return max(above_low, below_high)
+
+
+def non_inferiority_p(test: Welch, margin: float) -> float | None:
+    """One-sided, H0: the difference is at least margin (b is worse by that much; less is better).  p, or None."""
+    if test.df is None or test.se is None:
+        return None
+    return student_t_cdf((test.difference - margin) / test.se, test.df)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """p values -> p values adjusted for their number, in the same order (Holm 1979).  None stays None, uncounted.
+
+    Sorted p_(1) <= p_(2) ...: adjusted p_(i) = max over k <= i of (m - k + 1) p_(k), at most 1.
+    """
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    running = 0.0
+    for rank, (p, index) in enumerate(order):
+        running = max(running, min(1.0, (len(order) - rank) * p))
+        adjusted[index] = running
+    return adjusted
+
+
+# ---- power
+
+
+def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
+    """Probability that the test gives p < alpha where the means differ so; None: no test (n < 2, no spread)."""
+    found = _se_and_df(sds, ns)
+    if found is None:
+        return None
+    se, df = found
+    return _power(difference / se, df, student_t_quantile(1 - alpha / 2, df))
+
+
+def smallest_difference(
+    sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA, wanted_power: float = WANTED_POWER
+) -> float | None:
+    """The difference of the means that the test finds with the wanted power (MDE); None where there is no test."""
+    if not 0 < alpha < wanted_power < 1:
+        raise ValueError(f"alpha={alpha:g}, power={wanted_power:g}: use 0 < alpha < power < 1")
+    found = _se_and_df(sds, ns)
+    if found is None:
+        return None
+    se, df = found
+    return _shift(df, alpha, wanted_power) * se
+
+
+def needed_n(difference: float, sd: float | None) -> int | None:
+    """Runs a side, at least 2, that find a difference with WANTED_POWER where both spreads are sd.
+
+    None where even a million would not do, a difference of 0 among them, and where sd is None.
+    """
+    if difference == 0 or sd is None:
+        return None
+    if sd == 0:
+        return 2
+
+    def is_enough(n: int) -> bool:
+        return (power(difference, (sd, sd), (n, n)) or 0.0) >= WANTED_POWER
+
+    high = 2
+    while not is_enough(high):
+        high *= 2
+        if high > MAX_N:
+            return None
+    return bisect.bisect_left(range(high), True, lo=high // 2 + 1, key=is_enough)
+
+
+def _se_and_df(sds: Sequence[float | None], ns: Sequence[int]) -> tuple[float, float] | None:
+    """Standard error and degrees of freedom of a difference; None: nothing can be tested."""
+    known = [spread for spread in sds if spread is not None]
+    if len(known) < len(sds) or min(ns) < 2 or sum(known) == 0:
+        return None
+    return math.sqrt(sum(spread * spread / n for spread, n in zip(known, ns, strict=True))), welch_df(known, ns)
+
+
+def _power(shift: float, df: float, critical: float) -> float:
+    """Of the test that calls |t| > critical a difference, where the true difference is shift standard errors."""
+    return 1 - noncentral_t_cdf(critical, df, abs(shift)) + noncentral_t_cdf(-critical, df, abs(shift))
+
+
+@functools.lru_cache(maxsize=256)  # some 50 evaluations, and a table of n asks for the same ones again
+def _shift(df: float, alpha: float, wanted_power: float) -> float:
+    """Difference over standard error at which the power is as wanted, by bisection."""
+    critical = student_t_quantile(1 - alpha / 2, df)
+    low, high = 0.0, 2 * critical
+    while _power(high, df, critical) < wanted_power:
+        low, high = high, 2 * high
+    while (middle := 0.5 * (low + high)) not in (low, high) and high - low > 1e-13 * high:
+        low, high = (middle, high) if _power(middle, df, critical) < wanted_power else (low, middle)
+    return middle
+
+
+# ---- losses
+
+
+def log_e_value(nats_of_p: float, nats: float, num_tokens: int) -> float:
+    """The log of the e-value of a mean loss of nats; a causal model has MIN_LOG_E_VALUE or more in one of a million.
+
+    Let tokens x_1 ... x_N be drawn from a known distribution p, and let q be any causal model: its q(x_t | x_<t) sums
+    to 1 over the vocabulary and depends on the tokens before t alone, however it was trained.  Given the past, the
+    expectation of q(x_t | past) / p(x_t | past) is the sum of q over the tokens that p can draw, so at most 1.  Hence
+    the product M of these ratios over all tokens has an expectation of at most 1, and by Markov's inequality
+    P(M >= 1 / alpha) <= alpha.  But ln M = N * (nats of p - nats of q), both means over the tokens that were drawn.  So
+    a mean loss below (nats of p) - ln(1 / alpha) / N happens to an honest model with probability alpha at most, at
+    every N, without a standard error or an assumption about the model.  For tokens drawn uniformly over a vocabulary of
+    V the nats of p are ln V.
+    """
+    return num_tokens * (nats_of_p - nats)
+
+
+def least_nats(nats_of_p: float, num_tokens: int) -> float:
+    """The mean loss at which log_e_value() is MIN_LOG_E_VALUE."""
+    return nats_of_p - MIN_LOG_E_VALUE / num_tokens
