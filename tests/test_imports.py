@@ -18,7 +18,7 @@ TABLE = {
     "machine": "base config",
     "data": "base config",
     "record": "base config data machine",
-    "web": "",
+    "web": "base",
     "analysis": "base machine record web",
     "training": "analysis base config data machine record web",
     "compare": "analysis base config record",

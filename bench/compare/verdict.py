@@ -60,7 +60,7 @@ class Comparison(TypedDict, total=False):
     time: effects.Time  # of the runs that count
     val_loss: effects.Loss
     verdict: str  # faster, slower, equivalent, inconclusive, not_comparable
-    flags: list[str]  # bench/compare/text.py says what they mean
+    flags: list[str]  # bench/compare/wording.py says what they mean
     words: str  # the verdict as a sentence
     arms: list[str]  # names of baseline and candidate, as the sentences call them
     about: list[str]  # what each of them is: its overrides, or the words of the user

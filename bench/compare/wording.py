@@ -13,6 +13,36 @@ MEASURES = {  # key of the Comparison: (name, key of the means, their unit, deci
     "memory": ("peak memory", "mean_gib", "GiB", 3),
     "compile": ("compile time", "mean_s", "s", 2),
 }
+FLAGS = {  # what each means, for someone who meets it the first time
+    "imported": "another harness timed these runs and wrote their logs",
+    "session-unknown": "nothing says that both arms ran in one session",
+    "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
+    "order-unknown": "whether the arms were interleaved is unknown",
+    "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {effects.MIN_FLOOR_PCT:g} % is assumed",
+    "calibration-ignored": "the machine disturbed the runs of this session's calibration: calibrate when it is quiet",
+    "n=1": "one run has no spread: no verdict",
+    "no-spread": "identical times in each arm: not measured? no verdict",
+    "runs-without-a-time": "some started runs failed, are invalid or still run",
+    "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
+    "software-differs": "the arms' scripts have their own interpreters, with another torch, CUDA or NCCL",
+    "data-unknown": "the arms' scripts brought data of their own, of which nothing is known",
+    "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
+    "runs-excluded": "runs that the machine disturbed are excluded from both arms",
+    "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
+    effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
+    effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
+    "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
+    "same-seed": "repeats of one seed count as one loss",
+    "steps-differ": "the arms ran different numbers of steps to the same target",
+    "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
+    "mixed-code": "an arm mixes runs of different code, or of identity versions, so that their code cannot be compared",
+    "open-division": "runs that change what their track fixes",
+    "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
+    "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
+    "unplanned-look": "an interim look that is not in the race's plan: the verdict is not evidence",
+    "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
+    "forced": "numbers were asked for although the runs are not comparable",
+}
 MAX_MDE_PCT = 1000
 HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
 
