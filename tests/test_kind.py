@@ -8,7 +8,6 @@ import pytest
 
 from bench.cli import race
 from bench.compare import verdict
-from bench.plans.race import report
 from bench.record import race_folder
 from bench.record.rows import row_of
 from bench.report import race_page
@@ -107,13 +106,13 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
     (folder,) = (results.folder / "races").glob("*/")
     words = "time to the target 3, which both reach on average, at equal steps (120): so also ms per step"
     assert f"compared: {words}" in (folder / "race.md").read_text()
-    assert f"Compared: {words}." in (folder / "race.html").read_text()
+    assert f"compared: {words}" in (folder / "race.html").read_text()
     old = race_folder.read(folder)
     for name in ("kind", "kind_words"):
         del old["result"]["against"]["B"][name]
     monkeypatch.setattr(race_folder, "read", lambda folder: old)
-    assert "Compared:" not in race_page.html(folder)
-    assert "compared:" not in report.text(old, "md")
+    assert "compared:" not in race_page.html(folder)
+    assert "compared:" not in race_page.of_race(old).markdown()
 
 
 @pytest.mark.parametrize("name", verdict.KINDS)

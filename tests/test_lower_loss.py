@@ -9,7 +9,8 @@ from benchmarks import contestants
 from bench.base import stats
 from bench.claims.rules import races
 from bench.cli import compare
-from bench.compare import effects, text
+from bench.compare import effects
+from bench.report import verdicts
 
 A_S, B_S = [10.0, 10.01, 9.99, 10.005], [10.005, 9.995, 10.0, 10.01]
 HIGHER, LOWER = [3.0, 3.01, 2.99, 3.0], [2.9, 2.91, 2.89, 2.9]
@@ -42,7 +43,8 @@ def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_counted():
     assert found["verdict"] != "faster" and not is_counted(found)
     assert "B spends 0.500 s more outside its own clock than A (95 % interval 0.486 to 0.514 s" in found["words"]
     assert found["words"].endswith("so its lower val_loss is not counted")
-    assert "lower-loss-not-counted: the candidate may have trained" in text.report([found])
+    shown = verdicts.of_arms((), [found | {"about": ["a", "b"]}]).terminal()
+    assert "\nlower-loss-not-counted" in shown and "the candidate may have trained" in shown
 
 
 def test_it_is_counted_where_both_spend_as_much_and_nothing_is_said_of_a_loss_that_is_not_lower():

@@ -1,7 +1,6 @@
 """Is B faster than A?  ./run.sh compare A B      A, B: run folders, globs, run ids, RACE:ARM, logs; or one race
 
-First whether they may be compared and what differs, then the numbers, with --why where the time went, and last the
-verdict.
+First the verdict, then whether they may be compared and what differs, the numbers, with --why where the time went.
 """
 
 import json
@@ -11,9 +10,10 @@ import sys
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
-from bench.compare import comparison, selection, text, wording
+from bench.compare import comparison, selection, wording
 from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
 from bench.record import named
+from bench.report import verdicts
 
 FAILURES = ("slower", "inconclusive", "loss")
 
@@ -33,24 +33,21 @@ def main(argv):
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("compare", f"the steps of a run: {message}")
+    results = [result for _, result in against]
     if args.json:
-        results = [{"names": [arms[0].name, name]} | compared for name, compared in against]
-        print(json.dumps(results[0] if len(results) == 1 else results, indent=1))
+        answers = [{"names": [arms[0].name, name]} | result for name, result in against]
+        print(json.dumps(answers[0] if len(answers) == 1 else answers, indent=1))
     elif args.html:
-        _write_page(arms, [compared for _, compared in against], of_user(args.html))
+        path = of_user(args.html)
+        answer = verdicts.of_arms(arms, results, path.parent, verdicts.Options(patch=True, why=True))
+        atomic.write_out(path, answer.html(), "--html")
+        print(shown(path))
     elif args.csv:
-        print(text.as_csv(against), end="")
+        print(verdicts.as_csv(against), end="")
     else:
-        form = "md" if args.md else "terminal"
-        print(text.report([compared for _, compared in against], form, patch=args.diff, why=args.why))
-    return max(exit_code(compared, fail_on, args.fail_if == "shown") for _, compared in against)
-
-
-def _write_page(arms, results, path):
-    from bench.report import comparison_page
-
-    atomic.write_out(path, comparison_page.html(arms, results, path.parent), "--html")
-    print(shown(path))
+        answer = verdicts.of_arms(arms, results, None, verdicts.Options(args.diff, args.why))
+        print(answer.markdown() if args.md else answer.terminal())
+    return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
 
 
 def _refuse_open_races(arms):

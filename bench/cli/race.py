@@ -17,7 +17,7 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
-from bench.plans.race import arm_process, plan, planning, report, runner, state
+from bench.plans.race import arm_process, plan, planning, runner, state
 from bench.plans.sweep import points
 from bench.record import named
 
@@ -34,7 +34,9 @@ def main(argv):
     if args.json:
         print(json.dumps(race, indent=1))
     elif folder is None:
-        print(report.verdicts(race))
+        from bench.report import verdicts
+
+        print(verdicts.of_arms((), list(race["against"].values())).terminal())
     elif race["status"] != "interrupted":
         _say(folder, race, args)
     if folder is None:
@@ -72,10 +74,14 @@ def check(argv):
 
 def _say(folder, race, args):
     """How a race ended, and where it lies; quiet, the verdicts alone."""
+    from bench.report import race_page, verdicts
+
+    hint = f"./run.sh compare {race['race_id']} --why"
+    answer = race_page.of_race(race, options=verdicts.Options(hint=hint))
     if args.quiet and not args.md:
-        print(report.last_words(race))
+        print("\n".join(verdict.text(False) for verdict in answer.verdicts))
         return
-    print("\n" + report.text(race, "md" if args.md else "terminal"))
+    print("\n" + (answer.markdown() if args.md else answer.terminal()))
     console.say("race", shown(folder))
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-SHORT = {"compat": "training.compat"}  # what users import: its place in bench/
+SHORT = {"compat": "training.compat", "profiling": "training.profiling"}  # what users import: its place in bench/
 
 
 def main() -> None:

@@ -68,20 +68,20 @@ def of(results: Path | str, race_id: str) -> Path:
     return Path(results) / FOLDER / race_id
 
 
-def what(arm: dict) -> str:
+def what(arm: Mapping[str, Any]) -> str:
     """An arm of a plan or of race.json in words: its overrides and its revision."""
     rev = arm.get("rev")
     return (" ".join(arm.get("overrides") or ()) or "the default") + ("" if rev is None else f" at {rev}")
 
 
-def about(arms: Mapping[str, dict]) -> dict[str, str]:
+def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """{name: what() of the arm}, without the overrides that all arms share."""
     common = shared(arms)
     own = {name: [word for word in arm.get("overrides") or [] if word not in common] for name, arm in arms.items()}
-    return {name: what(arm | {"overrides": own[name]}) for name, arm in arms.items()}
+    return {name: what({**arm, "overrides": own[name]}) for name, arm in arms.items()}
 
 
-def shared(arms: Mapping[str, dict]) -> list[str]:
+def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Overrides that all arms have, in the order of the first."""
     words = [arm.get("overrides") or [] for arm in arms.values()]
     return [word for word in words[0] if all(word in some for some in words)]
@@ -95,7 +95,7 @@ def read(folder: Path | str) -> Race:
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     with of_record(path):
         race = json_file.read(path, Race)
-        against = (race.get("result") or {}).get("against") or {}
+        against = verdicts_of(race)
         _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():
             _rename(comparison, "left_out", "excluded")
@@ -119,6 +119,12 @@ def _name_arms(comparison, baseline, candidate):
         comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
         for run in comparison.get("excluded") or ():
             run["arm"] = names.get(run.get("arm"), run.get("arm"))
+
+
+def verdicts_of(race: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """race.json -> {candidate: its Comparison, of any version}; {} of a race that was abandoned."""
+    against: dict[str, dict[str, Any]] = (race.get("result") or {}).get("against") or {}
+    return against
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:
