@@ -111,7 +111,7 @@ def no_run_was_dropped(folders):
 # ---- what the hash covers
 
 
-@pytest.mark.parametrize("name", ["bench/report/run_page.py", "bench/training/loop.py", "models/gpt2.py"])
+@pytest.mark.parametrize("name", ["bench/report/run_page.py", "bench/training/run.py", "models/gpt2.py"])
 def test_a_comment_changes_nothing(code, name):
     before = code_state.source_sha256(code)
     comment(code, name)

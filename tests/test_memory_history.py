@@ -11,7 +11,7 @@ from bench.analysis.memory import pickles
 from bench.base.paths import REPO
 from bench.config import windows as config_windows
 from bench.launch.prepare import asked
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.instruments.base import InstrumentSet
 from bench.training.instruments.registry import load
 from bench.training.memory import recording as memory_recording
 

@@ -15,10 +15,9 @@ from bench.config import compose
 from bench.launch import ranks
 from bench.launch.prepare import asked, prepare
 from bench.machine import processes
+from bench.training.clock import HostMarks
 from bench.training.instruments import registry
-from bench.training.instruments.base import Context
-from bench.training.instruments.instrument_set import InstrumentSet
-from bench.training.timers import HostMarks
+from bench.training.instruments.base import Context, InstrumentSet
 
 FAKE = """#!/bin/sh
 printf '%s\\n' "$@" > "$NSYS_SAID"

@@ -12,7 +12,7 @@ import models
 from bench.data.course import Stream
 from bench.record import verification
 from bench.training import weights as saved_weights
-from bench.training.evaluate import evaluate
+from bench.training.model import evaluate
 
 
 def test_two_stages_are_two_loops_by_hand():

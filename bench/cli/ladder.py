@@ -33,18 +33,18 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:
-            result = forecast.of(*request.asked(args.words))
-            print(json.dumps(result, indent=1) if args.json else forecast.text(result))
+            planned = forecast.of(*request.asked(args.words))
+            print(json.dumps(planned, indent=1) if args.json else forecast.text(planned))
             return 0
         folder = _ended(args, results)
         if folder is None:
             return 1
-        result = staircase.of_race(folder, args.interpolate)
-        answer = page.document(folder, result)
+        found = staircase.of_race(folder, args.interpolate)
+        answer = page.document(folder, found)
         atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))
         say("race", shown(folder))
-    print(answer.json() if args.json else page.csv_text(result).rstrip("\n") if args.csv else answer.terminal())
+    print(answer.json() if args.json else page.csv_text(found).rstrip("\n") if args.csv else answer.terminal())
     return 0
 
 
