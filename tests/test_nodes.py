@@ -10,7 +10,7 @@ import hosts
 import pytest
 import real_runs
 
-from bench.launch.nodes import carried, leader, store
+from bench.launch.nodes import carried, facts, store
 from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -100,8 +100,8 @@ ALIKE |= {"copy": f"{'9' * 32}-cpython-311"}
     ],
 )
 def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):
-    assert words in leader.difference(ALIKE | changed, ALIKE)
-    assert leader.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
+    assert words in facts.difference(ALIKE | changed, ALIKE)
+    assert facts.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
 
 
 # ---- runs

@@ -10,7 +10,7 @@ from bench.cli import arguments
 from bench.config import compose, explain, groups, overrides
 from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
-from bench.launch.nodes import joining, leader, member
+from bench.launch.nodes import joining, member
 from bench.launch.prepare import asked, frozen, prepare, this_machine
 from bench.plans.sweep import packing
 
@@ -127,14 +127,14 @@ def _prepared(overrides, check_own):
 def _run(args, argv, started_by):
     """-> what --json prints; or the exit code, where another node has the record."""
     with contextlib.ExitStack() as stack:
-        leading = stack.enter_context(leader.lead_adopted(started_by)) if started_by else None
+        leading = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
         try:
             overrides = joining.effective(args.overrides, started_by)
             job = _prepared(overrides, not args.race)  # a race has checked it
             joining.check(job, started_by)
             job = stack.enter_context(frozen(job))  # now, so that all nodes are compared by what they will run
             if leading is None and job.config.hardware.rendezvous:
-                leading = leader.lead_nodes(job)
+                leading = joining.lead_nodes(job)
                 if leading is None:
                     say("run", f"a node of the run that {job.config.hardware.rendezvous} records")
                     return member.follow_nodes(job)

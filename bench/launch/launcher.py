@@ -17,7 +17,8 @@ from bench.data.sources import datasets
 from bench.launch import allocation, finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
-from bench.launch.nodes.leader import Leader, of_allocation
+from bench.launch.nodes.joining import of_allocation
+from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job, frozen
 from bench.launch.progress import EdgePipe, Progress, Stall
 from bench.launch.script import script

@@ -4,21 +4,27 @@ One launcher leads (rank 0's, or that of the node that has the address of hardwa
 (leader.py); the others are members: each starts the ranks that are its own and writes no record (member.py).
 """
 
+import contextlib
+import errno
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.base.paths import REPO
-from bench.launch import ranks
-from bench.launch.nodes import adopted
+from bench.config import typed
+from bench.launch import allocation, ranks
+from bench.launch.nodes import adopted, store
 from bench.launch.nodes.adopted import Adopted
+from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job
-from bench.machine import code_state, environment
+from bench.machine import processes
 from bench.training.instruments import registry
 
 SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
-RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the other
+SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # after SIGTERM, and by itself
 
 
 def started_by(verb: str) -> Adopted | None:
@@ -65,24 +71,6 @@ def check(job: Job, adopted: Adopted | None) -> None:
         )
 
 
-def facts_of(job: Job) -> dict:
-    """What nodes must have alike (leader.ALIKE), and their environments."""
-    env = environment.environment()
-    files = job.dataset.train + job.dataset.val
-    return {
-        "source_sha256": job.source_sha256,
-        "copy": job.code.name,
-        "commit": code_state.state(job.code, job.own_sources, REPO)["commit"],
-        "torch": env["packages"].get("torch"),
-        "python": env["python"],
-        "data_sha256": [file.sha256 for file in files],
-        "config_id": job.config_id,
-        "environment": env | {"env": environment.env_variables(ranks.environment(job.config.hardware))},
-        "used": environment.summary(env, job.config.hardware),
-        "host_hash": environment.host_hash(),
-    }
-
-
 def is_follower(adopted: Adopted | None) -> bool:
     """Whether another process of this launch makes the record, and says what is to be said."""
     return adopted is not None and adopted.rank > 0
@@ -101,3 +89,66 @@ def refuse(verb: str, words: list[str]) -> None:
         time.sleep(SAY_S)
         sys.exit(2)
     raise ValueError(f"{result.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")
+
+
+# ---- who leads
+
+
+def lead_adopted(adopted: Adopted) -> Leader:
+    """Rank 0 of those that another launcher started.  ValueError: nothing can listen here."""
+    try:
+        listener = store.listen("127.0.0.1" if adopted.num_nodes == 1 else None, adopted.ports)
+    except OSError as error:
+        ports = f"{adopted.ports[0]} to {adopted.ports[-1]}"
+        raise ValueError(
+            f"{adopted.words()}, and no port of {ports} is free ({error.strerror}): start it again"
+        ) from None
+    return Leader(listener, adopted.key, adopted.world_size - 1, 1, adopted)
+
+
+def lead_nodes(job: Job) -> Leader | None:
+    """The leader where this machine has the address of hardware.rendezvous; None: another node has it."""
+    hardware = job.config.hardware
+    host, port = typed.host_and_port(hardware.rendezvous)
+    try:
+        listener = store.listen(host, [port])
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return None
+        raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {error.strerror}: give HOST:PORT") from None
+    own_ranks = hardware.num_processes // hardware.nodes
+    return Leader(listener, hardware.rendezvous, hardware.nodes - 1, own_ranks, None)
+
+
+@contextlib.contextmanager
+def of_allocation(job: Job) -> Iterator[Leader]:
+    """A context that yields the leader over the SLURM allocation that this process runs in, gathered: srun has started
+    the other nodes' processes.
+
+    ValueError: there is none, it has too few nodes, or they are not alike.
+    """
+    hardware, own = job.config.hardware, allocation.found()
+    if own is None:
+        what = f"hardware.nodes={hardware.nodes}"
+        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
+    if hardware.nodes > own.num_nodes:
+        what = f"job {own.job_id} has {own.num_nodes} node(s)"
+        raise ValueError(f"hardware.nodes={hardware.nodes}: {what}: ask for more, sbatch --nodes={hardware.nodes}")
+    host, others = allocation.address_of_first(os.environ), hardware.nodes - 1
+    listener = store.listen(host, [0])
+    rendezvous = f"{host}:{listener.getsockname()[1]}"
+    node = ("--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
+    ends = ("--kill-on-bad-exit=1", "--wait=30", "--unbuffered")
+    words = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    follow = [sys.executable, "-m", "bench.launch.nodes.member", *words, f"hardware.rendezvous={rendezvous}"]
+    own_ranks = hardware.num_processes // hardware.nodes
+    with processes.child(["srun", *node, *ends, *follow], REPO, os.environ, None, SRUN_GRACE_S) as srun:
+
+        def still():
+            return None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
+
+        with Leader(listener, rendezvous, others, own_ranks, None, still) as leading:
+            leading.gather(job)
+            yield leading
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            srun.wait(SRUN_END_S)  # its tasks end by themselves now

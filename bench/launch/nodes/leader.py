@@ -9,43 +9,29 @@ gather(): every member has come, and is like this process, or all are refused
 """
 
 import contextlib
-import errno
-import hashlib
 import itertools
 import operator
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base import atomic
-from bench.base.paths import REPO
 from bench.base.text_table import counted
-from bench.config import schema, typed
+from bench.config import schema
 from bench.launch import allocation, initial_record, ranks
-from bench.launch.nodes import carried, fabric, joining, store
+from bench.launch.nodes import carried, facts, store
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.store import LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
-from bench.machine import processes
 from bench.record import failures
 
+RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the other
 TICK_S = 0.1
 STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes to be lost
 REFUSE_S = 10.0  # for those that are still on their way
 LEAVE_S = 5.0  # for members to have read that the run is over
-SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # after SIGTERM, and by itself
-ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do)
-    "source_sha256": ("code", "check out the same commit, with the same changes, on every node"),
-    "torch": ("torch", "install the same requirements.lock on every node"),
-    "python": ("Python", "use the same Python on every node"),
-    "data_sha256": ("data", "the shards differ: ./run.sh data show NAME on every node"),
-    "config_id": ("config", "give the same settings on every node; where machines differ, hardware.num_threads too"),
-    "copy": ("code", "check out the same commit, with the same bench/, models/ and conf/, on every node"),
-}
 
 
 @dataclass
@@ -69,21 +55,6 @@ class Peer:
     @property
     def name(self):
         return f"node {self.node}, rank {self.first_rank}"
-
-
-def difference(theirs: dict, ours: dict) -> str | None:
-    """Of two processes' facts: what is not alike and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
-    for name, (what, remedy) in ALIKE.items():
-        if theirs.get(name) != ours[name]:
-            return f"{what}, {_short(theirs.get(name))} instead of {_short(ours[name])}: {remedy}"
-    return None
-
-
-def _short(value):
-    """A version, the beginning of a hash, or of several hashes of all of them."""
-    if isinstance(value, list):
-        value = hashlib.sha256("".join(value).encode()).hexdigest()
-    return str(value)[:12] if value is not None else "none"
 
 
 @dataclass
@@ -142,8 +113,8 @@ class Leader:
 
     def gather(self, job: Job) -> None:
         """Until all members have come.  ValueError, after all have been refused: one is missing, or is not alike."""
-        self._job, own = job, joining.facts_of(job)
-        timeout_s = job.config.hardware.rendezvous_timeout_s or joining.RENDEZVOUS_S
+        self._job, own = job, facts.facts_of(job)
+        timeout_s = job.config.hardware.rendezvous_timeout_s or RENDEZVOUS_S
         until_s = time.monotonic() + timeout_s
         while len(self._peers) < self._num_members:
             if why := self._still():
@@ -157,7 +128,7 @@ class Leader:
             self._join()
         for peer in self._nodes:
             where = f"node {peer.node}" if self._adopted else "a node"
-            if why := difference(peer.facts, own):
+            if why := facts.difference(peer.facts, own):
                 self._refuse_all(f"{where} has another {why}")
         if not self._adopted:  # in the order of their arrival
             first_rank = self._own_ranks
@@ -196,7 +167,7 @@ class Leader:
     def record_facts(self) -> dict:
         """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
         size, of_slurm = self._job.config.hardware.ranks_of_node, allocation.found()
-        rows = [_row(0, size, joining.facts_of(self._job) | {"fabric": fabric.facts(self._interface())}, None)]
+        rows = [_row(0, size, facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}, None)]
         rows += [_row(peer.node, size, peer.facts, peer) for peer in sorted(self._nodes, key=lambda peer: peer.node)]
         if self._adopted:
             by = {"by": self._adopted.by, "job_id": self._adopted.job_id}
@@ -225,8 +196,8 @@ class Leader:
         )
         try:
             if self._are_ready(folder):
-                self._start_members(folder, master, place)
-                variables = fabric.variables(self._interface(), os.environ) if hardware.nodes else {}
+                self._start_members(folder, place)
+                variables = facts.variables(self._interface(), os.environ) if hardware.nodes else {}
                 group = ranks.Group(guard, place, folder, env | variables)
                 self._group = self._stack.enter_context(group)
             yield self
@@ -252,22 +223,12 @@ class Leader:
                 self._ends.lost = f"{late.name}, made no folder"
         return not self._ends.lost
 
-    def _start_members(self, folder, master, place):
+    def _start_members(self, folder, place):
         folders = {0: str(folder.resolve())} | {peer.node: peer.folder for peer in self._nodes}
-        hardware = self._job.config.hardware
+        hardware = schema.to_dict(self._job.config.hardware)
         for peer in self._peers.values():
-            own = ranks.Place(
-                peer.num_ranks,
-                place.world_size,
-                peer.first_rank,
-                peer.local_rank,
-                place.local_size,
-                peer.node,
-                place.num_nodes,
-                master,
-                place.by_torchrun,
-            )
-            start = {"folder": folders[peer.node], "place": vars(own), "hardware": schema.to_dict(hardware)}
+            where = {name: getattr(peer, name) for name in ("num_ranks", "first_rank", "local_rank", "node")}
+            start = {"folder": folders[peer.node], "place": vars(place) | where, "hardware": hardware}
             self._store.tell(peer.number, "start", **start)
 
     def has_ended(self, within_s: float) -> bool:
@@ -356,7 +317,7 @@ class Leader:
     def _interface(self):
         """Of this node, to the others."""
         first = next((peer.facts for peer in self._nodes), None)
-        return fabric.interface_of(store.own_address(first["address"])) if first else None
+        return facts.interface_of(store.own_address(first["address"])) if first else None
 
     # ---- what arrives
 
@@ -420,66 +381,3 @@ def _row(number, num_ranks, of_node, peer):
         "clock": None if peer is None else peer.clock,
         "clock_at_end": None,
     }
-
-
-# ---- who leads
-
-
-def lead_adopted(adopted: Adopted) -> Leader:
-    """Rank 0 of those that another launcher started.  ValueError: nothing can listen here."""
-    try:
-        listener = store.listen("127.0.0.1" if adopted.num_nodes == 1 else None, adopted.ports)
-    except OSError as error:
-        ports = f"{adopted.ports[0]} to {adopted.ports[-1]}"
-        raise ValueError(
-            f"{adopted.words()}, and no port of {ports} is free ({error.strerror}): start it again"
-        ) from None
-    return Leader(listener, adopted.key, adopted.world_size - 1, 1, adopted)
-
-
-def lead_nodes(job: Job) -> Leader | None:
-    """The leader where this machine has the address of hardware.rendezvous; None: another node has it."""
-    hardware = job.config.hardware
-    host, port = typed.host_and_port(hardware.rendezvous)
-    try:
-        listener = store.listen(host, [port])
-    except OSError as error:
-        if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            return None
-        raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {error.strerror}: give HOST:PORT") from None
-    own_ranks = hardware.num_processes // hardware.nodes
-    return Leader(listener, hardware.rendezvous, hardware.nodes - 1, own_ranks, None)
-
-
-@contextlib.contextmanager
-def of_allocation(job: Job) -> Iterator[Leader]:
-    """A context that yields the leader over the SLURM allocation that this process runs in, gathered: srun has started
-    the other nodes' processes.
-
-    ValueError: there is none, it has too few nodes, or they are not alike.
-    """
-    hardware, own = job.config.hardware, allocation.found()
-    if own is None:
-        what = f"hardware.nodes={hardware.nodes}"
-        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
-    if hardware.nodes > own.num_nodes:
-        what = f"job {own.job_id} has {own.num_nodes} node(s)"
-        raise ValueError(f"hardware.nodes={hardware.nodes}: {what}: ask for more, sbatch --nodes={hardware.nodes}")
-    host, others = allocation.address_of_first(os.environ), hardware.nodes - 1
-    listener = store.listen(host, [0])
-    rendezvous = f"{host}:{listener.getsockname()[1]}"
-    node = ("--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
-    ends = ("--kill-on-bad-exit=1", "--wait=30", "--unbuffered")
-    words = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    follow = [sys.executable, "-m", "bench.launch.nodes.member", *words, f"hardware.rendezvous={rendezvous}"]
-    own_ranks = hardware.num_processes // hardware.nodes
-    with processes.child(["srun", *node, *ends, *follow], REPO, os.environ, None, SRUN_GRACE_S) as srun:
-
-        def still():
-            return None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
-
-        with Leader(listener, rendezvous, others, own_ranks, None, still) as leader:
-            leader.gather(job)
-            yield leader
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            srun.wait(SRUN_END_S)  # its tasks end by themselves now

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.base.paths import REPO, results_root
 from bench.config import schema, typed
 from bench.launch import ranks
-from bench.launch.nodes import carried, fabric, joining
+from bench.launch.nodes import carried, facts, leader
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.store import GONE, MemberStore
 from bench.launch.prepare import Job, frozen, prepare
@@ -49,9 +49,9 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
         job = stack.enter_context(frozen(prepared())) if is_first_of_node else None
         code = job.code if job else stack.enter_context(code_copy.held(REPO))
         try:
-            store = MemberStore(adopted.host, adopted.ports, adopted.key, joining.RENDEZVOUS_S)
+            store = MemberStore(adopted.host, adopted.ports, adopted.key, leader.RENDEZVOUS_S)
         except TimeoutError:
-            what = f"rank {adopted.rank}: no answer of rank 0 in {joining.RENDEZVOUS_S:g} s"
+            what = f"rank {adopted.rank}: no answer of rank 0 in {leader.RENDEZVOUS_S:g} s"
             raise ValueError(f"{what}: see what it says") from None
         where = {"node": adopted.node, "first_rank": adopted.rank, "local_rank": adopted.local_rank, "num_ranks": 1}
         return Member(store, job, code).run(where)
@@ -62,7 +62,7 @@ def follow_nodes(job: Job) -> int:
     with frozen(job) as job:
         hardware = job.config.hardware
         host, port = typed.host_and_port(hardware.rendezvous)
-        timeout_s = hardware.rendezvous_timeout_s or joining.RENDEZVOUS_S
+        timeout_s = hardware.rendezvous_timeout_s or leader.RENDEZVOUS_S
         try:
             store = MemberStore(host, [port], hardware.rendezvous, timeout_s)
         except TimeoutError:
@@ -80,7 +80,7 @@ class Member:
 
     def __init__(self, store: MemberStore, job: Job | None, code: Path):
         self._store, self._job, self._code = store, job, code
-        self._interface = fabric.interface_of(store.own_address)
+        self._interface = facts.interface_of(store.own_address)
         self._waiting: list[dict] = []  # messages that came before they were waited for
         self._group: ranks.Group | None = None
         self._folder: Path | None = None  # of this node
@@ -91,14 +91,14 @@ class Member:
         where: {"node", "first_rank", "local_rank", "num_ranks"}, None what the leader decides.  Refused: the run does
         not start; Interrupted: a signal ended this process.
         """
-        facts = self._job and joining.facts_of(self._job) | {
-            "fabric": fabric.facts(self._interface),
+        own = self._job and facts.facts_of(self._job) | {
+            "fabric": facts.network(self._interface),
             "address": self._store.own_address,
         }
         why_left = "it ended"
         with raise_interrupted() as signals, contextlib.ExitStack() as stack:
             try:
-                self._store.send("hello", **where, facts=facts)
+                self._store.send("hello", **where, facts=own)
                 if self._job:
                     self._make_folder()
                 self._start(self._wait_for("start"), stack)
@@ -142,7 +142,7 @@ class Member:
         folder, log = Path(start["folder"]), f"start{place.first_rank}.log"
         self._log = folder / "logs" / log
         env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
-        env |= fabric.variables(self._interface if place.num_nodes > 1 else None, os.environ)
+        env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
         guard = stack.enter_context(ranks.Guard(folder, self._code, is_member=True))
         self._group = stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
 
