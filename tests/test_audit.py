@@ -57,12 +57,12 @@ def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, words
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
     assert real_runs.folders(tmp_path) == [folder] == list(run_folder.find_runs([tmp_path]))
     for one in found.values():
-        run = run_folder.read(tmp_path / auditing.FOLDER / one["run"])
+        run = run_folder.read(tmp_path / certificates.AUDITS_FOLDER / one["run"])
         assert run["validity"] == "invalid" and "not a measurement" in run["validity_reasons"][0]
         assert run["audit"]["kind"] == one["kind"]
     assert verification.report(folder)["passed"]
     assert _judged(folder) == (True, f"{folder.name} passed")
-    with open(tmp_path / auditing.FOLDER / found["held_out"]["run"] / "run.json", "a") as file:
+    with open(tmp_path / certificates.AUDITS_FOLDER / found["held_out"]["run"] / "run.json", "a") as file:
         file.write(" ")  # no longer the one in the ledger of the audits
     assert _judged(folder)[0] is False
 
