@@ -253,7 +253,7 @@ class Workshop:
 
 
 def _short(words):
-    """python -m bench.launch.agent /a/b 1 ... -> bench.launch.agent"""
+    """python -m bench.launch.guard /a/b ... -> bench.launch.guard"""
     found = re.search(r"-m (\S+( run| race| import| publish)?)", words)
     return found[1] if found else words[:60]
 

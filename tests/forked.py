@@ -24,7 +24,7 @@ REPO = Path(__file__).resolve().parent.parent
 OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
 MODULES = (
     "bench",
-    "bench.launch.agent",
+    "torch.distributed.run",
     "bench.launch.guard",
     "bench.launch.own_model",
     "bench.plans.race.arm_process",
@@ -64,12 +64,13 @@ def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
     *pipes, error_out, restore, new_session, group, gid, groups, uid, umask, prepare, _ = more
     words = [os.fsdecode(word) for word in words]
     variables = dict(os.environ) if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
+    folder = os.fsdecode(cwd) if cwd else os.getcwd()
     asks_more = not (close_fds and restore) or group != -1 or (gid, groups, uid) != (None,) * 3 or umask != -1
-    is_ours = words[:2] == [sys.executable, "-m"] and words[2] in modules and cwd and Path(os.fsdecode(cwd)) in _code()
+    is_ours = words[:2] == [sys.executable, "-m"] and words[2] in modules and Path(folder) in _code()
     if not is_ours or asks_more:
         return None
     streams = [number if fd == -1 else fd for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
-    return Asked(words, os.fsdecode(cwd), variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
+    return Asked(words, folder, variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
 
 
 def _code():

@@ -212,7 +212,12 @@ class Background:
         raise AssertionError(f"no rank {rank}")
 
     def all_pids(self):
-        names = ("bench.training.worker", "bench.launch.agent", "bench.launch.guard", "bench.machine.telemetry.sampler")
+        names = (
+            "bench.training.worker",
+            "torch.distributed.run",
+            "bench.launch.guard",
+            "bench.machine.telemetry.sampler",
+        )
         return [pid for name in names for pid in self.pids(name)]
 
     def all_gone(self, timeout_s=30):

@@ -60,13 +60,14 @@ def _step(results):
 
 
 def pids(results):
-    """All that runs of this results folder have started and that still lives, by the mark in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    """All that runs of this results folder have started and that still lives: its words or its folder name it."""
+    found, launcher = [], b"bench\0run\0"
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            marks = [word for word in path.read_bytes().split(b"\0") if word.startswith(b"SPEEDRUN_RUN=")]
-            if any(str(results).encode() in mark for mark in marks) and _lives(path.parent):
-                found.append(int(path.parent.name))
+            words = (path / "cmdline").read_bytes()
+            names_it = str(results) in os.readlink(path / "cwd") or str(results).encode() in words
+            if names_it and launcher not in words and _lives(path):
+                found.append(int(path.name))
     return found
 
 
@@ -74,7 +75,9 @@ def is_worker(pid):
     """Of a rank, not of what watches it."""
     stat, words = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
     parent = int(stat.rpartition(")")[2].split()[1])
-    return "script_worker" in words and "bench.launch.agent" in Path(f"/proc/{parent}/cmdline").read_text()
+    starters = ("bench.launch.guard", "torch.distributed.run")
+    begun_by = Path(f"/proc/{parent}/cmdline").read_text()
+    return "script_worker" in words and any(name in begun_by for name in starters)
 
 
 def _lives(process):

@@ -31,7 +31,7 @@ def bring_to_an_end(running, how):
     if how == "SIGTERM":
         running.process.terminate()
     elif how == "agent":
-        (agent,) = running.pids("bench.launch.agent")
+        (agent,) = running.pids("torch.distributed.run")
         os.kill(agent, signal.SIGKILL)
     elif how == "launcher":
         running.process.kill()
@@ -84,7 +84,7 @@ def stopped(base, how, num_ranks):
 
 @pytest.mark.parametrize("how", ["agent", "launcher"])
 def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
-    with real_runs.Background(tmp_path, "instruments=[telemetry]") as running:
+    with real_runs.Background(tmp_path, "instruments=[telemetry]", *real_runs.TWO) as running:
         running.wait_for_step(3)
         bring_to_an_end(running, how)
         running.process.wait(90)
@@ -217,6 +217,22 @@ def test_a_daemon_of_a_script_ends_with_its_run(tmp_path):
     mark = 4_000_000 + os.getpid()
     assert scripted.odd(tmp_path, f"daemon,'{mark}'")["status"] == "complete"
     assert sleeping(mark) == []
+
+
+@slow
+@pytest.mark.parametrize("how", ["agent", "launcher"])
+def test_a_daemon_ends_with_a_run_that_was_killed(tmp_path, monkeypatch, how):
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    mark = 6_000_000 + os.getpid()
+    (tmp_path / "net.py").write_text(DAEMONS)
+    words = ["model.arch=net.py:Net", f"model.args={{mark: {mark}}}", *real_runs.TWO]
+    with real_runs.Background(tmp_path / "results", *words) as running:
+        running.wait_for_step(3)
+        assert sleeping(mark)
+        bring_to_an_end(running, how)
+        running.process.wait(90)
+        assert running.all_gone() and sleeping(mark) == []
+        assert real_runs.run_json(running.folder)["failure"]["kind"] == ENDS[how]
 
 
 @slow

@@ -148,16 +148,13 @@ def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_pat
 
 
 @slow
-def test_an_agent_that_hangs_is_ended_by_its_silence(tmp_path):
+def test_a_guard_that_hangs_is_ended_by_its_silence(tmp_path):
     def stop(running):
-        (agent,) = running.pids("bench.launch.agent")
-        os.kill(agent, signal.SIGSTOP)
+        (guard,) = running.pids("bench.launch.guard")
+        os.kill(guard, signal.SIGSTOP)
 
-    with real_runs.in_time(tmp_path, "hardware.stall_timeout_s", (2, 10), stop, "goal.num_steps=300") as (
-        running,
-        code,
-        out,
-    ):
+    words = ("hardware.stall_timeout_s", (2, 10), stop, "goal.num_steps=300")
+    with real_runs.in_time(tmp_path, *words) as (running, code, out):
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
     assert (code, run["failure"]["kind"]) == (1, "stalled"), out

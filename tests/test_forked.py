@@ -22,7 +22,7 @@ signal.signal(signal.SIGTERM, lambda *args: None)
 os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
 words = [sys.executable, "-m", "bench.launch.guard", "FOLDER"]
 env = {name: value for name, value in os.environ.items() if name != "ROOM"}
-env |= {"SPEEDRUN_RUN": "here"} | dict(one.split("=") for one in more)
+env |= {"SPEEDRUN_IN_RUN": "1"} | dict(one.split("=") for one in more)
 with subprocess.Popen(words, cwd=repo, env=env, stdin=subprocess.PIPE, start_new_session=True) as child:
     about, wanted = Path(f"/proc/{child.pid}"), sorted(f"{name}={value}" for name, value in env.items())
     while sorted((about / "environ").read_bytes().rstrip(b"\\0").decode().split("\\0")) != wanted:
@@ -35,9 +35,9 @@ with subprocess.Popen(words, cwd=repo, env=env, stdin=subprocess.PIPE, start_new
     assert not int(status["SigCgt"], 16) & 1 << signal.SIGTERM - 1
     child.communicate(goodbye)
     assert child.returncode == 0
-words[2:] = ["bench.launch.agent", "FOLDER", "many"]
-refused = subprocess.run(words, cwd=repo, env=env, capture_output=True, text=True)
-assert refused.returncode == 1 and "invalid literal for int()" in refused.stderr and not refused.stdout
+words[2:] = ["bench.launch.own_model"]
+refused = subprocess.run(words, cwd=repo, env=env, input="?", capture_output=True, text=True)
+assert refused.returncode == 1 and "Expecting value" in refused.stderr and not refused.stdout
 print(len(forks))
 """
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import real_runs
+import scripted
 import slurm_cluster
 
 from bench.launch import cluster as room
-from bench.machine import run_processes
 from bench.record import sweep
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -181,7 +181,7 @@ def test_a_job_of_a_sweep_that_is_lost_does_not_end_the_others_and_the_same_comm
     lost, other = sorted(records(tmp_path), key=lambda run: run["seed"])
     assert (lost["status"], lost["failure"]["kind"], other["status"]) == ("aborted", "launcher_killed", "complete")
     assert lost["failure"]["message"].startswith("SLURM has ended its job")
-    assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
+    assert scripted.pids(tmp_path) == []
     assert slurm.run("squeue", "--noheader").stdout == ""
     done = bench(slurm, tmp_path, "run", "-m", *real_runs.LONG, "hardware.num_threads=1", *words, *LAUNCHER)
     assert done.returncode == 0 and "2 of 2 complete" in done.stdout, done.stdout + done.stderr
@@ -211,7 +211,7 @@ def test_a_sweep_by_submitit_waits_for_a_job_whose_node_failed_and_which_begins_
         found = run["failure"]
         assert found["kind"] == "launcher_killed" or ": SLURM starts job " in found["message"], (found, run["ended_at"])
     assert {run["launched_by"]["num_restarts"] for run in lost} == {0}
-    assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
+    assert scripted.pids(tmp_path) == []
     assert slurm.run("squeue", "--noheader").stdout == ""
 
 
@@ -224,7 +224,7 @@ def test_a_job_that_loses_a_node_says_so_in_its_record(slurm, tmp_path):
     (run,) = records(tmp_path)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
     assert run["failure"]["message"].endswith(f"SLURM ended job {job_id}, because a node of it failed")
-    assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
+    assert scripted.pids(tmp_path) == []
 
 
 @needs_submitit

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -60,23 +59,26 @@ def of_ranks(
     hardware: HardwareConfig,
     num_ranks: int,
     num_threads: int,
-    wait: Callable[[subprocess.Popen, Path], int | None],
+    wait: Callable[[ranks.Group, Path], bool],
 ) -> Answers:
     """Starts the ranks, ends them and reads their answers.  hardware: resolved.
 
-    wait(the agent's process, folder): until it has ended or the time is exceeded -> its exit code or None.
+    wait(the ranks, folder): until they have ended or the time is exceeded -> whether they have ended.
     """
     env = ranks.environment(dataclasses.replace(hardware, num_processes=num_ranks, num_threads=num_threads))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "logs").mkdir()
         (folder / "asked.json").write_text(json.dumps(asked))
-        with (
-            open(folder / "logs" / "agent.log", "wb") as log,
-            ranks.agent(folder, num_ranks, env, log, (sys.executable, "-m", module)) as process,
-        ):
-            exit_code = wait(process, folder)
-        output = plain_file.text(folder / "logs" / "agent.log", plain_file.MAX_LINES_BYTES, errors="replace")
+        try:
+            with (
+                ranks.Guard(folder) as guard,
+                ranks.started(guard, num_ranks, folder, env, (sys.executable, "-m", module)) as group,
+            ):
+                exit_code = group.exit_code() if wait(group, folder) else None
+            output = plain_file.text(folder / "logs" / ranks.LOG, plain_file.MAX_LINES_BYTES, errors="replace")
+        except ranks.CannotStart as error:
+            exit_code, output = 1, str(error)
         result, failed = (
             [one for rank in range(num_ranks) if (one := atomic.read_json(folder / f"{name.format(rank)}.json"))]
             for name in ("rank{}.answer", "logs/rank{}.failure")  # one that a rank could not finish is none

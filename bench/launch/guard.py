@@ -1,26 +1,122 @@
-"""The process that ends a run whose launcher was killed, and finishes its record:  python -m bench.launch.guard FOLDER
+"""The guard of a run's processes, their ancestor, which ends them all:  python -m bench.launch.guard FOLDER [member]
 
-It sleeps on its standard input, a pipe that only the launcher holds: a byte there says that the run has ended in order,
-its end without one that the launcher is gone.  It imports nothing until then: it runs beside training.
+The launcher starts it, and gives it on its standard input, a pipe that only the launcher holds, a line of JSON: what to
+start, {"words", "env", "log"} (ranks.py).  Whatever loses its parent below it, a daemon with a session and an
+environment of its own too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets away.
+
+When what it started has ended, it kills what is left and answers with a line, {"exit_code", "left": pids that the
+kernel does not let go}.  Then it waits for GOODBYE.  STOP ends the run's processes.  The end of the pipe without
+GOODBYE says that the launcher was killed: then it ends them at once, and finishes the record,
+unless it is the guard of a member, whose record another process makes.
 """
 
+import contextlib
+import json
 import os
+import select
+import signal
+import subprocess
 import sys
+import time
 
-GOODBYE = b"."
+from bench.machine import processes
+
+GOODBYE, STOP = b".", b"s"
+WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it, and is continued
+GRACE_S = 5.0  # from SIGTERM to SIGKILL
+GONE_WITHIN_S = 30.0  # of what has been killed; a process that waits for a dead disk or driver takes longer
+LOOK_EVERY_S = 0.1  # while something is being ended
 
 
-def main(folder):
-    if os.read(0, 1) == GOODBYE:
-        return
-    from pathlib import Path
+def main(folder, member=None):
+    processes.adopt_orphans()
+    orders = _Orders()
+    line = orders.line()
+    if line:
+        started = json.loads(line)
+        log = os.open(started["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 2)
+        exit_code = _run(started["words"], started["env"], orders)
+        left = processes.end_descendants(GONE_WITHIN_S)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, json.dumps({"exit_code": exit_code, "left": sorted(left)}).encode() + b"\n")
+    while orders.is_open and not orders.is_goodbye:
+        orders.wait(None)
+    if not orders.is_goodbye and not member:
+        from bench.record import failures
 
-    from bench.machine import run_processes
-    from bench.record import failures
+        failures.write_launcher_killed(folder)
 
-    run_processes.end(Path(folder))
-    failures.write_launcher_killed(Path(folder))
+
+class _Orders:
+    """What comes in on standard input, and signals that wake this process: the end of a child, SIGTERM as STOP."""
+
+    def __init__(self):
+        self.is_open, self.is_goodbye, self.is_stop = True, False, False
+        self._woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *args: None)
+
+    def line(self):
+        """The first line, as soon as it is here; b"" where GOODBYE or the end of the pipe came in its place."""
+        data = b""
+        while self.is_open and b"\n" not in data and data != GOODBYE:
+            chunk = os.read(0, 1 << 16)
+            self.is_open, data = bool(chunk), data + chunk
+        line, newline, more = data.partition(b"\n")
+        self._take(more if newline else data[:1])
+        return line if newline else b""
+
+    def wait(self, timeout_s):
+        """Until something comes, at most so long (None: for ever)."""
+        watched = [self._woken, *([0] if self.is_open else [])]
+        ready = select.select(watched, [], [], timeout_s)[0]
+        if self._woken in ready:
+            self.is_stop |= signal.SIGTERM in os.read(self._woken, 1 << 12)
+        if 0 in ready:
+            orders = os.read(0, 1 << 12)
+            self.is_open = bool(orders)
+            self._take(orders)
+
+    def _take(self, orders):
+        self.is_goodbye |= GOODBYE in orders
+        self.is_stop |= STOP in orders
+
+
+def _run(words, env, orders):
+    """Start it, wait for it -> its exit code, of a signal negative; None where the kernel does not let it go."""
+    # its own session: Ctrl-C and a closed terminal are the launcher's to act upon
+    child = subprocess.Popen(
+        words,
+        env=env,
+        cwd=os.getcwd(),
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        stderr=2,
+        start_new_session=True,
+        preexec_fn=processes.die_with_parent,
+    )
+    stopped_s, is_woken = None, False
+    while child.poll() is None and orders.is_open:
+        if orders.is_stop and stopped_s is None:
+            stopped_s = time.monotonic()
+            child.terminate()
+        since_s = 0.0 if stopped_s is None else time.monotonic() - stopped_s
+        if since_s > GRACE_S:
+            break
+        if since_s > WAKE_AFTER_S and not is_woken:
+            is_woken = True
+            processes.signal_all(processes.descendants(os.getpid()), signal.SIGCONT)
+        orders.wait(None if stopped_s is None else LOOK_EVERY_S)
+        processes.reap(processes.children() - {child.pid})
+    if child.poll() is None:
+        processes.signal_all(processes.descendants(os.getpid()), signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GONE_WITHIN_S)
+    return child.returncode
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

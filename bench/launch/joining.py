@@ -20,7 +20,7 @@ from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.coordinator import Coordinator
 from bench.launch.nodes.member import Hello, Member
 from bench.launch.prepare import Job, frozen
-from bench.machine import code_copy, code_state, environment, run_processes
+from bench.machine import code_copy, code_state, environment
 from bench.training.instruments import registry
 
 SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
@@ -174,10 +174,7 @@ def _follow(connection, key, hello, job, code, keep_master):
     def env(start: dict) -> Mapping[str, str]:
         variables = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
         variables |= fabric.variables(member.interface if start["num_nodes"] > 1 else None, os.environ)
-        variables |= {} if keep_master else start["master"]
-        counts = {"LOCAL_WORLD_SIZE": str(start["local_size"]), "GROUP_RANK": str(start["node"]), ranks.IN_RUN: "1"}
-        counts["WORLD_SIZE"] = str(start["world_size"])
-        return variables | counts | run_processes.mark(start["folder"])
+        return variables
 
     def launch(inputs: dict) -> dict:
         shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
@@ -185,7 +182,7 @@ def _follow(connection, key, hello, job, code, keep_master):
         own |= {"own": job.own_folder} if job.own_folder else {}
         return inputs["launch"] | own
 
-    return member.run(ranks.WORKER, env, launch, code)
+    return member.run(ranks.WORKER, env, launch, code, keep_master)
 
 
 def slurm_node() -> str:

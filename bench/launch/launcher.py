@@ -14,7 +14,7 @@ from dataclasses import asdict
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO, results_root
 from bench.data.sources import datasets
-from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
+from bench.launch import allocation, finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
 from bench.launch.of_nodes import OfNodes, of_allocation
@@ -22,7 +22,7 @@ from bench.launch.prepare import Job, frozen
 from bench.launch.progress import EdgePipe, Progress, Stall
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
-from bench.machine import environment, run_processes
+from bench.machine import environment, processes
 from bench.machine.meters import CpuMeter, RunClock
 from bench.machine.signals import Interrupted, held, raise_interrupted
 from bench.record import failures
@@ -85,34 +85,40 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes, audit)
         if warning["instrument"] != "git":  # which the preflight shows, with its remedy
             head = "secret" if warning["instrument"] == "launcher" else "export"
             say(head, f"{warning['instrument']}: {warning['error']}", always=True)
-    folder = watched = edges = None
-    with raise_interrupted() as signals:
+    folder = guard = watched = edges = None
+    with raise_interrupted() as signals, contextlib.ExitStack() as stack:
         try:
             with held():  # no signal leaves a folder whose run nobody ends
                 folder = initial_record.folder_of(job.config, run, results_root())
             foreign_cores = meter.foreign_cpu_cores()
-            with owner.owning(folder, run, job.code):
-                watched = _watched(folder, job) if job.script else None
-                edges = None if job.script else EdgePipe(folder)
-                pipes = (watched.pipes, None) if watched else ((), edges.path)
-                initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], *pipes)
-                checks = ready.checks(job, env, foreign_cores, run["code"])
-                if series is None:  # else they were shown before the first
-                    ready.show_odd(checks)
-                run["preflight"] = [private.redact_all(asdict(check), REPO) for check in checks]
-                with edges or contextlib.nullcontext():
-                    exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals)
+            guard = stack.enter_context(ranks.Guard(folder, job.code))
+            watched = _watched(folder, job) if job.script else None
+            edges = None if job.script else EdgePipe(folder)
+            pipes = (watched.pipes, None) if watched else ((), edges.path)
+            initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], *pipes)
+            checks = ready.checks(job, env, foreign_cores, run["code"])
+            if series is None:  # else they were shown before the first
+                ready.show_odd(checks)
+            run["preflight"] = [private.redact_all(asdict(check), REPO) for check in checks]
+            with edges or contextlib.nullcontext():
+                exit_code, failure = _watch(
+                    folder, job, run, child_env, guard, series, watched, stop, of_nodes, signals
+                )
             signals.check()
         except Interrupted as error:
             if folder is None:
                 raise
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
-            kind = "not_started" if error.errno == errno.EMFILE else failures.kind_of(error)
+            is_start = error.errno == errno.EMFILE or isinstance(error, ranks.CannotStart)
+            kind = "not_started" if is_start else failures.kind_of(error)
             exit_code, failure = None, failures.failure(kind, str(error))
         signals()  # the record is being finished, and once is enough
         if of_nodes:
             of_nodes.complete(run)
+        if guard and guard.left:
+            words = f"processes {guard.left} could not be ended: files of this record may still change"
+            run["warnings"].append({"rank": None, "instrument": "launcher", "edge": "run end", "error": words})
         if watched:
             failure = watched.conclude(run, exit_code, failure)
         failure = _of_changed_data(folder, job, exit_code, failure)
@@ -178,25 +184,22 @@ def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {name}{why}", None, failures.last_step(folder), name)
 
 
-def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals):
-    """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
+def _watch(folder, job, run, child_env, guard, series, watched, stop, of_nodes, signals):
+    """Start the ranks and wait for them.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
-    program, more_env = _program(folder, job.config)
+    program, more_env = (watched.program, {}) if watched else _program(folder, job.config)
     with (
-        open(folder / "logs" / "agent.log", "wb") as log,
         watched.watching() if watched else contextlib.nullcontext(),
-        of_nodes.started(folder, child_env, log)
+        of_nodes.started(folder, child_env, guard)
         if of_nodes
-        else ranks.started(
-            folder, hardware.num_processes, child_env | more_env, log, watched.program if watched else program, job.code
-        ) as group,
+        else ranks.started(guard, hardware.num_processes, folder, child_env | more_env, program) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
     ):
         if watched:
             watched.started(group.pid)
         num_asked, beat_s = 0, time.monotonic()
-        stall = Stall(_stall_s(hardware), lambda: run_processes.cpu_s(folder), beat_s)
+        stall = Stall(_stall_s(hardware), guard.cpu_s, beat_s)
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not group.has_ended(TICK_S):
             signals.check()
@@ -223,13 +226,14 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
             if deadline_s is not None and now_s > deadline_s:
                 message = f"exceeded hardware.wall_timeout_s={hardware.wall_timeout_s}"
                 return None, failures.failure("wall_timeout", message, step=progress.step)
+        ranks.write_failures(folder, group.failures)
         return group.exit_code(), group.failure
 
 
 def _program(folder, config):
     """(the words that start each rank, variables that it gets with them)."""
     around = registry.program(config.instruments, folder, config.hardware.device)
-    return (*around, *ranks.WORKER), ({run_processes.WITHIN: around[0]} if around else {})
+    return (*around, *ranks.WORKER), ({processes.WITHIN: around[0]} if around else {})
 
 
 def _stall_s(hardware):

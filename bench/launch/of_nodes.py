@@ -5,7 +5,6 @@ As ranks.OfAgent for the watching loop; facts() are run.json["nodes"].
 
 import contextlib
 import os
-import socket
 from pathlib import Path
 
 from bench.base import atomic
@@ -15,7 +14,6 @@ from bench.launch.nodes import fabric
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.coordinator import Coordinator
 from bench.launch.prepare import Job
-from bench.machine import run_processes
 from bench.record import failures
 
 
@@ -40,7 +38,7 @@ class OfNodes:
         return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
 
     @contextlib.contextmanager
-    def started(self, folder: Path, env: dict, log):
+    def started(self, folder: Path, env: dict, guard: ranks.Guard):
         """A context that yields this, with every rank begun; leaving it ends them and brings home what they wrote."""
         self._folder = folder
         job, adopted = self._job, self._adopted
@@ -54,20 +52,21 @@ class OfNodes:
             "local_size": hardware.ranks_of_node,
             "num_nodes": hardware.nodes or 1,
         }
-        sizes = {"WORLD_SIZE": str(hardware.num_processes), "LOCAL_WORLD_SIZE": str(hardware.ranks_of_node)}
-        own = env | sizes | {"GROUP_RANK": "0", ranks.IN_RUN: "1"} | run_processes.mark(folder)
+        own = dict(env)
         if hardware.nodes:
             own |= fabric.variables(self._coordinator.interface(), os.environ)
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
-        master = {} if adopted and adopted.has_store else _master(adopted.host if adopted else self._coordinator.host)
+        master = contextlib.nullcontext()
+        if not (adopted and adopted.has_store):
+            master = _master(adopted.host if adopted else self._coordinator.host)
         launched = initial_record.of_secrets(job)
-        self._coordinator.begin(folder, texts, launched, ranks.WORKER, own, master, shared, log, job.code)
-        try:
-            yield self
-        finally:
-            self._coordinator.stop()
-            self._coordinator.collect()
-            self._write_answer()
+        with master as where:
+            self._coordinator.begin(folder, texts, launched, ranks.WORKER, own, where, shared, guard)
+            try:
+                yield self
+            finally:
+                self._coordinator.stop()
+                self._coordinator.collect()
 
     def bye(self, run: dict) -> None:
         """The record is finished: every process of the run ends, with an exit code that says whether it is complete."""
@@ -76,6 +75,11 @@ class OfNodes:
     def has_ended(self, within_s: float) -> bool:
         """Whether all ranks end within so many seconds."""
         return self._coordinator.has_ended(within_s)
+
+    @property
+    def failures(self) -> list[dict]:
+        """Group.failures of all nodes."""
+        return self._coordinator.exit_codes
 
     def exit_code(self) -> int:
         """0 where all ended well.  After has_ended()."""
@@ -100,14 +104,6 @@ class OfNodes:
         for row in run.get("nodes", [])[1:]:
             peer = of_node[row["node"]]
             row["clock"], row["clock_at_end"] = peer.clock, peer.clock_at_end
-
-    def _write_answer(self):
-        """As the agent does, for failures.classify()."""
-        if self._coordinator.exit_codes:
-            with contextlib.suppress(OSError):
-                atomic.write_json(
-                    self._folder / "logs" / "agent.json", {"failures": self._coordinator.exit_codes}, durable=False
-                )
 
 
 @contextlib.contextmanager
@@ -138,7 +134,8 @@ def _node(number, num_ranks, facts, peer):
     }
 
 
+@contextlib.contextmanager
 def _master(host):
-    """Where torch's process group meets: on this node, on a port that is free now."""
-    with socket.create_server((host, 0)) as free:
-        return {"MASTER_ADDR": host, "MASTER_PORT": str(free.getsockname()[1])}
+    """Where torch's process group meets: on this node."""
+    with ranks.reserved_port(host) as port:
+        yield host, port

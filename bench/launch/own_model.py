@@ -244,4 +244,4 @@ if __name__ == "__main__":
     lazy_dynamo.install()  # random numbers on the meta device would import all of torch.compile
     processes.adopt_orphans()
     print("\n" + json.dumps([faults_of(question) for question in json.load(sys.stdin)]))
-    processes.end_children(CHILDREN_WITHIN_S)  # what importing it has started would hold this process' output open
+    processes.end_descendants(CHILDREN_WITHIN_S)  # what importing it has started would hold this process' output open

@@ -3,9 +3,7 @@
 probe_rank.py is one rank of it.
 """
 
-import contextlib
 import statistics
-import subprocess
 
 from bench.base.units import GIB, MIB
 from bench.config.schema import HardwareConfig
@@ -21,9 +19,8 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
     """hardware: resolved; timeout_s: of one collective.  What fails is a Check that says so."""
     num_ranks = max(NUM_CPU_RANKS, hardware.num_processes) if hardware.device == "cpu" else hardware.num_processes
 
-    def wait(process, _):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(answers.START_S + 4 * timeout_s)
+    def wait(group, _):
+        return group.has_ended(answers.START_S + 4 * timeout_s)
 
     asked = {"device": hardware.device, "timeout_s": timeout_s}
     given = answers.of_ranks("bench.launch.probe_rank", asked, hardware, num_ranks, 1, wait)

@@ -1,22 +1,50 @@
-"""The ranks of a run or of the doctor's probe: the environment that they get, and the agent that starts them."""
+"""The ranks that a launcher starts: their environment, torchrun, and their guard, which ends whatever they leave.
+
+torchrun (torch.distributed.run) starts several ranks, and those of a node among several; a rank that is alone here is
+started directly: torchrun imports torch, 1.3 s of a core, and has nothing to do then.  Either is a child of the guard
+(guard.py), which is the ancestor of all that the run starts.
+"""
 
 import contextlib
+import json
 import os
+import re
+import select
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from bench.base import atomic
 from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.config.schema import HardwareConfig
-from bench.machine import processes, run_processes
+from bench.launch import guard
+from bench.machine import processes
+from bench.machine.signals import held
 from bench.training import flight_recorder
 
 WORKER = (sys.executable, "-m", "bench.training.worker")
 IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is not a run
-GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end because it is gone
+LOG, LEFT = "agent.log", ".torchrun.tmp"  # what torchrun prints, and a rank before it has a log; what it writes
+LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
+MONITOR_S = 0.5  # torchrun's look at its ranks
+HUNG_S = 8.0  # so late after its failure that bench/record/failures.py takes the end of a rank for the launcher's own
+GUARD_S = guard.GRACE_S + 2 * guard.GONE_WITHIN_S + 10.0
+FAILURE = re.compile(  # of torchrun's report: torch.distributed.elastic.multiprocessing.errors.ChildFailedError
+    r"^  time      : (?P<time>\S+)\n.*\n  rank      : (?P<rank>\d+) .*\n  exitcode  : (?P<exit_code>-?\d+) ", re.M
+)
+
+
+class CannotStart(OSError):
+    """No rank could be started; the message says why."""
 
 
 def environment(hardware: HardwareConfig) -> dict[str, str]:
@@ -37,45 +65,239 @@ def environment(hardware: HardwareConfig) -> dict[str, str]:
     return env
 
 
-def agent(
-    folder: Path,
-    num_processes: int,
-    env: Mapping[str, str],
-    log: BinaryIO,
-    program: Sequence[str] = WORKER,
-    code: Path = CODE,
-) -> contextlib.AbstractContextManager[subprocess.Popen]:
-    """A context that yields the agent's Popen: num_processes ranks of  PROGRAM folder,  ended with the block.
+@dataclass(frozen=True)
+class Place:
+    """The ranks that one launcher starts, among all of a run."""
 
-    log: a file for what the agent itself prints.  code: the folder that agent and ranks import from.
+    num_ranks: int
+    world_size: int
+    first_rank: int = 0
+    local_rank: int = 0  # of the first among those of its node
+    local_size: int | None = None  # ranks of its node; None: those that this launcher starts
+    node: int = 0
+    num_nodes: int = 1
+    master: tuple[str, int] | None = None  # where torch's process group meets; None: the environment says it
+    by_torchrun: bool = False
 
-    The owner of the run (owner.py) ends what the agent leaves.
-    """
-    words = [sys.executable, "-m", "bench.launch.agent", str(folder), str(num_processes), *program]
-    marked = env | {IN_RUN: "1"} | run_processes.mark(folder)
-    return processes.child(words, code, marked, log, GRACE_S, lambda: run_processes.wake(folder))
+    def words(self, program: Sequence[str], folder: Path) -> list[str]:
+        """What is started, in whose words the folder is the last."""
+        own = [*program, str(folder)]
+        if not self.by_torchrun:
+            return own
+        where = (f"--nnodes={self.num_nodes}", f"--node-rank={self.node}", f"--nproc-per-node={self.num_ranks}")
+        where += (f"--master-addr={self.master[0]}", f"--master-port={self.master[1]}")
+        how = (f"--monitor-interval={MONITOR_S}", f"--log-dir={folder / LEFT}", "--no-python")
+        return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
-
-class OfAgent:
-    """The ranks of a run that the agent has started, while process, its Popen, lives."""
-
-    failure = None  # that nobody but its ranks could report
-
-    def __init__(self, process):
-        self._process = process
-        self.pid = process.pid
-
-    def has_ended(self, within_s: float) -> bool:
-        """Whether all ranks end within so many seconds."""
-        return processes.has_ended(self.pid, within_s)
-
-    def exit_code(self) -> int:
-        """0 where all ended well.  After has_ended()."""
-        return self._process.wait()
+    def variables(self) -> dict[str, str]:
+        """Of a rank that is started directly, what torchrun gives; TORCHELASTIC_USE_AGENT_STORE not: there is none."""
+        if self.by_torchrun:
+            return {}
+        given = {"RANK": self.first_rank, "LOCAL_RANK": self.local_rank, "ROLE_RANK": self.first_rank}
+        given |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), self.world_size)
+        given |= {"LOCAL_WORLD_SIZE": self.local_size or self.num_ranks, "GROUP_RANK": self.node}
+        given |= {"GROUP_WORLD_SIZE": self.num_nodes, "ROLE_NAME": "default"}
+        if self.master:
+            given |= {"MASTER_ADDR": self.master[0], "MASTER_PORT": self.master[1]}
+            given |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
+            given |= dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), 0)
+            given["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1)
+        return {name: str(value) for name, value in given.items()}
 
 
 @contextlib.contextmanager
-def started(folder, num_processes, env, log, program=WORKER, code=CODE):
-    """A context that yields OfAgent."""
-    with agent(folder, num_processes, env, log, program, code) as process:
-        yield OfAgent(process)
+def of_this_machine(num_ranks: int) -> Iterator[Place]:
+    """A context that yields the place of all ranks of a run, on a port that no other program is given meanwhile.
+
+    CannotStart: this machine cannot reach itself, for which torch would try for minutes, and say no more than that.
+    """
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname()[:2], timeout=LOOPBACK_S).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise CannotStart(error.errno, f"{LOOPBACK} cannot be reached, where ranks meet: {why}") from None
+    with reserved_port(LOOPBACK) as port:
+        yield Place(num_ranks, num_ranks, master=(LOOPBACK, port), by_torchrun=num_ranks > 1)
+
+
+@contextlib.contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """A context that yields a port of this machine that no other program is given meanwhile.
+
+    Bound, but nobody listens: so the store of torchrun or of rank 0, which sets SO_REUSEADDR as well (as all of torch's
+    do), can bind it too.  That is Linux's rule; elsewhere the port is let go, and is most likely still free then.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, 0))
+        port = reserved.getsockname()[1]
+        if sys.platform != "linux":
+            reserved.close()
+        yield port
+
+
+class Guard:
+    """A context: the guard of a run's processes, which ends them with it; on their own when this process is killed.
+
+    folder: of the run, whose record the guard finishes then; code: the folder that it imports from; is_member: another
+    process makes the record.
+    """
+
+    def __init__(self, folder: Path, code: Path = CODE, is_member: bool = False):
+        self._words = [sys.executable, "-m", "bench.launch.guard", str(folder), *(["member"] if is_member else [])]
+        self._code = code
+        self._answer = None
+        self.left: list[int] = []  # processes that the kernel keeps, in a driver or at a dead disk; after the end
+        self.exit_code: int | None = None  # of what was started; of the guard where that ended first
+
+    def __enter__(self):
+        with held():  # a signal between fork and here would leave a child without an owner
+            self._process = subprocess.Popen(
+                self._words,
+                cwd=self._code,
+                env=os.environ | {CHECKOUT: str(REPO)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C and a closed terminal are the launcher's
+            )
+        return self
+
+    def __exit__(self, *exc_info):
+        with held():
+            self._tell(guard.GOODBYE)
+            self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        """The ancestor of the run's processes."""
+        return self._process.pid
+
+    def start(self, words: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        """Start this program; log: for what it prints."""
+        order = {"words": list(words), "env": dict(env), "log": str(log.absolute())}
+        self._tell(json.dumps(order).encode() + b"\n")
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether within so many seconds what was started has ended, and all that it left."""
+        if self._answer is None and select.select([self._process.stdout], [], [], within_s)[0]:
+            self._answer = self._process.stdout.readline()
+            if self._answer:
+                answer = json.loads(self._answer)
+                self.exit_code, self.left = answer["exit_code"], answer["left"]
+            else:  # it was killed, and the kernel has ended what it had started
+                self.exit_code = self._process.wait()
+        return self._answer is not None
+
+    def stop(self) -> None:
+        """Tell the run's processes to end; has_ended() says when they have."""
+        self._tell(guard.STOP)
+
+    def cpu_s(self) -> dict[int, float]:
+        """{pid: CPU seconds so far} of the run's processes."""
+        return processes.cpu_s(processes.descendants(self.pid))
+
+    def _tell(self, order):
+        self._process.send_signal(signal.SIGCONT)  # a guard that somebody has stopped too
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(order)
+
+
+class Group:
+    """A context: the ranks of a place, started below a guard, and ended with the block.
+
+    failures: [{"rank", "exit_code", "failed_at_s"}] of those that failed first, after has_ended().
+    """
+
+    failure = None  # that nobody but the ranks could report
+
+    def __init__(
+        self,
+        guarded: Guard,
+        place: Place,
+        folder: Path,
+        env: Mapping[str, str],
+        program: Sequence[str] = WORKER,
+        log: str = LOG,
+    ):
+        self._guard, self._place, self._folder, self._log = guarded, place, folder, folder / "logs" / log
+        self._words, self._env = place.words(program, folder), env | place.variables() | {IN_RUN: "1"}
+        self._failed_s = None
+        self.pid = guarded.pid
+        self.cpu_s = guarded.cpu_s
+        self.failures: list[dict] = []
+
+    def __enter__(self):
+        self._guard.start(self._words, self._env, self._log)
+        return self
+
+    def __exit__(self, *exc_info):
+        with held():
+            if not self.has_ended(0.0):
+                self._guard.stop()
+                self.has_ended(GUARD_S)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether all ranks end within so many seconds, with all that they left.
+
+        A rank that has written its failure and then hangs, in a library's destructors, is ended too.
+        """
+        if self._failed_s is None and any((self._folder / "logs").glob("rank*.failure.json")):
+            self._failed_s = time.monotonic()
+        if self._failed_s is not None and time.monotonic() - self._failed_s > HUNG_S:
+            self._guard.stop()
+        has_ended = self._guard.has_ended(within_s)
+        if has_ended and self.exit_code() and not self.failures:
+            self.failures = self._failures()
+        return has_ended
+
+    def stop(self) -> None:
+        """Tell all ranks to end; has_ended() says when they have."""
+        self._guard.stop()
+
+    def exit_code(self) -> int:
+        """0 where all ended well.  After has_ended()."""
+        return 1 if self._guard.exit_code is None else self._guard.exit_code
+
+    def _failures(self):
+        if not self._place.by_torchrun:
+            rank, exit_code = self._place.first_rank, self.exit_code()
+            has_begun = (self._folder / "logs" / f"rank{rank}.log").exists()
+            failed = {"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()}
+            return [failed] if has_begun or exit_code < 0 else []
+        try:
+            text = plain_file.text(self._log, plain_file.MAX_LINES_BYTES, errors="replace")
+        except Damaged:
+            return []
+        return failures_of_report(text, time.time() - time.monotonic())
+
+
+@contextlib.contextmanager
+def started(
+    guarded: Guard, num_ranks: int, folder: Path, env: Mapping[str, str], program: Sequence[str] = WORKER
+) -> Iterator[Group]:
+    """A context that yields all ranks of a run on this machine alone.  CannotStart."""
+    with of_this_machine(num_ranks) as place, Group(guarded, place, folder, env, program) as group:
+        yield group
+
+
+def write_failures(folder: Path, failed: list[dict]) -> None:
+    """Group.failures for failures.classify(), in folder/logs/agent.json."""
+    if failed:
+        with contextlib.suppress(OSError):
+            atomic.write_json(folder / "logs" / "agent.json", {"failures": failed}, durable=False)
+
+
+def failures_of_report(text: str, monotonic_s: float) -> list[dict]:
+    """What torchrun prints in the end -> [{"rank", "exit_code", "failed_at_s"}], by its whole seconds.
+
+    monotonic_s: seconds since the epoch at which time.monotonic() was 0.
+    """
+    found = []
+    for match in FAILURE.finditer(text):
+        at_s = time.mktime(time.strptime(match["time"], "%Y-%m-%d_%H:%M:%S"))
+        number = {"rank": int(match["rank"]), "exit_code": int(match["exit_code"])}
+        found.append(number | {"failed_at_s": at_s - monotonic_s})
+    return found

@@ -20,6 +20,7 @@ from typing import Any
 from bench.base import private
 from bench.machine.signals import held
 
+WITHIN = "SPEEDRUN_WITHIN"  # of ranks: the program that runs them, nsys, which is then their parent
 LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
 END_LOOK_S = 0.05
 WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
@@ -169,15 +170,41 @@ def _children_among_all(parent):
     return result
 
 
+def descendants(pid: int) -> set[int]:
+    """The children of that process, and theirs, zombies too.  Empty where there is no /proc."""
+    found, waiting = set(), {pid}
+    while waiting:
+        waiting = set().union(*map(children, waiting)) - found
+        found |= waiting
+    return found
+
+
+def cpu_s(pids: Iterable[int]) -> dict[int, float]:
+    """{pid: CPU seconds so far} of those processes that are there."""
+    spent_s, ticks_per_s = {}, os.sysconf("SC_CLK_TCK")
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = stat_fields(pid)
+            spent_s[pid] = (int(fields[11]) + int(fields[12])) / ticks_per_s
+    return spent_s
+
+
 def waited_ns(pid: int) -> int | None:
-    """For how long the children of that process were ready to run and were not run: of the one that waited most, its
-    main thread, since it began.  None: the system does not say, or there is none.
+    """For how long the descendants of that process were ready to run and were not run: of the one that waited most,
+    its main thread, since it began.  None: the system does not say, or there is none.
     """
     waits = []
-    for child_pid in children(pid):
+    for descendant in descendants(pid):
         with contextlib.suppress(OSError, ValueError):
-            waits.append(int(Path(f"/proc/{child_pid}/schedstat").read_text().split()[1]))
+            waits.append(int(Path(f"/proc/{descendant}/schedstat").read_text().split()[1]))
     return max(waits, default=None)
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    """To each of these processes that is there."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
 
 
 def reap(pids: Iterable[int]) -> None:
@@ -187,15 +214,15 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def end_children(within_s: float) -> None:
-    """Kill every child, and the children that it leaves, until there is none or the time is over."""
+def end_descendants(within_s: float) -> set[int]:
+    """Kill every descendant of this process, which adopts orphans, until there is none or the time is over -> those
+    that are left."""
     until_s = time.monotonic() + within_s
-    while (left := children()) and time.monotonic() < until_s:
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    while (left := descendants(os.getpid())) and time.monotonic() < until_s:
+        signal_all(left, signal.SIGKILL)
         one_has_ended([*left], END_LOOK_S)
         reap(left)
+    return left
 
 
 def boot_id_hash() -> str | None:

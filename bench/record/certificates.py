@@ -155,6 +155,7 @@ class OfKind(TypedDict):
     run: NotRequired[str | None]  # in results/.audits/
     nats: NotRequired[float | None]
     least_nats: NotRequired[float | None]
+    unnoticed_nats: NotRequired[float]  # how much less the last loss could be; of random tokens that passed
 
 
 class Audit(TypedDict):
@@ -166,6 +167,7 @@ class Audit(TypedDict):
     at: str
     claimed_nats: float | None
     outcome: str
+    unnoticed_nats: NotRequired[float | None]  # the least of its audits
     audits: list[OfKind]
 
 
@@ -180,6 +182,14 @@ def read_audit(folder: Path | str) -> Audit | None:
         return cast(Audit, json_file.read(Path(folder) / AUDIT_FILE, Audit))
     except Damaged:
         return None
+
+
+def audit_limit(audit: Audit) -> str:
+    """What could have escaped an audit that did not fail, to follow its outcome; empty where nobody knows."""
+    unnoticed_nats = audit.get("unnoticed_nats")
+    if unnoticed_nats is None or audit["outcome"] == FAILED:
+        return ""
+    return f" (a loss lowered by less than {unnoticed_nats:.4f} nats would not have been noticed)"
 
 
 def passed_here(results: Path, run: Facts, audit: Audit) -> bool:

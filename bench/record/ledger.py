@@ -78,6 +78,8 @@ class Line(TypedDict):
     run_json_sha256: NotRequired[str | None]
     race_json_sha256: NotRequired[str]
     plan_sha256: NotRequired[str]
+    baseline: NotRequired[str]
+    arms: NotRequired[Any]  # by name: config_id and source_sha256
     record: NotRequired[str]  # this and the rest: of a certificate (certificates.py)
     losses_sha256: NotRequired[str]
     outcome: NotRequired[str]

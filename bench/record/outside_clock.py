@@ -17,7 +17,9 @@ TOLERANCE_S, TOLERANCE_FRAC = 0.05, 0.001  # of what is claimed; a record of 74 
 EDGE_S = 0.001  # between a clock's reading and its word or line, for each validation (assumed)
 FROZEN_FRAC = 0.01  # of the timed region, in which the launcher should have run and did not
 SPREADS = 3.0  # how many of them validations may be longer than the one at step 0
-MAX_GROWTH = 2.0  # and as many times: attention windows that grow in training make honest ones longer (assumed)
+# And as many times: attention windows that grow make honest ones longer (assumed); so does a machine that gets busy
+# meanwhile, 0.14 s became 0.30 s in one of 239 runs at load.
+MAX_GROWTH = 3.0
 MACHINE, CLOCK, VALIDATIONS = "launcher", "outside clock", "validations"  # who doubts, in run["doubts"]
 
 
@@ -130,19 +132,20 @@ def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
 
 
 def _validations(clock: Clock) -> Iterator[tuple[str, str]]:
-    """More than twice as long as the one at step 0; what is less, bench/compare/ holds against the other arm.
+    """Usually more than MAX_GROWTH times as long as the one at step 0; bench/compare/ counts all of it, whatever it is.
 
-    The last is not asked: what is checked once more at the end is part of it.
+    Of two the shorter one: one that the machine held up is no reproach.
     """
     first = 1 if clock["source"] == "edges" else 0  # a script's at step 0 ends with its first line
-    at_start_s, others_s = clock["validation_at_start_s"], clock["validations_s"][first:-1]
+    at_start_s, others_s = clock["validation_at_start_s"], clock["validations_s"][first:]
     if at_start_s is None or not others_s:
         return
-    excess_s = statistics.median(others_s) - at_start_s
+    usual_s = statistics.median_low(others_s)
+    excess_s = usual_s - at_start_s
     spread_s = statistics.stdev(others_s) if len(others_s) > 1 else 0.0
     spread_s = max(spread_s, (MAX_GROWTH - 1) / SPREADS * at_start_s, clock["reader_late_s"])
     if excess_s > max(SPREADS * spread_s, TOLERANCE_S):
-        both = f"{statistics.median(others_s):.3f} s, against {at_start_s:.3f} s at step 0"
+        both = f"{usual_s:.3f} s, against {at_start_s:.3f} s at step 0"
         yield VALIDATIONS, f"its validations take longer once it has trained: {both} (spread {spread_s:.3f} s)"
 
 

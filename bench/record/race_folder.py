@@ -95,7 +95,7 @@ def read(folder: Path | str) -> Race:
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     with of_record(path):
         race = json_file.read(path, Race)
-        against = (race.get("result") or {}).get("against") or {}
+        against = verdicts_of(race)
         _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():
             _rename(comparison, "left_out", "excluded")
@@ -119,6 +119,12 @@ def _name_arms(comparison: dict[str, Any], baseline: str, candidate: str) -> Non
         comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], sentence)
         for run in comparison.get("excluded") or ():
             run["arm"] = names.get(run.get("arm"), run.get("arm"))
+
+
+def verdicts_of(race: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """race.json -> {candidate: its Comparison, of any version}; {} of a race that was abandoned."""
+    against: dict[str, dict[str, Any]] = (race.get("result") or {}).get("against") or {}
+    return against
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:

@@ -90,6 +90,7 @@ class Counted(TypedDict):
     setting: str  # JSON of setting()
     outside_s: float | None  # by the launcher's clock, validations included
     outside_validations_s: float | None  # of it in validations
+    outside_validation_at_start_s: float | None  # the one at step 0
     outside_unknown: str | None  # why a record that should have them has none
     machine_doubts: list[str]
     script_doubt: str | None  # the first reason not to trust what a run, a model or a script says of itself
@@ -201,6 +202,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "setting": encoded(setting(run)),
         "outside_s": outside.get("outside_s"),
         "outside_validations_s": outside.get("outside_validations_s"),
+        "outside_validation_at_start_s": outside.get("validation_at_start_s"),
         "outside_unknown": outside.get("unknown"),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
         "script_doubt": next(iter(distrusted), None),

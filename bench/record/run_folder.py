@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -261,8 +262,8 @@ def _role(path: str) -> str:
 
 def files(folder: Path | str) -> list[str]:
     """Sorted paths, relative and with "/", of what belongs into artifacts."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not _is_temporary(path.name)]
-    names = sorted(path.relative_to(folder).as_posix() for path in paths)
+    paths = (path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file())
+    names = sorted(path.as_posix() for path in paths if not any(map(_is_temporary, path.parts)))
     return [name for name in names if name != "run.json"]
 
 
@@ -279,7 +280,7 @@ def remove_temporary(folder: Path | str) -> None:
     for path in Path(folder).iterdir():
         if _is_temporary(path.name):
             with contextlib.suppress(OSError):
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _is_temporary(name: str) -> bool:

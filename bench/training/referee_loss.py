@@ -70,11 +70,10 @@ class RefereeLoss:
         self._at_start = chosen, self._guarded(lambda: self._nats_of_batches([places[one] for one in chosen]))
         self._seconds += time.perf_counter() - started_s
         if self._why and self._is_required:
-            arch = self._trainer.config.model.arch
             raise NoLogits(
-                f"model.arch={arch}: its logits(tokens_BT) cannot be used ({self._why}), and the validation loss is "
-                "computed from them: return the scores of the next token, [B, T, V], as forward() uses them, or use "
-                "track=free, which accepts models without logits"
+                f"model.arch={self._trainer.arch}: its logits(tokens_BT) cannot be used ({self._why}), and the "
+                "validation loss is computed from them: return the scores of the next token, [B, T, V], as forward() "
+                "uses them, or use track=free, which accepts models without logits"
             )
 
     def evaluate(self) -> float:

@@ -1,4 +1,4 @@
-"""One rank of a user's training script, unmodified.  Started by bench/launch/agent.py as  PYTHON THIS_FILE FOLDER
+"""One rank of a user's training script, unmodified.  Started by bench/launch/ranks.py as  PYTHON THIS_FILE FOLDER
 
 PYTHON may be another interpreter than the harness's, with another torch: this file needs the standard library of
 Python 3.8 and nothing of ours, and imports no torch.  FOLDER/.launch.tmp says what to run.  All that the script prints
@@ -93,8 +93,8 @@ def flush():
 
 
 def end_with_agent(launcher_pid):
-    """Killed by the kernel when the agent is gone.  What the script has started is ended by the run's owner
-    (bench/launch/owner.py), or where that was killed by its guard."""
+    """Killed by the kernel when the agent is gone.  What the script has started is ended by the run's guard
+    (bench/launch/guard.py)."""
     agent_pid = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         import ctypes

@@ -5,7 +5,8 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.base import stats
@@ -20,27 +21,30 @@ OTHER = "other_ms"  # of a step, outside of all regions
 
 
 def of_runs(
-    a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[dict]]], names: Sequence[str] = ("A", "B")
+    a: Iterable[tuple[Mapping[str, Any], list[dict]]],
+    b: Iterable[tuple[Mapping[str, Any], list[dict]]],
+    names: Sequence[str] = ("A", "B"),
 ) -> dict:
     """a, b: [(record, rows of steps.csv)] of some runs of each arm, names: what they are called -> the diagnosis.
 
     Regions and stretches compare step by step, medians over the runs, so that a stall in one run moves nothing.
     """
-    a, b = [_Run(*one) for one in a], [_Run(*one) for one in b]
-    if not a or not b:
-        return {"label": LABEL, "arms": list(names), "runs": [len(a), len(b)], "words": []}
-    regions = _regions(a, b)
+    a_runs, b_runs = [_Run(*one) for one in a], [_Run(*one) for one in b]
+    num_runs = [len(a_runs), len(b_runs)]
+    if not all(num_runs):
+        return {"label": LABEL, "arms": list(names), "runs": num_runs, "words": []}
+    regions = _regions(a_runs, b_runs)
     result = {
         "label": LABEL,
         "arms": list(names),
-        "runs": [len(a), len(b)],
+        "runs": num_runs,
         "regions": regions,
-        "stretches": _stretches(a, b),
-        "ranks": _ranks(a, b),
-        "costs": _costs(a, b),
-        "telemetry": _telemetry(a, b),
+        "stretches": _stretches(a_runs, b_runs),
+        "ranks": _ranks(a_runs, b_runs),
+        "costs": _costs(a_runs, b_runs),
+        "telemetry": _telemetry(a_runs, b_runs),
     }
-    of_logs = any(one.run.get("provenance") == "imported" for one in a + b)
+    of_logs = any(one.run.get("provenance") == "imported" for one in a_runs + b_runs)
     return result | {"words": ([OF_LOGS] if of_logs and regions else []) + _words(result, names)}
 
 

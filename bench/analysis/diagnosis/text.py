@@ -35,7 +35,7 @@ def cause(result: dict) -> str | None:
     shares = {
         name: pair["share_frac"] or 0 for name, pair in (result.get("regions") or {}).items() if name != "step_ms"
     }
-    name = max(shares, key=shares.get, default=None)
+    name = max(shares, key=lambda name: shares[name], default=None)
     if name is None or shares[name] < MIN_SHARE_FRAC:
         return None
     return f"{name.removesuffix('_ms')} makes {100 * shares[name]:.0f} % of the change of a step"

@@ -98,12 +98,12 @@ class Ceilings:
 
     def bound(self, facts: dict, seconds: float) -> Bound | None:
         """facts: of trace.operators.facts, of one call; seconds: how long it took.  None where no bound is known."""
-        flop, num_bytes = facts["flop"], moved_bytes(facts)
+        flop, num_bytes = facts["flop"] or 0, moved_bytes(facts) or 0
         precision, peak = self.peak(facts["precision"], flop / seconds) if flop and seconds else (None, None)
         rate = self.bytes_per_s(num_bytes) if num_bytes else None
         if flop and peak is None or not (flop and peak) and not rate:
             return None
-        arithmetic_s = flop / peak if flop else 0.0
+        arithmetic_s = flop / peak if flop and peak else 0.0
         memory_s = num_bytes / rate if rate else 0.0
         if memory_s > arithmetic_s:
             measured = self.measured and self.measured.bytes_per_s(num_bytes)
@@ -193,10 +193,13 @@ class Operators:
     """add() the time of each call; into() puts the parts of all into Pieces, when every call is known."""
 
     def __init__(self, rank: Rank, ceilings: Ceilings):
-        self._rank, self.ceilings, self._facts = rank, ceilings, {}
+        self._rank, self.ceilings = rank, ceilings
+        self._facts: dict[tuple[int, int], dict] = {}
         self._is_leaf = operators.leaves_with_flops(rank)
-        self._ns = collections.Counter()  # (step index, row of the operator): ns that it has in the account
-        self._where = {}
+        self._ns: collections.Counter[tuple[int, int]] = (
+            collections.Counter()
+        )  # (step index, row of the operator): ns that it has in the account
+        self._where: dict[int, str | None] = {}
 
     def facts(self, row: int) -> dict:
         """trace.operators.facts_of() of an operator's call."""

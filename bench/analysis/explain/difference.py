@@ -46,7 +46,7 @@ def of(a: dict, b: dict) -> dict:
 
 def whole_ns(answer: dict) -> dict[str, int]:
     """{part: ns of a mean step}, whole, adding up to the rounded step."""
-    exact = collections.Counter()
+    exact: dict[str, Fraction] = collections.defaultdict(Fraction)
     for one in answer["ranks"].values():
         for line in one["parts"]:
             exact[line["part"]] += Fraction(line["sum_ns"], len(one["steps"]) * len(answer["ranks"]))

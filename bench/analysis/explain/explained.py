@@ -92,8 +92,9 @@ def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
             if event.get("rank", 0) == rank.rank and number in steps and number in began_ns:
                 start = steps[number] + event["t_ns"] - began_ns[number]
                 ranges.append((_range_name(event), start, start + round(event["ms"] * 1e6)))
-        if ranges:
-            rank.add_ranges(events.PYTHON, main_track(rank), ranges)
+        track = main_track(rank)
+        if ranges and track is not None:
+            rank.add_ranges(events.PYTHON, track, ranges)
 
 
 def _range_name(event):
@@ -111,10 +112,10 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
     rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]
     if not rows:
         raise ValueError(f"{folder}: it has no step that was timed undisturbed: run it longer, or record a trace")
-    events, by_rank = {}, step_files.read_by_rank(folder)
+    events_by_step: dict[int | None, list] = {}
     for event in step_files.read_events(folder):
-        events.setdefault(event.get("step"), []).append(event)
-    own = by_rank.get("own_ms", ())
+        events_by_step.setdefault(event.get("step"), []).append(event)
+    own = step_files.read_by_rank(folder).get("own_ms", [])
     late = stalls.lateness(own)
     pieces, steps, at_ns = parts.Pieces(len(rows)), [], 0
     gpus = run["environment"].get("gpus") or [{}]
@@ -124,7 +125,9 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
         step_ns, number = round(row["step_ms"] * NS_PER_MS), row["step"]
         rank = late[number][1] if number in late else None
         waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
-        for piece, ns in _of_step(row, step_ns, events.get(number, ()), waited, _arithmetic_ns(run, number, ceilings)):
+        for piece, ns in _of_step(
+            row, step_ns, events_by_step.get(number, ()), waited, _arithmetic_ns(run, number, ceilings)
+        ):
             pieces.add(index, piece, ns)
         steps.append((number, at_ns, at_ns + step_ns))
         at_ns += step_ns

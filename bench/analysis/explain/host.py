@@ -41,7 +41,7 @@ class Thread:
         self._index = {row: index for index, row in enumerate(self.nest.rows.tolist())}
         within = self.nest.innermost(rank.ts[collections.rows])
         self._within = dict(zip(collections.rows.tolist(), within.tolist()))
-        self._known = {}
+        self._known: dict[int, parts.Piece | None] = {}
         is_step, parent = rank.is_named(STEP.search, self.nest.rows), self.nest.parent
         tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(rows) else False))]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]

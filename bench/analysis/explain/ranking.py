@@ -60,7 +60,7 @@ def of(accounts: dict, step_ms: float) -> list[dict]:
     rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
     that gained at such a place (rungs.py).
     """
-    result = {}
+    result: dict[tuple, _Origin] = {}
     for number, one in accounts.items():
         pieces, num_steps = one["pieces"], len(one["steps"])
         for piece, ns in pieces.total().items():
@@ -68,7 +68,8 @@ def of(accounts: dict, step_ms: float) -> list[dict]:
                 origin = result.setdefault(origin_of(piece), _Origin())
                 origin.add(number, piece, ms_from_ns(ns) / num_steps, pieces.count[piece] / num_steps)
     lines = [_line(key, origin, len(accounts), step_ms) for key, origin in result.items()]
-    bounded, unbounded = [], []
+    bounded: list[dict] = []
+    unbounded: list[dict] = []
     for line in sorted(lines, key=lambda line: -line["gain_ms"]):
         (unbounded if line["part"] in parts.NO_BOUND else bounded).append(line)
     return bounded[:NUM_LINES] + unbounded[:NUM_LINES]

@@ -46,8 +46,15 @@ def by_place(sites: Sites) -> Callable[[Life], str]:
 
 def of(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
     """Lives, what each is called -> Timeline."""
-    facts = {"reserved_initial": lives.reserved_initial, "reserved_changes": lives.reserved_changes, "ooms": lives.ooms}
-    result = Timeline(lives.device, lives.num_entries, lives.times_us, {}, **facts)
+    result = Timeline(
+        lives.device,
+        lives.num_entries,
+        lives.times_us,
+        initial={},
+        reserved_initial=lives.reserved_initial,
+        reserved_changes=lives.reserved_changes,
+        ooms=lives.ooms,
+    )
     for life in lives.found:
         name = name_of(life)
         if life.start == BEFORE_ALL:

@@ -22,6 +22,7 @@ import bisect
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.analysis.memory import charts, timeline
@@ -52,8 +53,10 @@ COLOURS = {use: f"series-{number}" for number, use in enumerate(USES)}  # as the
 class Uses:
     """of(life) -> one of USES.  edges: [(entry, phase)] of the recording's marks in their order, () for none."""
 
-    def __init__(self, lives: Lives, edges: list[tuple[int, str]] = ()):
-        self._kinds = {}  # name of a file -> what it is: a snapshot has millions of frames, but few files
+    def __init__(self, lives: Lives, edges: Sequence[tuple[int, str]] = ()):
+        self._kinds: dict[
+            str, str | None
+        ] = {}  # name of a file -> what it is: a snapshot has millions of frames, but few files
         self.has_marks = any(name in KEPT for _, name in edges)
         self._edges = edges if self.has_marks else self._by_stacks(lives)
         self._entries = [entry for entry, _ in self._edges]

@@ -51,7 +51,7 @@ def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
 
     Traces of this project say of which window they are; the others are one, None.
     """
-    windows = {}
+    windows: dict[str | None, list[Rank]] = {}
     for rank in over_files(_load_one, paths):
         windows.setdefault(window_of(rank), []).append(rank)
     return {name: number(ranks) for name, ranks in earliest_first(windows)}

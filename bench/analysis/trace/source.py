@@ -32,8 +32,10 @@ _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.S)
 BETWEEN = re.compile(rb'\},\s*\{\s*"ph": "')
 FLOWS = tuple(b'%c", "id"' % letter for letter in b"sft")  # arrows
 ANOTHER = b'"ph"'  # in what lies between two BETWEEN: an event that something else separates
-QUERIES = ("Event", "Occupancy", "Func", "StreamIs", "StreamGet", "StreamWaitEvent", "Get", "DeviceGet")
-QUERIES = tuple(f"cuda{name}" for name in (*QUERIES, "ThreadExchange", "PeekAtLastError", "PointerGet"))
+QUERIES = (
+    *("cudaEvent", "cudaOccupancy", "cudaFunc", "cudaStreamIs", "cudaStreamGet", "cudaStreamWaitEvent", "cudaGet"),
+    *("cudaDeviceGet", "cudaThreadExchange", "cudaPeekAtLastError", "cudaPointerGet"),
+)
 STARTS_OBJECT = np.isin(np.arange(256), list(b' \t\r\n"'))  # a byte that may follow a {; in names another one does
 
 

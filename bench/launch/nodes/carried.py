@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.base import atomic
-from bench.machine import processes, run_processes
+from bench.machine import processes
 from bench.record import run_folder
 
 OWNER = ".owner.tmp"  # the process that made a node's folder and removes it
@@ -45,12 +45,11 @@ def remove(folder: Path) -> None:
 
 
 def clear(results: Path) -> None:
-    """Remove the folders of nodes whose process was killed, and end what it left alive."""
+    """Remove the folders of nodes whose process was killed; its guard has ended what it left alive."""
     for folder in (results / FOLDER).glob("*"):
         owner = atomic.read_json(folder / OWNER)
         if processes.is_of_this_boot(owner):
             if not processes.is_there(owner):
-                run_processes.end(folder)
                 remove(folder)
         elif time.time() - _touched_s(folder) > ABANDONED_S:
             remove(folder)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.base.text_table import counted
+from bench.launch import ranks
 from bench.launch.nodes import carried, channel, clocks, fabric
 from bench.launch.nodes.channel import GONE, LOST_AFTER_S, Channel
 from bench.launch.nodes.peers import Peer, difference
-from bench.launch.nodes.rank_processes import RankProcesses
 
 COLLECT_S = 600.0  # for files that a node's ranks left, traces of gigabytes among them
 STOP_S = 20.0  # for ranks of other nodes to end, some seconds more than their own grace
@@ -35,6 +35,7 @@ class Coordinator:
         self._own_ranks, self._is_adopted = own_ranks, is_adopted
         self._inbox, self._channels, self.peers = queue.Queue(), [], []
         self._own = self._folder = None
+        self._own_known = False
         self._closing = False
         self.still = lambda: None  # words where those that have not joined never will
         self.exit_codes = []  # {"rank", "exit_code", "failed_at_s"} of every rank that failed
@@ -49,7 +50,7 @@ class Coordinator:
     def __exit__(self, *exc_info):
         self._closing = True
         if self._own is not None:
-            self._own.close()
+            self._own.__exit__(*exc_info)
         for one in list(self._channels):
             one.close()
         self._listener.close()
@@ -127,14 +128,12 @@ class Coordinator:
         launch: dict,
         words: tuple[str, ...],
         env: Mapping[str, str],
-        master: dict[str, str],
+        master: tuple[str, int] | None,
         shared: dict,
-        log,
-        code: Path,
+        guard: ranks.Guard,
     ) -> None:
-        """Start all ranks.  texts: {name: what the workers read}; env: of this process' ranks; master: variables of
-        every rank that say where torch meets; shared: what a member must know to start its ranks; log: for what a rank
-        prints before it has one; code: the folder that this process' ranks import from.
+        """Start all ranks.  texts: {name: what the workers read}; env: of this process' ranks; master: where torch
+        meets; shared: what a member must know to start its ranks; guard: of this process' ranks.
         """
         self._folder = folder
         leaders = [peer for peer in self.peers if peer.facts is not None]
@@ -151,16 +150,29 @@ class Coordinator:
         for peer in self.peers:
             where = {name: getattr(peer, name) for name in ("node", "first_rank", "num_ranks", "local_rank")}
             peer.channel.send("start", folder=folders[peer.node], master=master, **shared, **where)
-        own = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self._own_ranks)}
-        self._own = RankProcesses((*words, str(folder)), {**env, **master}, own, log, code)
+        place = ranks.Place(
+            self._own_ranks,
+            shared["world_size"],
+            local_size=shared["local_size"],
+            num_nodes=shared["num_nodes"],
+            master=master,
+            by_torchrun=not self._is_adopted,
+        )
+        self._own = ranks.Group(guard, place, folder, env, words)
+        self._own.__enter__()
 
     def has_ended(self, within_s: float) -> bool:
         """Whether all ranks have.  When one fails, or a node is lost, all the others are ended too."""
         until_s = time.monotonic() + within_s
         while True:
-            for rank, exit_code in self._own.ended() if self._own is not None else ():
-                self._ended(rank, exit_code)
-            if not (self._own is not None and self._own.are_left) and not any(peer.left for peer in self.peers):
+            own_ended = self._own is None or self._own.has_ended(0.0)
+            if own_ended and self._own is not None and not self._own_known:
+                self._own_known = True
+                for failed in self._own.failures:
+                    self._ended(failed["rank"], failed["exit_code"])
+                if self._own.exit_code() and not self._own.failures:
+                    self._ended(0, self._own.exit_code())
+            if own_ended and not any(peer.left for peer in self.peers):
                 return True
             left_s = until_s - time.monotonic()
             if left_s <= 0:

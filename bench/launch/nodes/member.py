@@ -3,16 +3,16 @@
 It writes no record.  When the coordinator is gone, its ranks end; when it is gone, its ranks end with it.
 """
 
+import contextlib
 import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.launch import ranks as local
 from bench.launch.nodes import carried, channel, clocks, fabric
 from bench.launch.nodes.channel import GONE, LOST_AFTER_S, Channel
-from bench.launch.nodes.rank_processes import RankProcesses
-from bench.machine import run_processes
 from bench.machine.signals import Interrupted, raise_interrupted
 
 TICK_S = 0.2
@@ -41,6 +41,7 @@ class Member:
         self._channel = Channel(connection, self._inbox)
         channel.keep_alive([self._channel])
         self._results, self._is_leader, self._waiting = results, hello.facts is not None, []
+        self._by_torchrun = hello.first_rank is None  # else another launcher has started this process as a rank
         self.interface = fabric.interface_of(self._channel.own_address)
         facts = hello.facts and hello.facts | {"fabric": fabric.facts(self.interface)}
         said = hello.__dict__ | {"facts": facts}
@@ -52,6 +53,7 @@ class Member:
         env: Callable[[dict], Mapping[str, str]],
         launch: Callable[[dict], dict],
         code: Path,
+        keep_master: bool,
     ) -> int:
         """To the end of the run.  Exit code: 0 where it is complete.
 
@@ -60,7 +62,7 @@ class Member:
         not start; Interrupted: a signal ended this process.
         """
         ranks = folder = None
-        with raise_interrupted() as signals:
+        with raise_interrupted() as signals, contextlib.ExitStack() as stack:
             try:
                 if self._is_leader:
                     inputs = self._wait_for("inputs")
@@ -70,10 +72,22 @@ class Member:
                     carried.make(folder, inputs["texts"], launch(inputs | {"t_offset_ns": clock["offset_ns"]}))
                     self._channel.send("ready", folder=str(folder.resolve()), clock=clock)
                 start = self._wait_for("start")
-                with open(Path(start["folder"]) / "logs" / f"start{start['first_rank']}.log", "wb") as log:
-                    program = (*words, start["folder"])
-                    ranks = RankProcesses(program, env(start), self._of_rank(start), log, code)
-                self._watch(ranks, signals)
+                place = local.Place(
+                    start["num_ranks"],
+                    start["world_size"],
+                    start["first_rank"],
+                    start["local_rank"],
+                    start["local_size"],
+                    start["node"],
+                    start["num_nodes"],
+                    None if keep_master else tuple(start["master"]),
+                    by_torchrun=self._by_torchrun,
+                )
+                node_folder = Path(start["folder"])
+                guard = stack.enter_context(local.Guard(node_folder, code, is_member=True))
+                log = f"start{start['first_rank']}.log"
+                ranks = stack.enter_context(local.Group(guard, place, node_folder, env(start), words, log))
+                self._watch(ranks, place, signals)
                 self._remove_empty_log(start)
                 if folder is not None:
                     self._carry(folder)
@@ -82,45 +96,35 @@ class Member:
                 signals()
                 self._channel.send("interrupted", signal=str(error))
                 if ranks is not None:
-                    ranks.close()
-                    self._report(ranks)
+                    ranks.__exit__(None, None, None)
+                    self._report(ranks, place)
                 if folder is not None:
                     carried_logs = [name for name in carried.names(folder) if name.startswith("logs/")]
                     self._send_files(folder, carried_logs)
                 raise
             finally:
-                if ranks is not None:
-                    ranks.close()
+                stack.close()
                 if folder is not None:
-                    run_processes.end(folder)
                     carried.remove(folder)
                 self._channel.close()
 
-    def _of_rank(self, start):
-        """{rank: its own variables}"""
-        numbers = range(start["num_ranks"])
-        return {
-            start["first_rank"] + number: {
-                "RANK": str(start["first_rank"] + number),
-                "LOCAL_RANK": str(start["local_rank"] + number),
-            }
-            for number in numbers
-        }
-
-    def _watch(self, ranks, signals):
+    def _watch(self, ranks, place, signals):
         """Until the ranks have ended, and the coordinator knows."""
-        while ranks.are_left:
+        while not ranks.has_ended(0.0):
             signals.check()
             for message in self._arrived():
                 if message["kind"] == GONE:
                     raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")
                 if message["kind"] == "stop":
                     ranks.stop()
-            self._report(ranks)
+        self._report(ranks, place)
 
-    def _report(self, ranks):
-        for rank, exit_code in ranks.ended():
-            self._channel.send("ended", rank=rank, exit_code=exit_code)
+    def _report(self, ranks, place):
+        failed = {one["rank"]: one["exit_code"] for one in ranks.failures}
+        if ranks.exit_code() and not failed:
+            failed = {place.first_rank: ranks.exit_code()}
+        for rank in range(place.first_rank, place.first_rank + place.num_ranks):
+            self._channel.send("ended", rank=rank, exit_code=failed.get(rank, 0))
 
     def _arrived(self):
         """Messages of the next TICK_S; a coordinator that has been silent for too long is gone."""

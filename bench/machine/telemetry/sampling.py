@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.base.paths import CHECKOUT, CODE, REPO
-from bench.machine import run_processes
 
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
 ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not delay the run
@@ -40,7 +39,7 @@ class Sampling:
             stdout=subprocess.PIPE,
             bufsize=0,  # or a word that a dead sampler did not take fails once more when the pipe is closed
             cwd=code,
-            env=os.environ | run_processes.mark(path.parent) | {CHECKOUT: str(REPO)},
+            env=os.environ | {CHECKOUT: str(REPO)},
         )
         self._rest = b""
 

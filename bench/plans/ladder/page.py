@@ -5,9 +5,9 @@ from pathlib import Path
 from bench.plans.ladder import forecast, text
 from bench.plans.ladder.staircase import Staircase
 from bench.record import race_folder
-from bench.report import comparison_page as parts
 from bench.report import curves
 from bench.web import forest, stairs
+from bench.web.document import badge_of, marked_up
 from bench.web.page import REPORT_STYLES, details, figure, page, section, soft, table, tag
 
 NAME = race_folder.STAIRCASE
@@ -132,7 +132,7 @@ def _tables(result):
 
 
 def _badge(word):
-    return tag("span", word.replace("_", " "), class_=f"badge {parts.COLOUR.get(word, 'soft')}")
+    return marked_up(badge_of(word))
 
 
 def _curves(folder, race, result):

@@ -28,7 +28,7 @@ from bench.machine.gpus import num_visible, nvml_facts
 from bench.machine.peak_rates import peak_flops
 from bench.plans.overhead import ranks, rounds
 from bench.plans.overhead.loop import Loops
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.instruments.base import InstrumentSet
 from bench.training.memory import recording
 from models.ladder.simple import Simple
 

@@ -21,13 +21,11 @@ from bench.data import shards
 from bench.launch.prepare import prepare
 from bench.plans.overhead import rounds
 from bench.training import distributed
-from bench.training.clock import Clock
-from bench.training.instruments.base import PHASES, Context
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.clock import Clock, marks_for
+from bench.training.instruments.base import PHASES, Context, InstrumentSet
 from bench.training.instruments.registry import load
-from bench.training.loop import train
+from bench.training.run import train
 from bench.training.step_log import StepLog
-from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
 
 

@@ -61,9 +61,8 @@ def _devices(hardware, env, of_ranks):
 
 
 def _answers(hardware, num_ranks, asked, say):
-    def wait(process, folder):
-        _follow(process, folder / "progress", answers.START_S + 1.5 * asked["limit_s"], say)
-        return process.poll()
+    def wait(group, folder):
+        return _follow(group, folder / "progress", answers.START_S + 1.5 * asked["limit_s"], say)
 
     given = answers.of_ranks(RANK, asked, hardware, num_ranks, asked["num_threads"][-1], wait)
     if len(given.found) < num_ranks:
@@ -71,15 +70,14 @@ def _answers(hardware, num_ranks, asked, say):
     return given.found
 
 
-def _follow(process, progress, limit_s, say):
-    """Until the process has ended or limit_s are over; says each line of the file once."""
+def _follow(group, progress, limit_s, say):
+    """Until the ranks have ended or limit_s are over -> whether they have; says each line of the file once."""
     until_s, num_said = time.perf_counter() + limit_s, 0
     while True:
-        has_ended = process.poll() is not None or time.perf_counter() > until_s
+        has_ended = group.has_ended(LOOK_EVERY_S)
         lines = progress.read_text().splitlines() if progress.exists() else []
         for line in lines[num_said:]:
             say(line)
         num_said = len(lines)
-        if has_ended:
-            return
-        time.sleep(LOOK_EVERY_S)
+        if has_ended or time.perf_counter() > until_s:
+            return has_ended

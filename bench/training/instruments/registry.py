@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.config import user_code, windows
-from bench.training.instruments import base, instrument_set
+from bench.training.instruments import base
 
 
 def kind(name: str, settings: Mapping = MappingProxyType({})) -> type[base.Instrument]:
@@ -84,7 +84,7 @@ def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:
 
 
 def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
-    """{name: settings} -> (instruments in that order, of each that could not be made its instrument_set.warning()).
+    """{name: settings} -> (instruments in that order, of each that could not be made its base.warning()).
 
     Raises ValueError for a name that has no file.
     """
@@ -95,5 +95,5 @@ def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Inst
             made.append(made_of(context, **_without_class(settings)))
             made[-1].name = name
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
-            warnings.append(instrument_set.warning(name, "start", error))
+            warnings.append(base.warning(name, "start", error))
     return made, warnings

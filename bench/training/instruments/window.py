@@ -9,7 +9,7 @@ from bench.training.instruments.trace import Trace
 
 class Window(Trace):
     @staticmethod
-    def profiler_windows(settings):
+    def profiler_windows(settings: dict):
         window = windows.kempner_window(settings)
         return [window] if window else []
 
@@ -18,7 +18,7 @@ class Window(Trace):
         self._traces = self.context.folder / "traces" / (settings["trace_dir"] or "")
         return self.profiler_windows(settings), self._traces
 
-    def summary(self):
+    def summary(self) -> dict:
         from bench.training.profiling.kempner import print_profiler_summary
 
         result = super().summary()
