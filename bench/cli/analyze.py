@@ -136,12 +136,13 @@ def _one_rank(word, number):
 
 def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
     """(words, paths) of each job: all files are the ranks of one, each folder is one.  ValueError: unknown word."""
-    files, folders = [], []
+    files: list[tuple[str, Path]] = []
+    folders: list[tuple[str, Path]] = []
     for word in words:
         for path in named.find([word])[0].holders:
             (files if path.is_file() else folders).append((word, path))
-    result = [files] * bool(files) + [[one] for one in folders]
-    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in result]
+    grouped = [files] * bool(files) + [[one] for one in folders]
+    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in grouped]
 
 
 def trace_parser(verb: str, main: Callable) -> arguments.Parser:

@@ -60,36 +60,36 @@ def _refuse_open_races(arms):
             )
 
 
-def exit_code(result, fail_on=(), shown=False):
+def exit_code(compared, fail_on=(), shown=False):
     """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that n = 1 denies."""
-    if not result["comparable"]:
+    if not compared["comparable"]:
         return 2
-    if fail_on and result["time"]["p"] is None:
+    if fail_on and compared["time"]["p"] is None:
         print("compare: --fail-on needs a verdict, and these runs give none: give at least two a side", file=sys.stderr)
         return 2
     code = 0
     for kind, limit_pct in fail_on:
-        if why := _failure(result, kind, limit_pct, shown):
+        if why := _failure(compared, kind, limit_pct, shown):
             print(f"compare: fails on {kind}: {why}", file=sys.stderr)
             code = 1
     return code
 
 
-def _failure(result, kind, limit_pct, shown):
+def _failure(compared, kind, limit_pct, shown):
     """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
-    b, time, loss = result["arms"][1], result["time"], result["val_loss"]
+    b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
     if kind == "inconclusive":
-        return wording.standalone_verdict(result) if result["verdict"] == "inconclusive" else None
+        return wording.standalone_verdict(compared) if compared["verdict"] == "inconclusive" else None
     if kind == "loss":
         verdict, edges = loss["verdict"], wording.interval(loss["ci95_nats"], 5, " nats")
-        is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in result["flags"]
+        is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in compared["flags"]
         failed = verdict == "worse" if shown else is_open
         what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
-        verdict, (low, high) = result["verdict"], _widest(time)
+        verdict, (low, high) = compared["verdict"], _widest(time)
         edges = wording.interval([low, high], 2, " %")
-        is_excluded = high <= limit_pct and "not-at-a-planned-look" not in result["flags"]
+        is_excluded = high <= limit_pct and "not-at-a-planned-look" not in compared["flags"]
         failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
         what = f"a slowdown of {b} by more than {limit_pct:g} %"
     end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"

@@ -33,17 +33,17 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:
-            result = forecast.of(*request.asked(args.words))
-            _print(args, result, forecast.text)
+            answer = forecast.of(*request.asked(args.words))
+            _print(args, answer, forecast.text)
             return 0
         folder = _ended(args, results)
         if folder is None:
             return 1
-        result = staircase.of_race(folder, args.interpolate)
-        atomic.write_text(folder / page.NAME, page.html(folder, result))
+        answer = staircase.of_race(folder, args.interpolate)
+        atomic.write_text(folder / page.NAME, page.html(folder, answer))
         say("page", shown(folder / page.NAME))
         say("race", shown(folder))
-    _print(args, result, text.terminal)
+    _print(args, answer, text.terminal)
     return 0
 
 
@@ -64,11 +64,11 @@ def check(argv):
     race_plan.parse_request([word for word in args.words if "=" in word and word not in own])
 
 
-def _print(args, result, as_text):
+def _print(args, answer, as_text):
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(answer, indent=1))
     else:
-        print(text.csv_text(result) if args.csv else as_text(result) + "\n", end="")
+        print(text.csv_text(answer) if args.csv else as_text(answer) + "\n", end="")
 
 
 def _ended(args, results) -> Path | None:

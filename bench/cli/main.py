@@ -45,7 +45,7 @@ NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
 SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
-_interrupts = []  # numbers of signals, as they came
+_interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}

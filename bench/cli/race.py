@@ -28,22 +28,22 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json):
         if args.look is not None:
-            folder, result = None, runner.look(_chosen(results, args.look), results)
+            folder, race = None, runner.look(_chosen(results, args.look), results)
         else:
-            folder, result = _raced(args, results)
+            folder, race = _raced(args, results)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(race, indent=1))
     elif folder is None:
         from bench.report import verdicts
 
-        print(verdicts.of_arms((), list(result["against"].values())).terminal())
-    elif result["status"] != "interrupted":
-        _say(folder, result, args)
+        print(verdicts.of_arms((), list(race["against"].values())).terminal())
+    elif race["status"] != "interrupted":
+        _say(folder, race, args)
     if folder is None:
         return 0
-    if result["result"] is None:
+    if race["result"] is None:
         return 1
-    return 0 if all(one["comparable"] for one in result["result"]["against"].values()) else 2
+    return 0 if all(one["comparable"] for one in race["result"]["against"].values()) else 2
 
 
 def check(argv):
@@ -72,12 +72,12 @@ def check(argv):
             raise ValueError(f"{one} and {other} {same}")
 
 
-def _say(folder, result, args):
+def _say(folder, race, args):
     """How a race ended, and where it lies; quiet, the verdicts alone."""
     from bench.report import race_page, verdicts
 
-    hint = f"./run.sh compare {result['race_id']} --why"
-    answer = race_page.of_race(result, options=verdicts.Options(hint=hint))
+    hint = f"./run.sh compare {race['race_id']} --why"
+    answer = race_page.of_race(race, options=verdicts.Options(hint=hint))
     if args.quiet and not args.md:
         print("\n".join(verdict.text(False) for verdict in answer.verdicts))
         return

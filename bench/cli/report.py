@@ -25,11 +25,11 @@ MAX_UNASKED = 500  # pages of a folder that is not a results folder
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    result = _made(args)
+    made = _made(args)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(made, indent=1))
     else:
-        for path in result.get("pictures") or result.values():
+        for path in made.get("pictures") or made.values():
             print(shown(path))
     return 0
 

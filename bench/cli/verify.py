@@ -23,9 +23,9 @@ def main(argv):
             for folder in named.runs([word]):
                 reports.append(verification.report(folder))
                 if not args.json:
-                    result = reports[-1]["rules"]
-                    print(text_table.printable(reports[-1]["run_id"]), rule_lines(result), sep="\n")
-                    print(f"{'verify':>8}  {rule_count(result)}")
+                    rules = reports[-1]["rules"]
+                    print(text_table.printable(reports[-1]["run_id"]), rule_lines(rules), sep="\n")
+                    print(f"{'verify':>8}  {rule_count(rules)}")
         except ValueError as error:
             num_unreadable += 1
             print(f"verify: {error}", file=sys.stderr)

@@ -12,15 +12,13 @@ from typing import Any, Literal, TypedDict
 
 from bench.base import stats
 from bench.compare import effects, eligibility, target, wording
+from bench.compare.effects import Arms
 from bench.record.rows import Row
 
 DEPENDS = "verdict-depends-on-exclusions"
 LOSS_AT_STEPS = "loss_at_equal_steps"
 LOSS_AT_TIME = "loss_at_equal_time"
 KINDS = ("time_to_target", "steps_to_target", "ms_per_step", LOSS_AT_STEPS, LOSS_AT_TIME)
-
-
-Arms = Sequence[Sequence[Row]]  # rows of the baseline's runs, then of the candidate's
 
 
 class Difference(TypedDict):
@@ -64,9 +62,9 @@ class Comparison(TypedDict, total=False):
     words: str  # the verdict as a sentence
     arms: list[str]  # names of baseline and candidate, as the sentences call them
     about: list[str]  # what each of them is: its overrides, or the words of the user
-    energy: effects.Change
-    memory: effects.Change
-    compile: effects.Change
+    energy: effects.Secondary
+    memory: effects.Secondary
+    compile: effects.Secondary
     time_all: effects.Time | None  # with the excluded runs, where there are some
     excluded: list[Excluded]
     started: list[int]
@@ -320,7 +318,7 @@ def decide(time: effects.Time) -> str:
     return "equivalent" if is_equivalent else "inconclusive"
 
 
-def _hides_time(result):
+def _hides_time(result: Comparison) -> bool:
     """Whether B's loss is lower, or alone shown to be below the target, and B may have trained outside its clock."""
     loss = result["val_loss"]
     is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]

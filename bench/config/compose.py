@@ -261,9 +261,9 @@ def _composed(groups, folders, name):
     """The same with every setting that there is, as a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
-    result = OmegaConf.to_container(_whole(groups, folders, name))
-    del result["hydra"]
-    composed = filled(schema.Config, result)
+    plain = OmegaConf.to_container(_whole(groups, folders, name))
+    del plain["hydra"]
+    composed = filled(schema.Config, plain)
     for group in LISTS:
         _check_settings(group, composed[group])
     return composed

@@ -55,12 +55,12 @@ def _of_source(source, fields):
         if token.type == tokenize.COMMENT:
             words, row = token.string.removeprefix("#").strip(), token.start[0]
             (alone if not lines[row - 1][: token.start[1]].strip() else beside)[row] = words
-    result = {}
+    comments = {}
     for row, line in enumerate(lines, 1):
         name = line.partition(":")[0].strip()
         if name in fields and line.startswith("    ") and not line.startswith("     "):
-            result[name] = beside.get(row) or _above(alone, row)
-    return result
+            comments[name] = beside.get(row) or _above(alone, row)
+    return comments
 
 
 def _above(alone, row):
@@ -164,11 +164,11 @@ def about(group: str, name: str) -> str:
 
 def groups() -> dict[str, str]:
     """What each group of settings is for, by its dotted key; of an instrument or exporter what it is."""
-    result = dict(_of_groups(schema.Config, ""))
+    about_groups = dict(_of_groups(schema.Config, ""))
     for group in LISTS:
-        result |= {group: of_class(schema.Config)[group]}
-        result |= {f"{group}.{name}": about(group, name) for name in choices(group)}
-    return result | {"cluster": overrides.CLUSTER_ABOUT}
+        about_groups |= {group: of_class(schema.Config)[group]}
+        about_groups |= {f"{group}.{name}": about(group, name) for name in choices(group)}
+    return about_groups | {"cluster": overrides.CLUSTER_ABOUT}
 
 
 def _of_groups(cls, path):

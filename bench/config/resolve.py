@@ -206,15 +206,15 @@ def deviations_of(config: schema.Config) -> list[str]:
     track = config.track
     if not track.fixed:
         return []
-    rules, result = dict(leaves(of_track(track.name))), []
+    rules, deviations = dict(leaves(of_track(track.name))), []
     for key, value in leaves(schema.to_dict(config)):
         is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
         if is_fixed and rules.get(key) != value and key not in UNFIXED:
-            result.append(f"{key}: {value} instead of {rules.get(key)}")
+            deviations.append(f"{key}: {value} instead of {rules.get(key)}")
     for key, words in stages.changed(config).items():
         if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
-            result.append(f"{words} in the place of {key}, which the track fixes")
-    return result
+            deviations.append(f"{words} in the place of {key}, which the track fixes")
+    return deviations
 
 
 def _is_in(key, group):

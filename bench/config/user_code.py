@@ -92,8 +92,8 @@ def load(where: str, import_path: str) -> Any:
         raise ValueError(f"{where}={import_path}: {_import_failure(module_name, error)}") from error
     if not hasattr(module, name):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        result = f"it has {', '.join(classes)}" if classes else "it has no class"
-        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {result}")
+        has = f"it has {', '.join(classes)}" if classes else "it has no class"
+        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {has}")
     if not isinstance(getattr(module, name), type):
         raise ValueError(f"{where}={import_path}: {name} is a {type(getattr(module, name)).__name__}, not a class")
     return getattr(module, name)
@@ -180,11 +180,11 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
     Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as script_sources() has them.
     """
-    result: dict[str, Path] = {}
+    found: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
             path = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()
-            result |= script_sources(Path(os.path.normpath(path)))
+            found |= script_sources(Path(os.path.normpath(path)))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)
@@ -196,10 +196,10 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
             file = waiting.pop()
             base = next((root.folder for root in roots if file.is_relative_to(root.folder)), file.parent)
             key = f"own/{file.relative_to(base).as_posix()}"
-            if key not in result and file.is_file():
-                result[key] = file
+            if key not in found and file.is_file():
+                found[key] = file
                 waiting += _named_in(file, base, roots) if file.suffix == ".py" else []
-    return dict(sorted(result.items()))
+    return dict(sorted(found.items()))
 
 
 def used_by_script(script: Path, names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
@@ -258,7 +258,7 @@ def _named_in(path, base, roots):
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # importing it says so
         return []
-    package, result = path.relative_to(base).parts[:-1], []
+    package, files = path.relative_to(base).parts[:-1], []
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -268,23 +268,23 @@ def _named_in(path, base, roots):
             module = ".".join([*above, *([node.module] if node.module else [])])
             names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(KERNELS):
-            result += [path.parent / node.value, Path(working_folder(), node.value)]
-        result += [file for name in names for file in _of_module(name, roots)]
-    return result
+            files += [path.parent / node.value, Path(working_folder(), node.value)]
+        files += [file for name in names for file in _of_module(name, roots)]
+    return files
 
 
 def script_sources(script: Path) -> dict[str, Path]:
     """{"script/train_gpt.py": its path} of the sources beside the script and below, but for EXCLUDED, sorted."""
-    result = {script.name: script}
+    paths = {script.name: script}
     for parent, folders, names in os.walk(script.parent):
         below = Path(parent).relative_to(script.parent)
         folders[:] = sorted(name for name in folders if is_searched(Path(parent, name), len(below.parts)))
         suffixes = SUFFIXES if below.parts else SUFFIXES + TEXTS
         for name in sorted(names):
             path = Path(parent, name)
-            if path.suffix in suffixes and len(result) < MAX_FILES and _is_small(path):
-                result[(below / name).as_posix()] = path
-    return {f"script/{name}": result[name] for name in sorted(result)}
+            if path.suffix in suffixes and len(paths) < MAX_FILES and _is_small(path):
+                paths[(below / name).as_posix()] = path
+    return {f"script/{name}": paths[name] for name in sorted(paths)}
 
 
 def is_searched(folder: Path, depth: int) -> bool:

@@ -235,20 +235,20 @@ class MemoryWindow(Window):
 def memory_windows(settings: dict) -> list[MemoryWindow]:
     """Settings of the instrument memory_history -> its windows in order: one, or those listed."""
     where = "instruments.memory_history"
-    result = [_memory_window(here, values) for here, values in each(where, settings, MEMORY_FIELDS)]
-    result.sort(key=lambda window: window.first_step)
-    for window, later in zip(result, result[1:]):
+    windows = [_memory_window(here, values) for here, values in each(where, settings, MEMORY_FIELDS)]
+    windows.sort(key=lambda window: window.first_step)
+    for window, later in zip(windows, windows[1:]):
         if later.first_step <= window.last_step:
             raise ValueError(
                 f"{where}.windows: {later.name} begins at step {later.first_step} and {window.name} ends at step "
                 f"{window.last_step}: there is one memory history only, let it begin after step {window.last_step}"
             )
-    names = [window.name for window in result]
+    names = [window.name for window in windows]
     for name in names:
         if names.count(name) > 1:
             words = f"two windows are called {name} and would write the same files: rename one"
             raise ValueError(f"{where}.windows: {words}")
-    return result
+    return windows
 
 
 def _memory_window(where, values):

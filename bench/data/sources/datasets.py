@@ -118,19 +118,19 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
     Only what was written to or replaced since is read again; a file that is gone may have been read before, and counts
     with gone_too, for a run that failed.
     """
-    result = []
+    changes = []
     for file in dataset.train + dataset.val:
         if gone_too and not file.path.exists():
-            result.append(f"{file.path.name}: was removed while the run lasted")
+            changes.append(f"{file.path.name}: was removed while the run lasted")
         with contextlib.suppress(OSError):
             if file.stamp is not None and shards.stamp_of(file.path) != file.stamp:
                 digest = shards.sha256(file.path)
                 if digest != file.sha256:
-                    result.append(
+                    changes.append(
                         f"{file.path.name}: was changed while the run lasted: sha256 {digest}, and was "
                         f"{file.sha256} when it began"
                     )
-    return result
+    return changes
 
 
 def _find(origin, say):

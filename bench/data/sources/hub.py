@@ -254,10 +254,10 @@ def arrived(part: Path, num_bytes: int, sha256: str, get: Callable[[Any], None])
 def _is_begun(part, num_bytes):
     """Whether something is there to go on with; a link, a folder's entry of another kind or too long a file goes."""
     try:
-        result = part.lstat()
+        stat_of_part = part.lstat()
     except FileNotFoundError:
         return False
-    if stat.S_ISREG(result.st_mode) and 0 < result.st_size <= num_bytes:
+    if stat.S_ISREG(stat_of_part.st_mode) and 0 < stat_of_part.st_size <= num_bytes:
         return True
     part.unlink()
     return False

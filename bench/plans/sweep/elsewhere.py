@@ -98,7 +98,7 @@ class Jobs:
 
     def __init__(self, settings: Mapping):
         """settings: hydra.launcher.*"""
-        self._pattern = None
+        self._pattern: str | None = None
         self.are_of_submitit = "submitit_folder" in settings
         if self.are_of_submitit:
             import submitit  # noqa: F401  it sets up its logging when it is imported
@@ -108,13 +108,14 @@ class Jobs:
         self._are_of_slurm = "Slurm" in settings["_target_"]
         self._num_tasks = (settings.get("nodes") or 1) * (settings.get("tasks_per_node") or 1)
         self._before = set(self._found())
-        self._suspects, self._looked_s = set(), time.monotonic()
-        self.lost = []  # ids of those that SLURM has ended without a result
+        self._suspects: set[str] = set()  # ids that were gone without a result at the last look
+        self._looked_s = time.monotonic()
+        self.lost: list[str] = []  # ids of those that SLURM has ended without a result
 
     def _found(self) -> dict[str, Path]:
         """{id: the job's folder}."""
-        result = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
-        return {path.name.removesuffix(SUBMITTED): path.parent for path in result}
+        paths = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
+        return {path.name.removesuffix(SUBMITTED): path.parent for path in paths}
 
     def ids(self) -> list[str]:
         """As SLURM names them, 5_0 of an array; of submitit_local pids."""

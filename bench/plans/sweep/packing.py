@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO, cast
 
 from bench.base.paths import REPO, working_folder
 from bench.base.units import format_about_s
@@ -65,13 +66,13 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
         return []
     if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
         raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
-    result = [] if on_cpu else gpus.visible()
-    most = len(result) or len(cores) // (cores_per_run or 1)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    visible = [] if on_cpu else gpus.visible()
+    most = len(visible) or len(cores) // (cores_per_run or 1)
     number = most if parallel == "auto" else int(parallel)
     each = cores_per_run or len(cores) // max(number, 1)
     if not 1 <= number <= most or each < 1 or number * each > len(cores):
-        has = f"{len(result)} GPU(s) and {len(cores)} cores" if result else f"{len(cores)} cores"
+        has = f"{len(visible)} GPU(s) and {len(cores)} cores" if visible else f"{len(cores)} cores"
         raise ValueError(
             f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
             f"and no two runs share one: use hydra.launcher.parallel={max(1, min(most, len(cores) // max(each, 1)))}"
@@ -81,8 +82,8 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
             slot,
             number,
             tuple(cores[slot * each : (slot + 1) * each]),
-            result[slot]["uuid"] if result and result[slot].get("uuid") else str(slot) if result else None,
-            memory_gib=result[slot]["memory_gib"] if result else None,
+            str(visible[slot].get("uuid") or slot) if visible else None,
+            memory_gib=visible[slot]["memory_gib"] if visible else None,
         )
         for slot in range(number)
     ]
@@ -116,7 +117,8 @@ class Budget:
 
     def __init__(self, budget_s: float | None, run_s: float | None):
         """budget_s: None: no limit; run_s: what a run took before, None: not known before the first has ended."""
-        self.budget_s, self._run_s, self._spent_s, self._opened_s = budget_s, run_s, [], time.monotonic()
+        self._budget_s, self._run_s, self._opened_s = budget_s, run_s, time.monotonic()
+        self._spent_s: list[float] = []
 
     @property
     def run_s(self) -> float | None:
@@ -128,19 +130,35 @@ class Budget:
 
     def fits(self) -> bool:
         """Whether a run that begins now ends in time."""
-        return self.budget_s is None or (self.run_s or 0.0) <= self._left_s()
+        left_s = self._left_s()
+        return left_s is None or (self.run_s or 0.0) <= left_s
 
-    def _left_s(self):
-        return self.budget_s - (time.monotonic() - self._opened_s)
+    def _left_s(self) -> float | None:
+        return None if self._budget_s is None else self._budget_s - (time.monotonic() - self._opened_s)
 
     def plan(self, num_runs: int, num_slots: int) -> str:
         """How long so many runs take, so many at a time, and how many of them fit."""
         if self.run_s is None:
             return f"{num_runs} runs, {num_slots} at a time, the duration is known after the first"
         whole_s = -(-num_runs // num_slots) * self.run_s
-        num_fitting = None if self.budget_s is None else num_slots * max(0, int(self._left_s() // self.run_s))
-        fitting = series.in_budget(num_fitting, num_runs, self.budget_s)
-        return f"{num_runs} runs, {num_slots} at a time, {format_about_s(whole_s)}{fitting}"
+        plan = f"{num_runs} runs, {num_slots} at a time, {format_about_s(whole_s)}"
+        left_s = self._left_s()
+        if self._budget_s is None or left_s is None:
+            return plan
+        return plan + series.in_budget(num_slots * max(0, int(left_s // self.run_s)), num_runs, self._budget_s)
+
+
+@dataclass(eq=False)
+class _Running:
+    """A run under way."""
+
+    number: int  # of its point
+    slot: Slot
+    process: subprocess.Popen
+    files: contextlib.ExitStack  # closes its output and ends it
+    log: Path  # what it prints
+    answer: Path  # where it writes its record's folder
+    began_s: float
 
 
 def run_all(
@@ -156,7 +174,8 @@ def run_all(
         say("plan", budget.plan(len(points), len(where)))
     was_known = budget.run_s is not None or not is_all
     logs.mkdir(parents=True, exist_ok=True)
-    todo, free, running = list(points), list(where), []
+    todo, free = list(points), list(where)
+    running: list[_Running] = []
 
     def may_begin():
         return todo and budget.fits()
@@ -168,25 +187,24 @@ def run_all(
                 number, slot = todo.pop(0), free.pop(0)
                 words = sweep.its_own(points[number], points.values())
                 say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {words}")
-                stack = all_of_them.enter_context(contextlib.ExitStack())
-                paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
-                out = stack.enter_context(open(paths[0], "wb"))
-                given = json.dumps(asdict(slot) | facts | {"answer": str(paths[1])})
+                files = all_of_them.enter_context(contextlib.ExitStack())
+                log, answer = logs / f"{number}.log", logs / f"{number}.folder"
+                out = files.enter_context(open(log, "wb"))
+                given = json.dumps(asdict(slot) | facts | {"answer": str(answer)})
                 program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
-                process = stack.enter_context(processes.child(program, REPO, environment(slot), out, END_WITHIN_S))
-                running.append((number, slot, process, stack, paths, time.monotonic()))
-            for one in [one for one in running if one[2].poll() is not None]:
-                running.remove(one)
-                number, slot, _, stack, (log, answer), began_s = one
-                stack.close()
-                budget.spent(time.monotonic() - began_s)
+                process = files.enter_context(processes.child(program, REPO, environment(slot), out, END_WITHIN_S))
+                running.append(_Running(number, slot, process, files, log, answer, time.monotonic()))
+            for ended in [run for run in running if run.process.poll() is not None]:
+                running.remove(ended)
+                ended.files.close()
+                budget.spent(time.monotonic() - ended.began_s)
                 if todo and not was_known:
                     was_known = True
                     say("plan", f"to go: {budget.plan(len(todo), len(where))}")
-                free.append(slot)
-                folder = answer.read_text() if answer.exists() else None
-                answer.unlink(missing_ok=True)
-                yield number, folder, "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+                free.append(ended.slot)
+                folder = ended.answer.read_text() if ended.answer.exists() else None
+                ended.answer.unlink(missing_ok=True)
+                yield ended.number, folder, "\n".join(ended.log.read_text(errors="replace").splitlines()[-5:])
             time.sleep(TICK_S)
 
 
@@ -213,12 +231,13 @@ def _probe(where: Iterable[Slot]) -> list[float]:
             )
             for slot in where
         ]
-        for process in running:  # all are ready before one begins
-            process.stdout.readline()
-        for process in running:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        return [float(process.stdout.readline()) for process in running]
+        pipes = [(cast(IO[str], process.stdin), cast(IO[str], process.stdout)) for process in running]
+        for _, answers in pipes:  # all are ready before one begins
+            answers.readline()
+        for orders, _ in pipes:
+            orders.write("go\n")
+            orders.flush()
+        return [float(answers.readline()) for _, answers in pipes]
 
 
 def probe(text: str) -> None:

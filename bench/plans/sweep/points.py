@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import results_root
+from bench.data.sources import datasets
 from bench.launch import allocation, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
@@ -74,7 +76,8 @@ class Points:
         """
         if os.environ.get("SLURM_PROCID", "0") != "0":
             return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
-        run = None
+        run: dict[str, Any] | None = None
+        ended_by: str | None = None
         try:
             with raise_interrupted(), at_work(self.folder):
                 if why := sweep.read(self.folder)["why"]:
@@ -112,24 +115,24 @@ class Points:
         machine = where[0].machine() if where else None
         jobs = [prepare(words, say=lambda text: say("data", text), machine=machine) for words in points]
         same = _first_of_its_kind(jobs)
-        result = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
-        for number in sorted(result.keys() & set(same)):
-            say_complete(jobs[number], result[number])
-        for number, run in result.items():
+        runs = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
+        for number in sorted(runs.keys() & set(same)):
+            say_complete(jobs[number], runs[number])
+        for number, run in runs.items():
             sweep.keep(self.folder, first_number + number, points[number], run)
-        todo = [number for number in dict.fromkeys(same) if number not in result]
+        todo = [number for number in dict.fromkeys(same) if number not in runs]
         if todo and self._began_s is None:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             self._began_s = time.monotonic()
         for number, run in self._made(todo, jobs, points, where, settings):
             for other in (other for other, first in enumerate(same) if first == number):
-                result[other] = run
+                runs[other] = run
                 sweep.keep(self.folder, first_number + other, points[other], run)
             if failures.is_interrupt(run["failure"]):
                 raise Interrupted(run["failure"]["signal"])
-        if len(result) < len(points) and self.left_s() is not None:
+        if len(runs) < len(points) and self.left_s() is not None:
             raise Unfinished("--budget is spent")
-        return [search.objective_of(result.get(number), self.objective) for number in range(len(points))]
+        return [search.objective_of(runs.get(number), self.objective) for number in range(len(points))]
 
     def left_s(self) -> float | None:
         """Seconds of the budget that are left; None: there is no budget, or no run has begun."""
@@ -220,7 +223,8 @@ class Points:
 def source_sha256(words: Sequence[str]) -> str:
     """The identity of the code that a sweep runs.  words: those that all its runs have."""
     config = asked(list(words))
-    return Job(config, None, list(words), [], script.of(config, list(words))).source_sha256
+    no_data = datasets.Dataset("", 0, (), ())
+    return Job(config, no_data, list(words), [], script.of(config, list(words))).source_sha256
 
 
 def _read(folder):
@@ -233,7 +237,7 @@ def _kind(job):
 
 def _first_of_its_kind(jobs):
     """For each job the index of the first that makes the same run: of equal points one is run."""
-    first = {}
+    first: dict[tuple[str, int], int] = {}
     return [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
 
 
@@ -244,21 +248,21 @@ def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int,
     """
     folders = {results_root() / job.config.track.name for job in jobs}
     wanted = ("complete", "stopped") if stopped_too else ("complete",)
-    known = {}
+    known: dict[tuple, str] = {}
     for folder, row in index.read_rows(folder for folder in folders if folder.is_dir()):
         if row["status"] in wanted and not row["discarded"]:
             files = json.loads(row["setting"])
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
             kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
             known.setdefault((kind, row["status"], row["validity"] == "valid"), folder)
-    result = {}
+    complete = {}
     for number, job in enumerate(jobs):
         data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
         kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
         ways = [(kind, status, is_valid) for status in wanted for is_valid in (True, False)]
-        if folder := next((known[way] for way in ways if way in known), None):
-            result[number] = run_folder.read(folder) | {"folder": folder}
-    return result
+        if its_folder := next((known[way] for way in ways if way in known), None):
+            complete[number] = run_folder.read(its_folder) | {"folder": its_folder}
+    return complete
 
 
 def say_complete(job: Job, run: dict) -> None:
@@ -293,7 +297,7 @@ class AboveBest:
     def __call__(self, validations: Validations) -> str | None:
         """Why the run is to end now, or None."""
         step, val_loss = validations[-1]
-        if step not in self.curve or step < self.from_frac * max(self.curve):
+        if self.best is None or step not in self.curve or step < self.from_frac * max(self.curve):
             return None
         above_nats = val_loss - self.curve[step]
         if above_nats <= self.above_nats:
@@ -309,13 +313,16 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
-    losses, words = {}, {}
+    words: dict[str, tuple[str, ...]] = {}  # by config
+    losses: dict[str, dict[str, float]] = {}  # by config and run
     for point in sweep.points(folder):
         run = point.folder and run_folder.read(point.folder)
-        if run and run["status"] == "complete" and run["validity"] != "invalid":
+        if not run or run["status"] != "complete" or run["validity"] == "invalid":
+            continue
+        if (val_loss := row_of(run)["val_loss"]) is not None:
             own = tuple(word for word in point.overrides if not word.startswith("seed="))
             words.setdefault(run["config_id"], own)
-            losses.setdefault(run["config_id"], {})[run["run_id"]] = row_of(run)["val_loss"]
+            losses.setdefault(run["config_id"], {})[run["run_id"]] = val_loss
     best = sorted(losses, key=lambda config_id: sum(losses[config_id].values()) / len(losses[config_id]))[:top]
     if len(best) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")

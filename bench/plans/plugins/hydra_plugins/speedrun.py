@@ -49,8 +49,8 @@ class Processes(Launcher):
     def launch(self, job_overrides, initial_job_idx):
         """-> JobReturns in order; return_value is the run's objective, None where it has none."""
         points = [list(overrides) for overrides in job_overrides]
-        result = self.task_function.runner.all(points, initial_job_idx, self.settings)
-        return [_returned(words, objective) for words, objective in zip(points, result)]
+        objectives = self.task_function.runner.all(points, initial_job_idx, self.settings)
+        return [_returned(words, objective) for words, objective in zip(points, objectives)]
 
 
 def _returned(words, objective):
@@ -115,8 +115,8 @@ class Optuna(Sweeper):
         self.validate_batch_is_legal(points)
         self.runner.stops = {tuple(words): search.stop(trial) for trial, words in trials}
         try:
-            result = self.launcher.launch(points, initial_job_idx=number)
-            for (trial, words), done in zip(trials, result):
+            returns = self.launcher.launch(points, initial_job_idx=number)
+            for (trial, words), done in zip(trials, returns):
                 search.conclude(trial, done.return_value, self.runner.was_stopped(words))
         finally:
             self.runner.stops = {}
@@ -155,8 +155,8 @@ def _numbers(override):
     value = override.value()
     if not override.is_range_sweep():
         return None
-    result = sorted(value.range())
-    return Numbers(result[0], result[-1], step=abs(value.step), log=False)
+    numbers = sorted(value.range())
+    return Numbers(numbers[0], numbers[-1], step=abs(value.step), log=False)
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="basic", node=ProcessesConf, provider="speedrun")
