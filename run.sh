@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv if needed, then runs:  ./run.sh [verb] [...]      the verbs: ./run.sh --help
-#                                      ./run.sh test [...]        all tests, or what pytest's arguments say
+#                                      ./run.sh test [...]        the tests, or those that pytest's arguments name
+#                                      ./run.sh test --all        and those that take long: clusters, wheels, long fuzz
 # The set-up is redone only when requirements.lock changes, the Python of .venv changes, or a GPU appears beside a CPU
 # build of torch.  To start over: rm -rf .venv.  Settings, all optional:
 #   SPEEDRUN_PYTHON=python3        run with this Python and the packages it has; make no .venv

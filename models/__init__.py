@@ -17,10 +17,12 @@ import importlib.util
 
 def find(arch: str) -> str | None:
     """The module of a model's name; None where there is none.  Imports nothing of it."""
-    modules = (f"models.{arch}", f"models.ladder.{arch}")
+    from models import ladder
+
+    modules = (f"models.{arch}", f"models.ladder.{ladder.SAME_MODEL.get(arch, arch)}")
     return next((module for module in modules if importlib.util.find_spec(module)), None)
 
 
 def load(arch: str) -> type:
     """The model class of models/ARCH.py or models/ladder/ARCH.py, a models.base.LanguageModel."""
-    return importlib.import_module(find(arch)).MODEL
+    return importlib.import_module(find(arch) or f"models.{arch}").MODEL

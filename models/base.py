@@ -1,6 +1,11 @@
-"""What all architectures share: loss from logits, the matrices Muon may take, FLOPs, initialisation.
+"""What all architectures share: loss from logits, the matrices Muon may take, causal attention, initialisation, FLOPs.
 
-B batch, T tokens, V vocabulary, N tokens ahead
+FLOPs of a training step are counted from the model's shape.  A matrix multiplication costs 2 per weight and token
+forwards and 4 backwards (one for each gradient): 6 in all.  Attention multiplies scores and values: 2 * 2 * H * K per
+pair of tokens forwards, twice that backwards: 12 in all.  Embedding lookups, norms, activations, softmax and the
+optimizer are not counted, as is usual for MFU.
+
+B batch, T tokens, V vocabulary, N tokens ahead, D width = H * K, H heads, K head width
 """
 
 from collections.abc import Sequence
@@ -9,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-from models import flops
 
 
 class LanguageModel(nn.Module):
@@ -31,6 +34,7 @@ class LanguageModel(nn.Module):
     recomputes_blocks = False  # model.activation_checkpointing
     late_parameters: tuple[str, ...] = ()
     windows_are_data = False
+    ahead_weights: torch.Tensor | None
 
     def __init__(self, residual_dtype: str | None = None):
         super().__init__()
@@ -82,13 +86,13 @@ class LanguageModel(nn.Module):
 
     def flops_per_token(self, seq_len: int) -> int:
         """Forward and backward, masked pairs of tokens counted."""
-        return flops.flops_per_token(*self._shape(), seq_len)
+        return flops_of_token(*self._shape(), seq_len)
 
     def flops_per_token_causal(self, seq_len: int) -> int:
         """Forward and backward, masked pairs of tokens not counted."""
-        return flops.flops_per_token_causal(*self._shape(), seq_len)
+        return flops_of_token_causal(*self._shape(), seq_len)
 
-    def _shape(self):
+    def _shape(self) -> tuple[int, int, int, int]:
         num_matmul_weights = sum(matrix.numel() for matrix in (*self.hidden_matrices(), self.head_weight()))
         return num_matmul_weights, len(self.blocks), self.num_heads, self.head_dim
 
@@ -107,7 +111,7 @@ def loss_ahead(logits_BTV: torch.Tensor, targets_BT: torch.Tensor, weights_N: to
 
 
 @torch.no_grad()
-def normal_(parameter, std, generator):
+def normal_(parameter: torch.Tensor, std: float, generator: torch.Generator) -> None:
     """N(0, std^2), drawn on the CPU, so that the same seed gives the same bits on every device and rank.
 
     CPUs with AVX2 and with AVX-512 draw the same bits; torch without either rounds some of them otherwise.
@@ -116,5 +120,42 @@ def normal_(parameter, std, generator):
 
 
 @torch.no_grad()
-def constant_(parameter, value):
+def constant_(parameter: torch.Tensor, value: float) -> None:
     parameter.fill_(value)
+
+
+def split_heads(x_BTD: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """[B, T, D] -> [B, H, T, K], a view."""
+    B, T, D = x_BTD.shape
+    return x_BTD.view(B, T, num_heads, D // num_heads).transpose(1, 2)
+
+
+def merge_heads(x_BHTK: torch.Tensor) -> torch.Tensor:
+    """[B, H, T, K] -> [B, T, D]."""
+    B, H, T, K = x_BHTK.shape
+    return x_BHTK.transpose(1, 2).reshape(B, T, H * K)
+
+
+def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor) -> torch.Tensor:
+    """Token t attends to tokens 0..t; scores are divided by sqrt(K).
+
+    SDPA and not FlexAttention, which has no backward pass on a CPU (torch 2.13).
+    """
+    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+
+
+def flops_of_token(num_matmul_weights: int, num_layers: int, num_heads: int, head_dim: int, window: int) -> int:
+    """Forward and backward, every pair of tokens in a window counted, also the half that the causal mask drops.
+
+    num_matmul_weights: weights of all matrix multiplications, the head's among them, embedding tables not.
+    window: how many tokens a token attends to.  This is what torch.utils.flop_counter counts, to the digit.
+    """
+    return 6 * num_matmul_weights + num_layers * 12 * num_heads * head_dim * window
+
+
+def flops_of_token_causal(num_matmul_weights: int, num_layers: int, num_heads: int, head_dim: int, window: int) -> int:
+    """The same with half the attention term: a kernel that skips masked pairs computes about half of them.
+
+    Exactly (window + 1) / 2 pairs a token when window is the sequence: the diagonal's half pair is dropped here.
+    """
+    return 6 * num_matmul_weights + num_layers * 6 * num_heads * head_dim * window

@@ -7,8 +7,7 @@ B batch, T tokens, D width, V vocabulary, H heads, K head width
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from models.attention import causal_attention, merge_heads, split_heads
-from models.base import LanguageModel, constant_, normal_
+from models.base import LanguageModel, causal_attention, constant_, merge_heads, normal_, split_heads
 
 INIT_STD = 0.02  # of every weight but the residual projections
 

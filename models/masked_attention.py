@@ -2,7 +2,8 @@
 
 A query at position i may see a key at position j when
 1. j <= i;
-2. both lie in one document: a document begins with its end-of-text token, as in modded-nanogpt's shards;
+2. both lie in one document: a document begins with its end-of-text token, as in modded-nanogpt's shards, and what comes
+   before a row's first one is a document too, because a row may begin in the middle of one;
 3. i - j < near_tokens;
 4. i // block - j // block < near_blocks.
 The plain way gives scaled_dot_product_attention a mask, chunk of queries after chunk, so that 64K tokens fit in memory.
@@ -14,12 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from models.documents import document_ids
-
 BLOCK_TOKENS = 128  # FlexAttention's default on CUDA
 FAST_ON = ("cuda",)  # types of device on which a compiled model takes FlexAttention; tests add the CPU
 NO_LIMIT = 2**30
 CHUNK_TOKENS = 1024  # queries of the plain way at once
+
+
+def document_ids(tokens_BT: torch.Tensor, eos_token: int | None) -> torch.Tensor:
+    """[B, T], of each token the number of its document in its row; eos_token None: every row is one document."""
+    return torch.zeros_like(tokens_BT) if eos_token is None else (tokens_BT == eos_token).cumsum(1)
 
 
 class Visible:

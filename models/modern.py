@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.attention import causal_attention, merge_heads, split_heads
-from models.base import LanguageModel, constant_, normal_
+from models.base import LanguageModel, causal_attention, constant_, merge_heads, normal_, split_heads
 
 EMBEDDING_STD = 0.02  # the norm after it undoes the scale: this only sets how far one AdamW step of lr turns a row
 NORM_EPS = 1e-6  # well under EMBEDDING_STD**2 = 4e-4; torch's default depends on the dtype

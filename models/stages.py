@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, cast
 
 from models.settings import Frac, Momentum, NotNegativeInt, Positive, PositiveInt, one_of
 
@@ -53,9 +53,9 @@ class Stage:
         if self.lr_frac is not None:
             for group in optimizer.param_groups:
                 group["lr"] *= self.lr_frac
-        parts = optimizer.parts if self.momenta else {}
-        for name, part in parts.items():
-            momentum = self.momenta.get(name)
+        momenta = self.momenta or {}
+        for name, part in (optimizer.parts if momenta else {}).items():
+            momentum = momenta.get(name)
             for group in part.param_groups if momentum is not None else ():
                 if "momentum" in group:
                     group["momentum"] = momentum
@@ -100,25 +100,26 @@ class Timeline:
     @cached_property
     def portions(self) -> list[Portion]:
         """In order, with no step between them."""
-        result = []
+        portions = []
         for stage, start, end in zip(self._stages, [0, *self.ends[:-1]], self.ends, strict=True):
             windows = [self._window(stage, done, end - start) for done in range(end - start)]
             first_step = start
             for window_tokens, steps in itertools.groupby(windows):
-                result.append(Portion(first_step, len(list(steps)), stage, window_tokens))
-                first_step += result[-1].num_steps
-        return result
+                portions.append(Portion(first_step, len(list(steps)), stage, window_tokens))
+                first_step += portions[-1].num_steps
+        return portions
 
     def distinct(self, every_window: bool = True) -> list[Portion]:
         """The first portion of each shape and window; without every_window of each shape the first and the widest."""
-        result, widest = {}, {}
+        first: dict[tuple, Portion] = {}
+        widest: dict[tuple, int] = {}
         for portion in self.portions:
-            result.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
+            first.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
             widest[portion.shape] = max(widest.get(portion.shape, 0), portion.window_tokens or 0)
         for portion in self.portions if not every_window else ():
-            if portion.window_tokens == widest[portion.shape] != result[portion.shape, None].window_tokens:
-                result.setdefault((portion.shape, portion.window_tokens), portion)
-        return sorted(result.values(), key=lambda portion: portion.first_step)
+            if portion.window_tokens == widest[portion.shape] != first[portion.shape, None].window_tokens:
+                first.setdefault((portion.shape, portion.window_tokens), portion)
+        return sorted(first.values(), key=lambda portion: portion.first_step)
 
     @cached_property
     def _starts(self):
@@ -189,6 +190,7 @@ def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
         elif stage.until_step is not None:
             end = stage.until_step
         else:
+            assert stage.until_frac is not None  # one of the two is given
             end = round(stage.until_frac * num_steps)
         if not before < end <= num_steps or (end == num_steps and not is_last):
             words = f"it would go from step {before} to {end} of {num_steps}"
@@ -199,7 +201,7 @@ def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
 
 
 def num_tokens(stages: Sequence[Stage], num_steps: int, steps_done: int) -> int:
-    """Of the first steps_done of num_steps steps."""
+    """Of the first steps_done of num_steps steps.  Every stage says its batch_tokens."""
     ends = ends_of(stages, num_steps)
     spans = zip([0, *ends[:-1]], ends, stages, strict=True)
-    return sum(max(0, min(steps_done, end) - start) * stage.batch_tokens for start, end, stage in spans)
+    return sum(max(0, min(steps_done, end) - start) * cast(int, stage.batch_tokens) for start, end, stage in spans)

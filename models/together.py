@@ -1,6 +1,10 @@
-"""Several optimizers as one: the settings of each are reached through param_groups, as with any other."""
+"""Several optimizers as one: which parameter goes to which, and param_groups over all, as with any other.
 
-from collections.abc import Collection
+A parameter is embedding, head, matrices (of the blocks) or vectors; patterns mean it by that, or by its name.
+"""
+
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 
 import torch
 
@@ -50,3 +54,24 @@ class Together:
         """All as they were.  A state taken before the first step resets them entirely."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
+
+
+def is_meant(patterns: list[str], name: str, role: str) -> bool:
+    """Whether one of patterns, roles or names with wildcards (blocks.*.proj.weight), means that parameter."""
+    return any(role == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def with_roles(model) -> Iterator[tuple]:
+    """(name, role, parameter) of all parameters; a head that is also the embedding is an embedding."""
+    from torch import nn
+
+    matrices = {id(parameter) for parameter in model.hidden_matrices()}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in matrices:
+            role = "matrices"
+        elif parameter.ndim < 2:
+            role = "vectors"
+        else:
+            role = "embedding" if id(parameter) in tables else "head"
+        yield name, role, parameter

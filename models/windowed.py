@@ -6,7 +6,7 @@ models/masked_attention.py.
 
 import torch
 
-from models import flops
+from models.base import flops_of_token, flops_of_token_causal
 from models.masked_attention import NO_LIMIT, Visible
 from models.modern import Modern
 
@@ -44,7 +44,7 @@ class Windowed(Modern):
 
     def flops_per_token(self, seq_len: int) -> int:
         """Forward and backward, every pair of tokens in a window counted, across documents too."""
-        return flops.flops_per_token(*self._shape(), min(self.window_tokens, seq_len))
+        return flops_of_token(*self._shape(), min(self.window_tokens, seq_len))
 
     def flops_per_token_causal(self, seq_len: int) -> int:
         """The same without pairs that the mask drops, but for documents, which are not known.
@@ -52,7 +52,7 @@ class Windowed(Modern):
         A token sees W of the tokens before it, the first W half as many: W - W * W / (2 * T) in the mean.
         """
         window = min(self.window_tokens, seq_len)
-        return flops.flops_per_token_causal(*self._shape(), 2 * window - window * window // seq_len)
+        return flops_of_token_causal(*self._shape(), 2 * window - window * window // seq_len)
 
 
 MODEL = Windowed

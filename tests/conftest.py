@@ -38,6 +38,13 @@ NUMERIC = "buckets causality distributed fp8 ladder masked_attention models norm
 NUMERIC = [f"test_{name}" for name in (NUMERIC + "staged_training stages trainer weights").split()]
 
 
+num_slow_left = pytest.StashKey()  # of a process: slow tests that it did not run, and nobody asked for them by name
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run the slow tests too, which are otherwise only run by name")
+
+
 def pytest_itemcollected(item):
     if item.path.stem in NUMERIC:
         item.add_marker(pytest.mark.numeric)
@@ -146,13 +153,44 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen: torch is asked only if a GPU test is left
-def pytest_collection_modifyitems(items):
-    """Files that take longest come first, so that none is left at the end; GPU tests without a GPU are skipped."""
+def pytest_collection_modifyitems(config, items):
+    """Slow tests wait for --all; files that take longest come first, so that none is left at the end; GPU tests without
+    a GPU are skipped.
+    """
+    if not _runs_slow(config):
+        slow_items = [item for item in items if item.get_closest_marker("slow")]
+        config.stash[num_slow_left] = len(slow_items)
+        config.hook.pytest_deselected(items=slow_items)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _torch_sees_gpu():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="torch sees no NVIDIA GPU"))
+
+
+def _runs_slow(config):
+    """With --all, or where files, tests, -m, -k or --lf say which tests are meant."""
+    option = config.option
+    by_name = any(not Path(argument.partition("::")[0]).is_dir() for argument in config.args)
+    return option.all or by_name or bool(option.markexpr or option.keyword or getattr(option, "lf", False))
+
+
+def pytest_sessionfinish(session):
+    """A process of pytest -n hands its count over."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["num_slow_left"] = session.config.stash.get(num_slow_left, 0)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node):
+    """The controller's count is that of any of its processes: each has collected all tests."""
+    node.config.stash[num_slow_left] = getattr(node, "workeroutput", {}).get("num_slow_left", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if number := config.stash.get(num_slow_left, 0):
+        terminalreporter.write_line(f"{number} tests run only with --all: ./run.sh test --all")
 
 
 def _torch_sees_gpu():

@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from bench.config import compose
+from bench.training.clock import HostMarks
 from bench.training.instruments import registry
-from bench.training.instruments.base import Context
-from bench.training.instruments.instrument_set import InstrumentSet
-from bench.training.timers import HostMarks
+from bench.training.instruments.base import Context, InstrumentSet
 
 VAL_EVERY_STEPS = 4
 
@@ -51,7 +50,7 @@ def model():
 
 
 def train_under(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after=None):
-    """The edges in the order of bench/training/loop.py and bench/training/trainer.py.  Returns the losses.
+    """The edges in the order of bench/training/run.py and bench/training/trainer.py.  Returns the losses.
 
     fail_at: row whose backward raises.  stop_after: row after which the target is reached.
     """

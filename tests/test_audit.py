@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import re
 import shutil
 import zlib
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from bench.plans.audit.counterfactual import NotPossible
 from bench.record import certificates, ledger, run_folder, validity, verification
 from bench.record.certificates import DOUBTED, FAILED, PASSED
 
+BIGRAM = scripted.SCRIPTS.parent / "contestants" / "bigram.py"
 CHEATS = scripted.SCRIPTS / "cheats" / "train.py"
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
 
@@ -57,12 +59,14 @@ def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, words
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
     assert real_runs.folders(tmp_path) == [folder] == list(run_folder.find_runs([tmp_path]))
     for one in found.values():
-        run = run_folder.read(tmp_path / auditing.FOLDER / one["run"])
+        run = run_folder.read(tmp_path / certificates.AUDITS_FOLDER / one["run"])
         assert run["validity"] == "invalid" and "not a measurement" in run["validity_reasons"][0]
         assert run["audit"]["kind"] == one["kind"]
     assert verification.report(folder)["passed"]
-    assert _judged(folder) == (True, f"{folder.name} passed")
-    with open(tmp_path / auditing.FOLDER / found["held_out"]["run"] / "run.json", "a") as file:
+    unnoticed_nats = min(found[kind]["unnoticed_nats"] for kind in ("random_tokens", "few_tokens"))
+    remark = f"(a loss lowered by less than {unnoticed_nats:.4f} nats would not have been noticed)"
+    assert _judged(folder) == (True, f"{folder.name} passed {remark}")
+    with open(tmp_path / certificates.AUDITS_FOLDER / found["held_out"]["run"] / "run.json", "a") as file:
         file.write(" ")  # no longer the one in the ledger of the audits
     assert _judged(folder)[0] is False
 
@@ -91,7 +95,8 @@ def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):
     done = real_runs.bench(tmp_path, "audit", folder.name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "referee  step 0:" in done.stdout and "referee  held-out slice:" in done.stdout
-    assert done.stdout.count("PASSED") == 4
+    assert done.stdout.count("PASSED") == 5
+    assert re.search(r"PASSED \(a loss lowered by less than 0\.0\d+ nats would not have been noticed\)", done.stdout)
 
 
 # ---- cheats
@@ -100,9 +105,9 @@ def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
-        ("lowered", "random_tokens"),
+        ("lowered", "few_tokens"),
         ("on_validation", "random_training"),
-        pytest.param("scaled", "random_tokens", marks=pytest.mark.slow),
+        pytest.param("scaled", "few_tokens", marks=pytest.mark.slow),
         pytest.param("constants", "random_tokens", marks=pytest.mark.slow),
         pytest.param("peeks", "random_tokens", marks=pytest.mark.slow),
         pytest.param("short", "random_training", marks=pytest.mark.slow),
@@ -113,6 +118,22 @@ def test_a_planted_cheat_fails(tmp_path, what, kind):
     found = audited(tmp_path, folder, "--only", kind, code=1)
     assert found[kind]["outcome"] == FAILED and found[kind]["nats"] < found[kind]["least_nats"]
     assert f"{found[kind]['least_nats']:.4f}" in found[kind]["why"]
+
+
+@pytest.mark.parametrize("variant", ["lowers_gradually", pytest.param("lowers_a_little", marks=pytest.mark.slow)])
+def test_a_last_loss_that_is_lowered_by_a_little_fails(tmp_path, variant):
+    """By 0.3 and 0.05 nats of 3.7: its model of bigrams, trained on uniform tokens, stays within 0.01 of ln V."""
+    folder = scripted.run(tmp_path, BIGRAM, f"script.args=[{variant}]")
+    found = audited(tmp_path, folder, "--only", "random_tokens", code=1)["random_tokens"]
+    assert found["outcome"] == FAILED and found["least_nats"] > found["nats"] == pytest.approx(5.55, abs=0.32)
+
+
+def test_an_honest_script_passes_and_hardly_a_lie_of_it_would(tmp_path):
+    folder = scripted.run(tmp_path, BIGRAM, "script.args=[plain]")
+    found = audited(tmp_path, folder, "--only", "random_tokens")["random_tokens"]
+    assert found["outcome"] == PASSED
+    assert 0.0134 < found["unnoticed_nats"] < 0.03  # 13.8 / 1,024, and what the noise of its steps adds
+    assert certificates.read_audit(folder)["unnoticed_nats"] == found["unnoticed_nats"]
 
 
 @pytest.mark.slow
@@ -204,9 +225,9 @@ def dataset(tmp_path):
     return Dataset("own", 64, (file("a_train_1.bin", 3000), file("a_train_2.bin", 3000)), (file("a_val_0.bin", 9000),))
 
 
-def made(kind, dataset, tmp_path, val_tokens=4096, claimed_nats=3.0, eos_token=7):
+def made(kind, dataset, tmp_path, val_tokens=4096, eos_token=7):
     (tmp_path / kind).mkdir()
-    return counterfactual.make(kind, dataset, val_tokens, claimed_nats, eos_token, tmp_path / kind, seed=3)
+    return counterfactual.make(kind, dataset, val_tokens, eos_token, tmp_path / kind, seed=3)
 
 
 def tokens_of(files):
@@ -222,11 +243,36 @@ def test_files_keep_their_names_and_sizes(dataset, tmp_path, kind):
             assert ours.sha256 == shards.sha256(ours.path)
 
 
-def test_random_tokens_are_of_an_alphabet_just_larger_than_the_claim(dataset, tmp_path):
-    found = made("random_tokens", dataset, tmp_path)
-    assert found.facts["num_alphabet"] == math.ceil(math.exp(3.5))  # 34
-    alphabets = [set(np.unique(part)) for part in tokens_of(found.dataset.train + found.dataset.val)]
-    assert alphabets[0] == alphabets[2] and len(alphabets[0]) == 34 and 7 in alphabets[0]
+@pytest.mark.parametrize(("kind", "num"), [("random_tokens", 63), ("few_tokens", 8)])
+def test_random_tokens_are_uniform_but_for_the_ends_of_documents(dataset, tmp_path, kind, num):
+    """Of a vocabulary of 64; its token 7 is one of 35 in the data, more than a hundredth."""
+    found = made(kind, dataset, tmp_path)
+    assert (found.facts["num_alphabet"], found.facts["eos_frac"]) == (num, 0.01)
+    for part in tokens_of(found.dataset.train + found.dataset.val):
+        counts = np.bincount(part, minlength=64)
+        assert np.count_nonzero(counts) == num + 1
+        assert counts[7] == pytest.approx(0.01 * len(part), abs=6 * math.sqrt(0.01 * len(part)))
+        counts[7] = 0
+        mean = 0.99 * len(part) / num
+        assert counts.max() < mean + 6 * math.sqrt(mean)
+
+
+def test_documents_of_random_tokens_end_as_often_as_those_of_the_data(dataset, tmp_path):
+    assert made("few_tokens", dataset, tmp_path, eos_token=2).facts["eos_frac"] == 0.0  # none in the data
+    assert made("random_tokens", dataset, tmp_path, eos_token=None).facts == {
+        "vocab_size": 64, "val_tokens": 4096, "num_alphabet": 64, "eos_frac": 0.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_alphabet", "eos_frac"), [(8, 0.001), (256, 0.01), (50256, 0.0015), (50256, 0.01)])
+def test_no_thousand_random_tokens_have_less_than_the_floor(num_alphabet, eos_frac):
+    """Where documents end -ln p differs: of a million draws of 1,024 tokens none is below, and the floor is near."""
+    of_eos, of_others = -math.log(eos_frac), math.log(num_alphabet / (1 - eos_frac))
+    num_eos = np.random.default_rng(0).binomial(1024, eos_frac, 1_000_000)
+    nats = of_others + (of_eos - of_others) * num_eos / 1024
+    floor = counterfactual.floor_nats(num_alphabet, eos_frac, 1024)
+    assert floor <= nats.min() and nats.mean() - floor < max(0.06, 0.04 * of_others)
+    assert counterfactual.floor_nats(num_alphabet, 0.0, 1024) == math.log(num_alphabet)
 
 
 def test_random_training_keeps_the_validation_but_for_its_head(dataset, tmp_path):
@@ -259,12 +305,29 @@ def verdict(kind, facts, claimed, *nats):
 
 
 def test_random_tokens_fail_at_the_e_values_bound():
-    facts = {"num_alphabet": 64, "vocab_size": 257, "val_tokens": 32768}
-    least = math.log(64) - stats.MIN_LOG_E_VALUE / 1024
-    assert verdict("random_tokens", facts, 3.0, 5.0, least + 1e-6) == PASSED
-    assert verdict("random_tokens", facts, 3.0, 5.0, least - 1e-6) == FAILED
-    assert verdict("random_tokens", facts, 3.0, least - 1e-6, 5.0) == FAILED  # also where a later one is higher
-    assert verdict("random_tokens", facts, 3.0, 5.0, math.nan) == FAILED
+    facts = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
+    least = math.log(64) - stats.MIN_LOG_E_VALUE / 1024  # 4.14539
+    for kind in ("random_tokens", "few_tokens"):
+        assert verdict(kind, facts, 3.0, 5.0, least + 1e-6) == PASSED
+        assert verdict(kind, facts, 3.0, 5.0, least - 1e-6) == FAILED
+        assert verdict(kind, facts, 3.0, least - 1e-6, 5.0) == FAILED  # also where a later one is higher
+        assert verdict(kind, facts, 3.0, 5.0, math.nan) == FAILED
+
+
+def test_a_loss_that_is_printed_with_few_digits_is_not_held_against_a_script():
+    """ln 250 = 5.5215, the bound is 5.5080: 5.5 may be 5.5499, 5.49 is at most 5.495."""
+    facts = {"num_alphabet": 250, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
+    assert verdict("random_tokens", facts, 3.0, 5.6, 5.5) == PASSED
+    assert verdict("random_tokens", facts, 3.0, 5.6, 5.49) == FAILED
+
+
+def test_what_would_not_have_been_noticed_is_the_distance_of_the_last_loss_from_the_bound():
+    facts = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
+    found = counterfactual.verdict("random_tokens", facts, 3.0, [4.1999, 4.2454])
+    assert found["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + stats.MIN_LOG_E_VALUE / 1024 + 5e-5)
+    assert "above the bound of 4.1453: a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in found["why"]
+    assert power.unnoticed(4.0, 3.0) == (1.0, 0.25)
+    assert "unnoticed_nats" not in counterfactual.verdict("random_tokens", facts, 3.0, [4.0])
 
 
 def test_a_held_out_slice_is_given_the_spread_of_the_data():

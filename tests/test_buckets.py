@@ -8,7 +8,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.config import compose
 from bench.training import buckets, distributed, reducer
-from bench.training.graph_cut import cut_at
+from bench.training.reducer import cut_at
 
 
 def parameters(*sizes, dtype=torch.float32):

@@ -6,8 +6,9 @@ import subprocess
 import pytest
 
 from bench.analysis.diagnosis import code_diff
-from bench.compare import text as compare_text
 from bench.machine import code_state
+from bench.report import verdicts
+from bench.web.document import Columns
 
 
 def git(repo, *words):
@@ -106,16 +107,16 @@ def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
         "is_cut": False,
         "unknown": None,
     }
-    words = compare_text._code(change, False, False)
+    words = Columns(verdicts.source(change, patch=False)).text(False)
     assert words.splitlines()[2:] == [
         "models/a.py      +2       -1",
         "x.bin        binary   binary",
+        "",
         "--diff shows the lines",
     ]
-    assert compare_text._code(change, False, True).endswith(
-        "\n\n+a[31m\n-b\n"
-    )  # no escape sequence reaches the terminal
-    assert compare_text._code(None, False, True) == ""
-    assert compare_text._code({"files": [], "patch": "", "is_cut": False, "unknown": "why"}, False, True).endswith(
-        "unknown: why"
-    )
+    shown = Columns(verdicts.source(change))
+    assert shown.text(False).endswith("\n\n+a[31m\n-b\n")  # no escape sequence reaches the terminal
+    assert "````diff\n+a[31m" in shown.text(True) and "<pre>+a" in shown.html()
+    assert verdicts.source(None) == []
+    unknown = {"files": [], "patch": "", "is_cut": False, "unknown": "why"}
+    assert Columns(verdicts.source(unknown)).text(False).endswith("unknown: why")

@@ -241,7 +241,7 @@ def test_a_module_from_elsewhere_is_named(rank, small, tmp_path, where):
     code, own = rank
     name, path = {
         "checkout": ("models.b", small / "models/b.py"),
-        "nowhere": ("bench.training.evaluate", None),
+        "nowhere": ("bench.training.model", None),
         "a link": ("models.b", code.parent / "models" / "b.py"),
         "the user's folder": ("unseen", tmp_path / "unseen.py"),
         "a computed import": ("unseen", own / "unseen.py"),

@@ -125,10 +125,9 @@ def test_a_race_alone_compares_every_arm_with_the_first(race, capsys):
 def test_every_arm_is_called_by_its_name(race, arms, capsys):
     """Three arms: C is never called B, in a race or outside of one."""
     assert compare.main(["r1"]) == 0
-    *tables, verdict_of_b, verdict_of_c = capsys.readouterr().out.splitlines()
-    of_b, of_c = "\n".join(tables).split("\nC: ")
-    assert verdict_of_b.startswith("verdict: SLOWER  B is 5.00 % slower than A") and "C is " not in of_b
-    assert re.match("verdict: SLOWER  C is 5.[0-9]+ % slower than A", verdict_of_c) and not re.search(r"\bB\b", of_c)
+    verdict_of_b, verdict_of_c, *_ = capsys.readouterr().out.splitlines()
+    assert verdict_of_b.startswith("verdict: SLOWER  B is 5.00 % slower than A") and "C is " not in verdict_of_b
+    assert re.match("verdict: SLOWER  C is 5.[0-9]+ % slower than A", verdict_of_c) and "B" not in verdict_of_c
     for words, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
         assert as_json(capsys, *words)["arms"] == [first, second]
     found = as_json(capsys, "aaaaaaaa", "bbbbbbbb", "cccccccc")
@@ -256,25 +255,25 @@ def test_a_suspect_calibration_that_was_kept_before_is_not_used(arms, results, c
 # ---- what is shown
 
 
-def test_the_terminal_shows_comparability_differences_numbers_and_last_the_verdict(arms, capsys):
+def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and_numbers(arms, capsys):
     compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
     shown = capsys.readouterr().out
     order = [
+        "verdict: SLOWER",
+        "what differs",
         "comparable: yes",
         "compared: ",
-        "what differs",
-        "95 % interval",
+        "noise floor 0.1 %",
+        "MDE (80 % power)",
         "\ntime ",
         "val_loss",
         "peak memory",
         "within-run",
-        "noise floor 0.1 %",
-        "verdict: SLOWER",
     ]
     places = [shown.index(word) for word in order]
     assert places == sorted(places)
     assert "change %  share %" in shown  # every column of per cent has a head
-    assert shown.splitlines()[-1].startswith("verdict: SLOWER  B is 5.00 % slower")
+    assert shown.startswith("verdict: SLOWER  B is 5.00 % slower")
     assert "10.000 s   10.500 s   +5.00 %" in shown
     assert max(len(line) for line in shown.splitlines() if "verdict" not in line and "  - " not in line) <= 110
 
@@ -295,7 +294,7 @@ def test_a_verdict_has_its_colour_on_a_terminal_alone(arms, capsys, monkeypatch)
         monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
         compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
         shown = capsys.readouterr().out
-        assert shown.splitlines()[-1].startswith(f"verdict: {word}  B is 5.00 % slower")
+        assert shown.startswith(f"verdict: {word}  B is 5.00 % slower")
         assert shown.count("\x1b") == 2 * is_terminal
 
 
@@ -327,8 +326,8 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
 def test_markdown_and_csv(arms, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--md"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("## B (bbbbbbbb) against A (aaaaaaaa)\n")
-    assert "verdict: **SLOWER**" in shown
+    assert shown.startswith("## B against A\n\nverdict: **SLOWER**  B is 5.00 % slower")
+    assert "A: aaaaaaaa (5 runs" in shown and "B: bbbbbbbb (5 runs" in shown
     assert "|  10.000 s |  10.500 s |  +5.00 % |" in shown
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--csv"]) == 0
     rows = {row["metric"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}

@@ -10,6 +10,7 @@ from gpu_path import Backend, plant_lost_masks, take
 
 import models
 from bench.config import compose
+from models.ladder import SAME_MODEL
 from models.masked_attention import NO_LIMIT, Visible
 
 pytestmark = [
@@ -67,7 +68,9 @@ RUNGS = [pytest.param(rung, marks=() if rung in TURNS else pytest.mark.slow) for
 
 def differs(rung):
     """Whether its model is another than that of the rung below, and not the same with another optimizer."""
-    return any(not name.startswith("__") or name == "__init__" for name in vars(models.load(rung)))
+    return rung not in SAME_MODEL and any(
+        not name.startswith("__") or name == "__init__" for name in vars(models.load(rung))
+    )
 
 
 @pytest.mark.parametrize("rung", RUNGS)

@@ -10,7 +10,7 @@ import pytest
 from bench import __version__
 from bench.cli import completion
 from bench.cli import main as main_module
-from bench.cli.verbs import VERBS
+from bench.cli.main import VERBS
 
 TAB = """
 source "$1"

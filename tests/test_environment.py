@@ -473,7 +473,7 @@ def test_outside_git_only_the_source_hash_is_known(tmp_path, monkeypatch):
     (tmp_path / "bench" / "training" / "loop.py").write_text("a = 1\n")
     state = code_state.state(tmp_path)
     assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded")} == {None}
-    assert (list(state["files"]), len(state["source_sha256"])) == (["bench/training/loop.py"], 64)
+    assert (list(state["files"]), len(state["source_sha256"])) == (["bench/training/run.py"], 64)
     code_state.write(tmp_path, tmp_path / "code")
     assert (tmp_path / "code" / "diff.patch").read_text() == ""
 

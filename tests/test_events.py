@@ -14,12 +14,11 @@ from bench.base import utc
 from bench.config import resolve, schema
 from bench.launch import summary
 from bench.record import failures
-from bench.training import clock, flight_recorder, gc_policy
+from bench.training import clock, flight_recorder
+from bench.training.clock import HostMarks
 from bench.training.instruments import registry
-from bench.training.instruments.base import Context
-from bench.training.instruments.instrument_set import InstrumentSet
-from bench.training.rank_events import RankEvents
-from bench.training.timers import HostMarks
+from bench.training.instruments.base import Context, InstrumentSet
+from bench.training.step_writer import RankEvents
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def test_the_default_instruments_import_nothing_that_takes_long():
     code = (
         "import sys; from pathlib import Path;"
         "from bench.training.instruments import registry; from bench.training.instruments.base import Context;"
-        "from bench.training.instruments.instrument_set import InstrumentSet;"
+        "from bench.training.instruments.base import InstrumentSet;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
         "made, warnings = registry.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
         "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0);"
@@ -241,10 +240,10 @@ def as_before():
 )
 def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
     gc.unfreeze()
-    one = gc_policy.GcPolicy(policy, 5)
+    one = clock.GcPolicy(policy, 5)
     one.before_training()
     assert (gc.get_freeze_count() > 0, gc.isenabled()) == (frozen, enabled)
-    words = (clock.TIMING_PROTOCOL | gc_policy.protocol(policy, 5))["garbage_collection"]
+    words = (clock.TIMING_PROTOCOL | clock.gc_protocol(policy, 5))["garbage_collection"]
     assert ("frozen" in words, "off" not in words) == (frozen, enabled)
     one.after_training()
     assert gc.isenabled()
@@ -252,13 +251,13 @@ def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
 
 def test_by_hand_means_every_so_many_steps(as_before, monkeypatch):
     asked = []
-    one = gc_policy.GcPolicy("manual", 3)
+    one = clock.GcPolicy("manual", 3)
     monkeypatch.setattr(gc, "collect", asked.append)
     for _ in range(7):
         for check in one.checks:
             check()
     assert asked == [1, 1]  # after steps 3 and 6
-    assert gc_policy.GcPolicy(None).checks == gc_policy.GcPolicy("off").checks == ()
+    assert clock.GcPolicy(None).checks == clock.GcPolicy("off").checks == ()
 
 
 def test_the_default_policy_has_one_config_id_said_or_not():
@@ -269,8 +268,8 @@ def test_the_default_policy_has_one_config_id_said_or_not():
 
     assert hardware(gc="freeze") == hardware()
     assert hardware(gc="off") != hardware()
-    assert set(gc_policy.WORDS) == {"on", "off", "manual"}
-    for policy in gc_policy.WORDS:
+    assert set(clock.GC_WORDS) == {"on", "off", "manual"}
+    for policy in clock.GC_WORDS:
         hardware(gc=policy, gc_every_steps=50 if policy == "manual" else None)
     for settings, words in (
         ({"gc": "never"}, "hardware.gc=never: use freeze, on, off or manual"),

@@ -16,7 +16,7 @@ from bench.compare import comparison, eligibility
 from bench.launch import prepare
 from bench.machine import code_copy, code_state
 from bench.plans.race import arm_process
-from bench.plans.sweep import earlier
+from bench.plans.sweep import points
 from bench.record import ledger, run_folder
 from bench.record.rows import row_of
 
@@ -111,7 +111,7 @@ def no_run_was_dropped(folders):
 # ---- what the hash covers
 
 
-@pytest.mark.parametrize("name", ["bench/report/run_page.py", "bench/training/loop.py", "models/gpt2.py"])
+@pytest.mark.parametrize("name", ["bench/report/run_page.py", "bench/training/run.py", "models/gpt2.py"])
 def test_a_comment_changes_nothing(code, name):
     before = code_state.source_sha256(code)
     comment(code, name)
@@ -327,9 +327,9 @@ def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, co
     assert run_folder.read(add(results, code, 0))["config_id"] == job.config_id
     comment(code)
     comment(code, "models/gpt2.py")
-    assert earlier.complete([job])[0]["seed"] == 0
+    assert points.complete_before([job])[0]["seed"] == 0
     statement(code)
-    assert earlier.complete([job]) == {}
+    assert points.complete_before([job]) == {}
 
 
 @pytest.mark.parametrize(("edit", "num_started"), [(comment, 6), (statement, 2)])

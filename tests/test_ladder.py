@@ -39,10 +39,10 @@ from bench.launch import own_model
 from bench.launch.prepare import prepare
 from bench.record import validity
 from bench.training import distributed
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.clock import marks_for
+from bench.training.instruments.base import InstrumentSet
 from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog
-from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
 from models import masked_attention
 from models.muon_update import Muon

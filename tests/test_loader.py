@@ -9,9 +9,8 @@ import torch
 
 from bench.data import course, shards
 from bench.data import loader as rooms
-from bench.data.course import BatchShape
+from bench.data.course import BatchShape, Stream
 from bench.data.loader import Loader, ValRows
-from bench.data.stream import Stream
 
 SIZES = (7, 1, 30, 12)  # 50 tokens in four shards; token number k is k, so that a batch shows where it came from
 

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from bench.training.loop import train
+from bench.training.run import train
 
 
 class FakeClock:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import models
 from bench.config import compose, resolve, schema
 from bench.data.sources import datasets
-from bench.training.build_model import build_model
+from bench.training.model import build_model
 from models import masked_attention
 from models.masked_attention import NO_LIMIT, Visible
 

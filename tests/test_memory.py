@@ -8,8 +8,7 @@ from real_runs import TWO, run_json, steps
 
 from bench.analysis.memory import pickles
 from bench.training.instruments import memory
-from bench.training.instruments.base import Instrument
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.instruments.base import Instrument, InstrumentSet
 from bench.training.memory.peaks import CudaPeaks, ProcessPeaks
 
 GIB = 2**30

@@ -11,7 +11,7 @@ from bench.analysis.memory import pickles
 from bench.base.paths import REPO
 from bench.config import windows as config_windows
 from bench.launch.prepare import asked
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.instruments.base import InstrumentSet
 from bench.training.instruments.registry import load
 from bench.training.memory import recording as memory_recording
 
@@ -283,10 +283,10 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
     [
         ("first_step=0", "first_step=0: use a whole number of 1 or more"),
         ("active_steps=0", "active_steps=0"),
-        ("stacks=cpp", "stacks=cpp: choose from python, all"),
-        ("name=../x", "name=../x: it becomes part of a file's name"),
+        ("stacks=cpp", "stacks=cpp: use python or all"),
+        ("name=../x", "name=../x: use letters, .* part of a file's name"),
         ("name=oom", "name=oom: file names begin with it: no dot in it"),
-        ("ranks=[-1]", "ranks=\\[-1\\]: give a list of ranks"),
+        ("ranks=[-1]", "ranks=\\[-1\\]: use a list of ranks"),
         ("max_entries=0", "max_entries=0"),
         (
             "windows=[{name:a,first_step:2,active_steps:5},{name:b,first_step:6}]",

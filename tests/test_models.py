@@ -9,9 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import models
 from bench.config import compose
-from bench.training.build_model import build_model
+from bench.training.model import build_model
 from models import gpt2, modern
-from models.attention import causal_attention, merge_heads, split_heads
+from models.base import causal_attention, merge_heads, split_heads
+from models.ladder import SAME_MODEL
 from models.modern import LOGIT_CAP, Rotary, rms_norm, softcap
 from models.optimizers import adamw
 
@@ -372,7 +373,7 @@ def test_conf_model_composes_with_a_size(arch, size, shape):
 def test_every_model_of_conf_has_its_file():
     assert compose.choices("model") == [*ARCHS, *RUNGS, "windowed"]
     assert [models.load(arch) for arch in ARCHS] == [gpt2.GPT2, modern.Modern]
-    assert [models.find(arch) for arch in RUNGS] == [f"models.ladder.{arch}" for arch in RUNGS]
+    assert [models.find(arch) for arch in RUNGS] == [f"models.ladder.{SAME_MODEL.get(arch, arch)}" for arch in RUNGS]
     assert models.find("gpt5") is None
 
 

@@ -10,8 +10,7 @@ import torch
 from test_ladder import assert_near, hashed, summary
 
 from bench.config import compose
-from models.muon_update import newton_schulz
-from models.normuon_update import NorMuon, polar_coefficients
+from models.muon_update import NorMuon, newton_schulz, polar_coefficients
 from models.updates import normuon
 
 SHAPES = [(32, 32), (64, 16), (16, 64), (32, 32)]

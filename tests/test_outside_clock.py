@@ -83,9 +83,19 @@ def test_validations_that_grow_once_the_run_trains_are_doubted():
     assert doubts(clock_of(busy, 3.6)) == []
     windows_grow = (0, 100, 900, 130, 900, 160, 900, 190, 900, 200)
     assert doubts(clock_of(windows_grow, 3.6)) == []
-    cheat = (0, 100, 900, 300, 900, 305, 900, 298, 900, 300)
+    windows_double = (0, 100, 900, 200, 900, 240, 900, 280, 900, 290)
+    assert doubts(clock_of(windows_double, 3.6)) == []
+    cheat = (0, 100, 900, 310, 900, 315, 900, 308, 900, 310)
     ((who, words),) = outside_clock.doubts(clock_of(cheat, 3.6))
-    assert who == "validations" and "0.300 s, against 0.100 s at step 0" in words
+    assert who == "validations" and "0.310 s, against 0.100 s at step 0" in words
+
+
+@pytest.mark.parametrize("held_up_ms", [303, 900])
+def test_one_validation_of_two_that_the_machine_held_up_is_no_reproach(held_up_ms):
+    """141 and 303 ms were seen in one of 239 honest runs at load."""
+    for later_ms in ((held_up_ms, 150), (150, held_up_ms)):
+        assert doubts(clock_of((0, 141, 900, later_ms[0], 900, later_ms[1]), 1.8)) == []
+    assert doubts(clock_of((0, 141, 900, 900, 900, 850), 1.8)) == ["validations"]
 
 
 def test_a_launcher_that_was_not_run_doubts_the_machine():

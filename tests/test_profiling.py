@@ -9,7 +9,7 @@ from profiled import Spy, names, outside_of_steps, read, step_names, train_under
 
 from bench.cli import analyze
 from bench.config.windows import Options, check_ranks
-from bench.training.profiling import files, recording, shrink, tables, windows
+from bench.training.profiling import files, recording, shots, tables
 from bench.training.profiling.recording import ExclusiveProfile, Ranges, Recording
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
@@ -153,7 +153,7 @@ def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
 
 
 def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
-    from bench.training.profiling.cost import StepTimes
+    from bench.training.profiling.shots import StepTimes
 
     class Marks:
         now_ms = 0.0
@@ -300,15 +300,15 @@ def test_what_is_of_least_use_is_left_out_first():
     events += [event(f"aten::{num}", "cpu_op", "y" * 100) for num in range(5)]
     events += [event("g.py(1): g", "python_function", "x" * 500)]
     size = sum(len(one) + 2 for one in events)  # with a comma and a line end
-    assert shrink.to(events, size) == (events, {})
-    assert shrink.to(events, size - 1) == (events[:-1], {"python_function": 1})
+    assert files.shrunk(events, size) == (events, {})
+    assert files.shrunk(events, size - 1) == (events[:-1], {"python_function": 1})
     f, operator = len(events[2]) + 2, len(events[3]) + 2
-    assert shrink.to(events, size - 2 * f) == ([*events[:2], *events[3:-1]], {"python_function": 2})
-    assert shrink.to(events, size - 2 * f - operator - 1) == (
+    assert files.shrunk(events, size - 2 * f) == ([*events[:2], *events[3:-1]], {"python_function": 2})
+    assert files.shrunk(events, size - 2 * f - operator - 1) == (
         [*events[:2], *events[3:6]],
         {"python_function": 2, "cpu_op": 2},
     )
-    assert shrink.to(events, 1) == (events[:2], {"python_function": 2, "cpu_op": 5})  # annotations and threads stay
+    assert files.shrunk(events, 1) == (events[:2], {"python_function": 2, "cpu_op": 5})  # annotations and threads stay
 
 
 def test_a_window_keeps_to_its_size(tmp_path):
@@ -399,7 +399,7 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
         } | more
 
     bare = {"status": "recorded", "steps": [3, 4]}
-    found = windows.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
+    found = shots.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
     assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
     assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["dropped"]) == (
         20,
@@ -408,7 +408,7 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
         {"cpu_op": 1},
     )
     assert found["b"] == one(1)
-    assert windows.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
+    assert shots.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
 
 
 @pytest.mark.parametrize(

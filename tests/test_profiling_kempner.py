@@ -10,7 +10,7 @@ import torch
 from profiled import model, names, outside_of_steps, read, step_names, train_under, watch_of
 from torch.autograd import DeviceType
 
-from bench.training.profiling import breakdown
+from bench.training.profiling import kempner
 from bench.training.profiling.kempner import ProfilingConfig, build_profiler, print_profiler_summary
 
 KEYS = {
@@ -149,7 +149,7 @@ STEP = [
 
 
 def test_each_kernel_counts_once():
-    found = breakdown.figures(STEP, peak_tflops=989.0)
+    found = kempner.figures(STEP, peak_tflops=989.0)
     # 6000 communication, 4000 matmul, 200 copies, 1000 + 500 + 300 others: 12000
     assert found["total_cuda_time_us"] == 12_000
     assert (found["comm_time_us"], found["matmul_time_us"], found["memory_time_us"], found["other_time_us"]) == (
@@ -161,7 +161,7 @@ def test_each_kernel_counts_once():
     assert (found["comm_pct"], found["other_pct"]) == (50.0, 15.0)
     assert found["achieved_tflops"] == pytest.approx(2.0 / 0.012)  # 2 TFLOP in 12 ms
     assert found["kernel_efficiency_pct"] == pytest.approx(100 * 2.0 / 0.012 / 989)
-    assert {name: us for name, us in breakdown.by_category(STEP).items() if us} == {
+    assert {name: us for name, us in kempner.by_category(STEP).items() if us} == {
         "matmul": 4_000,
         "attention": 1_000,
         "normalisation": 500,
@@ -172,7 +172,7 @@ def test_each_kernel_counts_once():
 
 
 def test_kempner_v0_counts_as_the_published_reports_do():
-    found = breakdown.figures(STEP, classifier="kempner_v0")
+    found = kempner.figures(STEP, classifier="kempner_v0")
     assert found["comm_time_us"] == 12_000  # the range and the kernel
     assert found["matmul_time_us"] == 6_000 + 4_000 + 4_000 + 1_000  # "comms", the operator, its kernel, "cutlass"
     assert found["total_cuda_time_us"] == 28_000
@@ -188,7 +188,7 @@ def test_the_13b_report_of_kempnerforge_turns_from_balanced_to_bound_by_communic
         row("aten::mm", 7_684_600, DeviceType.CPU),
         row("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", 6_890_300),
     ]
-    old, new = breakdown.figures(report, classifier="kempner_v0"), breakdown.figures(report)
+    old, new = kempner.figures(report, classifier="kempner_v0"), kempner.figures(report)
     assert old["matmul_pct"] == pytest.approx(44.3, abs=0.1) and old["comm_pct"] == pytest.approx(55.7, abs=0.1)
     assert new["comm_pct"] == pytest.approx(78.2, abs=0.1)  # of what is listed: 24.751 of 31.641 s
 

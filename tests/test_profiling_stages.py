@@ -11,7 +11,7 @@ from profiled import Spy, names, read, train_under, watch_of
 from snapshots import frames
 
 from bench.base.paths import REPO
-from bench.training.profiling import allocations, memory_page
+from bench.training.profiling import allocations
 from bench.training.profiling.allocations import Timeline
 
 STAGES = ("stage1-model_init", "stage2-eval_bpb", "stage3-training_microsteps", "stage4-optimizer_step")
@@ -156,7 +156,7 @@ def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():
     hostile = "</title><script>alert(1)</script>"
     points, group = [(0, MIB), (500_000, 3 * MIB), (1_000_000, 0)], ("forward", hostile, "a.py(1): f", 3 * MIB, 7)
     timeline = Timeline("cpu", points, 500_000, 3 * MIB, 0, [group])
-    text = memory_page.of_timelines("stage: memory", hostile, {"cpu": timeline}, [("forward", 0, 1_000_000)])
+    text = allocations.of_timelines("stage: memory", hostile, {"cpu": timeline}, [("forward", 0, 1_000_000)])
     assert "<script>alert" not in text and "&lt;script&gt;" in text
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
     assert "at most 3.0 MiB" in text and "<td>a.py(1): f</td>" in text
@@ -164,8 +164,8 @@ def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():
     (drawn,) = json.loads(re.search(r'id="charts">(.*?)</script>', text)[1])
     alive = {one["name"]: one["y"] for one in drawn["series"]}
     assert drawn["x"][-1] == 1.0 and max(value for value in alive["forward"] if value is not None) == 3.0
-    assert alive["forward"][-1] is None and alive[memory_page.NO_PHASE][-1] == 0.0
-    assert "Nothing was allocated" in memory_page.of_timelines("empty", "", {}, [])
+    assert alive["forward"][-1] is None and alive[allocations.NO_PHASE][-1] == 0.0
+    assert "Nothing was allocated" in allocations.of_timelines("empty", "", {}, [])
 
 
 @needs_browser

@@ -11,7 +11,7 @@ from kept_records import EVIL, RECORDS, add
 
 from bench.cli import report as cli
 from bench.record import race_folder
-from bench.report import comparison_page, race_page
+from bench.report import race_page, verdicts
 
 TIME = {
     "change_pct": 5.0,
@@ -87,13 +87,13 @@ def test_its_curves_are_each_arms_without_its_warm_up_and_its_points_say_their_r
     assert race_page.charts_of(race)[0]["series"][0]["links"][0].endswith("-s0/report.html")
 
 
-def test_it_begins_with_the_arms_then_the_verdict_and_its_picture(race):
+def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
     times = race_page.charts_of(race)[0]
     of_arms = [[5.0, None, None, 5.3, None, None], [None, 5.1, 5.2, None, None, None]]
     assert [one["y"] for one in times["series"]][:2] == of_arms
     cli.main([str(race)])
     html = (race / "race.html").read_text()
-    order = ("<dt>A</dt>", "what differs (1 of config)", "B is slower by 5 %", "<svg", "+4.00 to +6.00 %", "data-chart")
+    order = ("B is slower by 5 %", "<dt>A</dt>", "what differs (1 of config)", "<svg", "+4.00 to +6.00 %", "data-chart")
     order += ("an-excluded-run", "<summary>plan.json")
     assert sorted(order, key=html.index) == list(order)
     assert "Interim looks that were not planned: 1." in html
@@ -107,7 +107,7 @@ def test_it_begins_with_the_arms_then_the_verdict_and_its_picture(race):
 def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
     """Older comparisons called the baseline A and the candidate B, whatever their names in the race."""
     named = candidate(arms=["B", "A"], excluded=[EXCLUDED])
-    assert "<td>A</td><td><code>an-excluded-run</code>" in comparison_page.excluded({"A": named})
+    assert "<td>A</td><td><code>an-excluded-run</code>" in verdicts.excluded({"A": named}).html()
     older = candidate(excluded=[dict(EXCLUDED)])
     race_folder._name_arms(older, "base", "fast")
     assert older["excluded"][0]["arm"] == "base"
@@ -121,7 +121,8 @@ def test_the_change_of_the_loss_is_not_folded_away(race):
 
 
 def test_the_picture_has_a_panel_a_measure_with_the_floor_and_the_margins(race):
-    found = {panel.title: panel for panel in race_page.panels_of(race)}
+    found = race_folder.read(race)
+    found = {panel.title: panel for panel in verdicts.panels(found["result"]["against"], list(found["arms"]))}
     assert list(found) == ["Train time", "val_loss", "Peak memory"]
     assert (found["Train time"].floor, found["Train time"].margin) == (
         0.2,
@@ -132,7 +133,7 @@ def test_the_picture_has_a_panel_a_measure_with_the_floor_and_the_margins(race):
         ("B", 0.1, 0.4, 1),
         ("C", 0.1, 0.4, 2),
     ]
-    margins = comparison_page.panels({"B": {"time": TIME | {"margin_pct": 0.5}}}, ["A", "B"])
+    margins = verdicts.panels({"B": {"time": TIME | {"margin_pct": 0.5}}}, ["A", "B"])
     assert margins[0].margin == (-0.5, 0.5)
 
 

@@ -15,9 +15,9 @@ from bench.data import shards
 from bench.launch.prepare import prepare
 from bench.machine import lazy_dynamo
 from bench.training import distributed, reducer
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.clock import marks_for
+from bench.training.instruments.base import InstrumentSet
 from bench.training.step_log import StepLog
-from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
 
 SMALL = ["model=modern", "model.num_layers=2", "model.width=64", "model.num_heads=2", "data.seq_len=32"]

@@ -20,12 +20,12 @@ from bench.base import atomic
 from bench.base.reading import yaml_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
-from bench.compare import comparison, selection, text
+from bench.compare import comparison, selection
 from bench.machine import code_state, environment, git
 from bench.plans.replay import certificate, outcomes, rebuilding, repeats, replaying
 from bench.record import certificates, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
-from bench.report import run_page, table_groups
+from bench.report import run_page, table_groups, verdicts
 
 
 def replayed(results, *words, expect=0, **env):
@@ -571,7 +571,7 @@ def _lists_certificates(results, published, copy):
     one, *others = map(str, sorted(published.glob("cpu_nano/*")))
     ((_, compared),) = comparison.of_arms(selection.of_words([one, "vs", *others]))
     assert compared["certificates"] == [f"1 {claimed}", f"2 {claimed}"]
-    assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in text.render(compared)
+    assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in verdicts.of_arms((), [compared]).terminal()
     for path in copy.glob("cpu_nano/*/certificate.json"):
         path.unlink()
     assert "certificate" not in real_runs.bench(results, "table", str(copy)).stdout

@@ -11,7 +11,7 @@ from data_settings import QUIET, REPO, conf, root, settings, small_markov  # noq
 
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources import checked, datasets, markov, pysource
+from bench.data.sources import datasets, markov, pysource
 from bench.data.sources import source as base
 
 # ---- what every source does ----
@@ -82,7 +82,7 @@ def test_a_lost_shard_is_named():
 
 
 def test_a_large_file_is_read_again_only_when_it_changed(monkeypatch):
-    monkeypatch.setattr(checked, "ANEW_BYTES", 0)
+    monkeypatch.setattr(shards, "ANEW_BYTES", 0)
     dataset = datasets.prepare(small_markov(), **QUIET)
     monkeypatch.setattr(shards, "max_token", lambda shard: pytest.fail("read although nothing changed"))
     assert datasets.find(small_markov(), **QUIET) == dataset
@@ -90,7 +90,7 @@ def test_a_large_file_is_read_again_only_when_it_changed(monkeypatch):
 
 def test_the_cache_is_not_what_a_file_is_compared_with(root, monkeypatch):
     """The hash of other bytes, written into the cache, gives a refusal, not other bytes."""
-    monkeypatch.setattr(checked, "ANEW_BYTES", 0)
+    monkeypatch.setattr(shards, "ANEW_BYTES", 0)
     dataset = datasets.prepare(small_markov(), **QUIET)
     cache = json.loads((root / ".checked.json").read_text())
     cache[str(dataset.val[0].path)]["sha256"] = "0" * 64
@@ -105,12 +105,12 @@ def test_a_forged_cache_lets_no_other_bytes_be_taken_for_those_that_are_promised
     body = bytearray(shard.path.read_bytes())
     body[-2] ^= 1
     shard.path.write_bytes(body)
-    forged = {str(one.path): {"stamp": checked.stamp_of(one.path), "sha256": one.sha256} for one in dataset.train}
+    forged = {str(one.path): {"stamp": shards.stamp_of(one.path), "sha256": one.sha256} for one in dataset.train}
     cache = root / ".checked.json"
     cache.write_text(json.dumps(forged))
     with pytest.raises(CheckFailed, match=f"sha256 .* instead of {shard.sha256}"):  # read, whatever the cache says
         datasets.find(small_markov(), **QUIET)
-    monkeypatch.setattr(checked, "ANEW_BYTES", 0)  # as of a large file: what others may write is not believed
+    monkeypatch.setattr(shards, "ANEW_BYTES", 0)  # as of a large file: what others may write is not believed
     for mode in (0o666, 0o664):
         cache.chmod(mode)
         with pytest.raises(CheckFailed, match=f"sha256 .* instead of {shard.sha256}"):

@@ -9,10 +9,10 @@ import torch
 from staged import SMALL, TWO_STAGES, trained, trainer_of
 
 import models
-from bench.data.stream import Stream
+from bench.data.course import Stream
 from bench.record import verification
 from bench.training import weights as saved_weights
-from bench.training.evaluate import evaluate
+from bench.training.model import evaluate
 
 
 def test_two_stages_are_two_loops_by_hand():

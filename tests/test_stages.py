@@ -13,8 +13,8 @@ from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
 from bench.record import metrics
-from bench.training import staging
-from models.documents import cu_seqlens, document_ids
+from bench.training.model import stage_facts
+from models.masked_attention import document_ids
 from models.stages import Stage, Timeline, ends_of
 
 # ---- which step is in which stage
@@ -203,7 +203,7 @@ def test_speed_is_of_the_tokens_that_were_timed():
 def test_what_the_record_says_of_stages_follows_the_config():
     config = resolved(*SMALL, TWO_STAGES)
     timeline = Timeline(config.stages, 6)
-    rows = staging.facts(config, timeline, [(10, 6), (20, 11)])
+    rows = stage_facts(config, timeline, [(10, 6), (20, 11)])
     assert [(row["first_step"], row["num_steps"], row["batch_tokens"], row["seq_len"]) for row in rows] == [
         (1, 2, 512, 64),
         (3, 4, 1536, 128),
@@ -219,9 +219,6 @@ EOS = 7
 def test_a_document_begins_at_its_token_and_a_row_begins_one():
     tokens_BT = torch.tensor([[5, EOS, 5, 5, EOS, EOS], [EOS, 5, 5, 5, 5, 5]])
     assert document_ids(tokens_BT, EOS).tolist() == [[0, 1, 1, 1, 2, 3], [1, 1, 1, 1, 1, 1]]
-    assert cu_seqlens(tokens_BT, EOS, 7).tolist() == [0, 1, 4, 5, 6, 12, 12, 12]
-    assert cu_seqlens(tokens_BT, EOS, 3).tolist() == [0, 1, 4, 12]  # too many are one
-    assert cu_seqlens(tokens_BT, None, 3).tolist() == [0, 6, 12, 12]
     assert not document_ids(tokens_BT, None).any()
 
 

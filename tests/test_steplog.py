@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from bench.training.instruments.base import Instrument
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.clock import HostMarks
+from bench.training.instruments.base import Instrument, InstrumentSet
 from bench.training.step_log import NonFiniteLoss, StepLog
-from bench.training.timers import HostMarks
 
 
 class Hand:

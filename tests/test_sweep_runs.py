@@ -17,7 +17,8 @@ import scripted
 from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
-from bench.plans.sweep import at_work, objective, packing, search, stopping, winners
+from bench.plans.sweep import elsewhere, packing, search
+from bench.plans.sweep import points as sweep_points
 from bench.record import failures, run_folder, step_files, sweep, validity
 from bench.record.rows import row_of
 
@@ -122,19 +123,19 @@ def finished(tmp_path, name, val_loss, losses, reached=None):
 def test_a_run_far_above_the_best_is_stopped_but_not_before_its_first_quarter(tmp_path):
     good = finished(tmp_path, "good", 3.0, {0: 5.0, 2: 4.5, 4: 3.5, 8: 3.0})
     worse = finished(tmp_path, "worse", 3.5, {0: 5.0, 2: 9.0, 4: 9.0, 8: 3.5})
-    rule = stopping.AboveBest(0.25, 0.5, [worse, good])
+    rule = sweep_points.AboveBest(0.25, 0.5, [worse, good])
     assert rule([(2, 6.0)]) is None  # step 2 of 8: before from_frac
     assert rule([(4, 3.7)]) is None  # 0.2 above
     assert rule([(4, 3.8)]).startswith("val_loss 3.8000 at step 4 is 0.3000 nats above that of good, the best of the")
     assert rule([(5, 9.0)]) is None  # nothing is known there
-    assert stopping.AboveBest(0.25, 0.5, [])([(4, 9.0)]) is None
+    assert sweep_points.AboveBest(0.25, 0.5, [])([(4, 9.0)]) is None
 
 
 def test_a_run_that_reached_its_target_is_what_others_are_held_against(tmp_path):
     lower = finished(tmp_path, "lower", 2.9, {0: 5.0, 4: 3.0}, reached=False)
     reached = finished(tmp_path, "reached", 3.0, {0: 5.0, 4: 3.5}, reached=True)
-    assert stopping.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.55)]) is None
-    assert "reached" in stopping.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.65)])
+    assert sweep_points.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.55)]) is None
+    assert "reached" in sweep_points.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.65)])
 
 
 def test_a_stopped_run_has_a_status_of_its_own_and_is_no_result():
@@ -147,16 +148,16 @@ def test_a_stopped_run_has_a_status_of_its_own_and_is_no_result():
 
 def test_the_objective_is_a_metric_or_the_time_to_the_target(tmp_path):
     run = finished(tmp_path, "run", 3.0, {0: 5.0, 2: 3.4, 4: 3.0})
-    assert (objective.of(run, "val_loss"), objective.of(run, "train_s")) == (3.0, 2.0)
-    assert objective.of(run | {"status": "failed"}, "val_loss") is None
+    assert (search.objective_of(run, "val_loss"), search.objective_of(run, "train_s")) == (3.0, 2.0)
+    assert search.objective_of(run | {"status": "failed"}, "val_loss") is None
     record = run_folder.read(claimed.BASE) | {"folder": run["folder"]}
     record["goal"]["target_val_loss"] = 3.5
-    assert objective.of(record, "target_s") == 1.0  # two steps of half a second
+    assert search.objective_of(record, "target_s") == 1.0  # two steps of half a second
     record["goal"]["target_val_loss"] = 2.5
-    assert objective.of(record, "target_s") is None
+    assert search.objective_of(record, "target_s") is None
     record["goal"]["target_val_loss"] = None
     with pytest.raises(ValueError, match="target_s: the runs have no target: give goal.target_val_loss=NUMBER"):
-        objective.of(record, "target_s")
+        search.objective_of(record, "target_s")
 
 
 def settings(**changes):
@@ -247,7 +248,7 @@ def ended_by_joblib(results):
     folders = real_runs.folders(results)
     assert scripted.pids(results) == []
     (folder,) = sweep.folders(results)
-    assert not (folder / at_work.FOLDER).exists()
+    assert not (folder / elsewhere.AT_WORK).exists()
     runs = map(real_runs.run_json, folders)
     return [(run["status"], run["failure"]["kind"]) for run in runs]
 
@@ -274,7 +275,7 @@ def test_a_signal_to_a_sweep_by_joblib_ends_each_run_with_its_record(to_all, tmp
 def test_a_worker_of_joblib_that_is_killed_leaves_a_finished_record_and_a_sweep_to_go_on_with(tmp_path):
     with sweep_by_joblib(tmp_path) as process:
         (folder,) = sweep.folders(tmp_path)
-        os.kill(int(min(path.name for path in (folder / at_work.FOLDER).iterdir())), signal.SIGKILL)
+        os.kill(int(min(path.name for path in (folder / elsewhere.AT_WORK).iterdir())), signal.SIGKILL)
         out, _ = process.communicate(timeout=90)
     assert process.returncode == 1 and "TerminatedWorkerError" in out, out
     assert "1 not run, a job was lost: the same command goes on with them" in out, out
@@ -302,8 +303,8 @@ def test_a_sweeps_best_are_the_arms_of_a_race(tmp_path):
         seed = int(words[1][5:]) if len(words) > 1 else 0
         run = run_folder.read(made := results.add(seed, val_loss=val_loss, overrides=lr)) | {"folder": str(made)}
         sweep.keep(folder, number, words, run)
-    assert winners.arms(folder, 2) == ["A=optim.lr=0.2", "B=optim.lr=0.1"]  # means 2.5 and 2.7
+    assert sweep_points.winning_arms(folder, 2) == ["A=optim.lr=0.2", "B=optim.lr=0.1"]  # means 2.5 and 2.7
     with pytest.raises(ValueError, match="--top 4: sweep-00000000 has 3 configs with complete runs"):
-        winners.arms(folder, 4)
+        sweep_points.winning_arms(folder, 4)
     with pytest.raises(ValueError, match="--top 1: use 2 to 10"):
-        winners.arms(folder, 1)
+        sweep_points.winning_arms(folder, 1)

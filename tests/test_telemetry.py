@@ -21,10 +21,9 @@ from bench.machine.telemetry import sampling
 from bench.machine.telemetry.sampler import FIELDS, line, num_foreign
 from bench.record import metrics
 from bench.report import run_charts
+from bench.training.clock import HostMarks
 from bench.training.instruments import registry
-from bench.training.instruments.base import Context
-from bench.training.instruments.instrument_set import InstrumentSet
-from bench.training.timers import HostMarks
+from bench.training.instruments.base import Context, InstrumentSet
 
 S = 10**9
 USUAL = {

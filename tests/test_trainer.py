@@ -11,9 +11,9 @@ import torch
 from bench.data import shards
 from bench.launch.prepare import prepare
 from bench.training import distributed
-from bench.training.instruments.instrument_set import InstrumentSet
+from bench.training.clock import marks_for
+from bench.training.instruments.base import InstrumentSet
 from bench.training.step_log import StepLog
-from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
 
 

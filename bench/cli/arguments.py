@@ -5,7 +5,8 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
@@ -15,15 +16,16 @@ LACKS = "the following arguments are required: "
 class Parser(argparse.ArgumentParser):
     """Raises ValueError, which bench/cli/main.py prints, instead of usage and exit; its texts keep their lines."""
 
-    def __init__(self, *args, main: Callable | None = None, **options):
+    def __init__(self, prog: str, main: Callable | None = None, **options: Any):
         """main: of the verb; its module says what it does, where no description does, and itself its exit codes."""
         if main:
             options.setdefault("description", main.__globals__["__doc__"])
             parts = (options.get("epilog"), inspect.getdoc(main))
             options["epilog"] = "\n\n".join(filter(None, parts))
-        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, **options)
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; the words are kept for error().  args: None: the program's own."""
         self._given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)

@@ -1,8 +1,9 @@
 """Check a run for leaks and false losses.  ./run.sh audit RUN|RACE... [--only KIND] [--json]
 
 The contestant, a model or an unmodified training script, runs again, untimed, on other data:
-  random_tokens    train and validate on random tokens.  A loss below the bound of ln K means that future tokens or
-                   targets leak, or that the printed loss is not its own.
+  random_tokens    train and validate on random tokens of the whole vocabulary.  A loss below their entropy means that
+                   future tokens or targets leak, or that the printed loss is not its own.
+  few_tokens       the same with 8 tokens of the vocabulary, which slow learners learn as well.
   random_training  train on random tokens only, which teach nothing about the validation data.
   held_out         validate on a slice of the validation shards that no run is given.  The loss must match the claim.
 Records of models already hold what the referee computed from their logits at the end of the run.
@@ -35,7 +36,11 @@ def main(argv):
                 num_refused += 1
                 say("audit", str(error), always=True)
                 continue
-            say("audit", f"{folder.name}: {found[-1]['outcome'].upper()}", always=True)
+            say(
+                "audit",
+                f"{folder.name}: {found[-1]['outcome'].upper()}{certificates.audit_limit(found[-1])}",
+                always=True,
+            )
         if len(found) > 1:
             say("audit", f"{counted(len(found), 'contestant')} audited")
     if args.json:

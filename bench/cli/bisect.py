@@ -27,13 +27,13 @@ def main(argv):
     args = _parser().parse_intermixed_args(argv)
     with console.output(args.quiet, args.json):
         try:
-            result = _Search(args).run()
+            answer = _Search(args).run()
         except Interrupted as error:
             say("bisect", f"{error}; the next search starts from the beginning", always=True)
             return 1
     if args.json:
-        print(json.dumps(result, indent=1))
-    return 0 if len(result["commits"]) == 1 else 1
+        print(json.dumps(answer, indent=1))
+    return 0 if len(answer["commits"]) == 1 else 1
 
 
 class _Search:
@@ -88,13 +88,13 @@ class _Search:
             except ValueError as error:
                 say("bisect", f"{commit[:12]} skipped: {error}", always=True)
                 return bisect.UNDECIDED
-            result = bisect.answer(change, self._threshold)
-            if result != bisect.UNDECIDED:
+            answer = bisect.answer(change, self._threshold)
+            if answer != bisect.UNDECIDED:
                 break
-        word = "skipped, undecided" if result == bisect.UNDECIDED else result
+        word = "skipped, undecided" if answer == bisect.UNDECIDED else answer
         subject = bisect.subject(REPO, commit)
         say("bisect", f"{commit[:12]} {word}: {change or 'cannot be compared'}  {subject}", always=True)
-        return result
+        return answer
 
     def _known(self, commit):
         """GOOD or BAD where the commit trains by the same code and settings; None else, or where that is unknown."""
@@ -110,8 +110,8 @@ class _Search:
             with worktrees.of(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
                 (path,) = paths.values()
                 words = [word for word in self._words if word.partition("=")[0] not in plan.SETTINGS]
-                result = arm_process.facts(path, words, results_root())
-            self._facts[commit] = result["config_id"], result["source_sha256"]
+                facts = arm_process.facts(path, words, results_root())
+            self._facts[commit] = facts["config_id"], facts["source_sha256"]
         return self._facts[commit]
 
     def _change(self, a, b, n):

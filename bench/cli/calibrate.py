@@ -41,11 +41,11 @@ def main(argv):
             return 1
         warm_up = warm_up["run_id"]
         a_rows, b_rows = _dealt([row_of(run_folder.read(run["folder"])) for run in runs])
-    result = calibration.of_rows(a_rows, b_rows, args.resolution)
-    result |= {"made_at": utc.now(), "warm_up_run": warm_up}
-    path = None if result["doubts"] else keep(result)
-    as_text = f"{text(result, 'github' if args.md else 'simple')}\n\n{_end(result, path)}"
-    print(json.dumps(result | {"file": path and path.name}, indent=1) if args.json else as_text)
+    noise = calibration.of_rows(a_rows, b_rows, args.resolution)
+    noise |= {"made_at": utc.now(), "warm_up_run": warm_up}
+    path = None if noise["doubts"] else keep(noise)
+    as_text = f"{text(noise, 'github' if args.md else 'simple')}\n\n{_end(noise, path)}"
+    print(json.dumps(noise | {"file": path and path.name}, indent=1) if args.json else as_text)
     return 0 if path else 1
 
 
@@ -54,24 +54,24 @@ def check(argv):
     asked(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
 
 
-def _end(result, path):
+def _end(noise, path):
     if path is None:
-        why = "; ".join(result["doubts"])
+        why = "; ".join(noise["doubts"])
         return f"not kept, and no verdict uses it: {why}\ntry: stop other programs, then calibrate again"
-    session = result["session_id"]
+    session = noise["session_id"]
     used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
-    margin_pct = target.margin_pct_of(result["track"])
-    coarse = f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {result['floor_n']} runs a side nothing"
+    margin_pct = target.margin_pct_of(noise["track"])
+    coarse = f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {noise['floor_n']} runs a side nothing"
     coarse += " is called equivalent; a quieter machine or more runs help"
-    return f"kept in {path}: {used}" + coarse * (result["floor_pct"] > margin_pct)
+    return f"kept in {path}: {used}" + coarse * (noise["floor_pct"] > margin_pct)
 
 
-def keep(result):
+def keep(noise):
     """Write it to results/calibrations/.  Returns the path."""
-    stamp = result["made_at"].replace("-", "").replace(":", "").split(".")[0]
-    path = calibration.folder() / f"{stamp}Z-{result['session_id'] or 'unknown'}.json"
+    stamp = noise["made_at"].replace("-", "").replace(":", "").split(".")[0]
+    path = calibration.folder() / f"{stamp}Z-{noise['session_id'] or 'unknown'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_json(path, result)
+    atomic.write_json(path, noise)
     return path
 
 
@@ -99,12 +99,12 @@ def _make_runs(n, overrides, anyway, command):
     ready.agree(ready.checks(job), anyway, "the noise floor")
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
     words = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
-    result = []
+    runs = []
     for run in launcher.launch_each(jobs, command, words, tag):
-        result.append(run)
+        runs.append(run)
         if run["status"] != "complete":
             break
-    return result
+    return runs
 
 
 def _of_made_runs(words):
@@ -121,19 +121,19 @@ def _dealt(rows):
     return tuple([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
 
 
-def text(result, form="simple"):
+def text(noise, form="simple"):
     """What is kept, for a person."""
-    aa = result["aa"]
+    aa = noise["aa"]
     low, high = aa["ci95_pct"]
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
-    runs = f"{result['n'][0]} + {result['n'][1]} runs of {result['name']} ({result['config_id'] or 'logs'})"
-    mdes = [[n, wording.mde_words(pct)] for n, pct in result["smallest_change_pct"].items()]
+    runs = f"{noise['n'][0]} + {noise['n'][1]} runs of {noise['name']} ({noise['config_id'] or 'logs'})"
+    mdes = [[n, wording.mde_words(pct)] for n, pct in noise["smallest_change_pct"].items()]
     never = {True: "none can", False: "too many"}
-    needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in result["needed_n"].items()]
+    needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in noise["needed_n"].items()]
     lines = [
-        f"{runs} on {result['device']}, mean {result['mean_s']:.2f} s, CV {result['cv_pct']:.2f} %",
+        f"{runs} on {noise['device']}, mean {noise['mean_s']:.2f} s, CV {noise['cv_pct']:.2f} %",
         f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}{flags}",
-        f"noise floor: {result['floor_pct']:.2f} %, groups of {result['floor_n']} runs of the same code stay within it",
+        f"noise floor: {noise['floor_pct']:.2f} %, groups of {noise['floor_n']} runs of the same code stay within it",
         "",
         text_table.render(["runs a side", "MDE (80 % power)"], mdes, [True, True], form),
         "",

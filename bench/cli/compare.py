@@ -1,7 +1,6 @@
 """Is B faster than A?  ./run.sh compare A B      A, B: run folders, globs, run ids, RACE:ARM, logs; or one race
 
-First whether they may be compared and what differs, then the numbers, with --why where the time went, and last the
-verdict.
+First the verdict, then whether they may be compared and what differs, the numbers, with --why where the time went.
 """
 
 import json
@@ -11,9 +10,10 @@ import sys
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
-from bench.compare import comparison, selection, text, wording
-from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.compare import comparison, selection, wording
+from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
 from bench.record import named
+from bench.report import verdicts
 
 FAILURES = ("slower", "inconclusive", "loss")
 
@@ -33,24 +33,21 @@ def main(argv):
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("compare", f"the steps of a run: {message}")
+    results = [result for _, result in against]
     if args.json:
-        results = [{"names": [arms[0].name, name]} | result for name, result in against]
-        print(json.dumps(results[0] if len(results) == 1 else results, indent=1))
+        answers = [{"names": [arms[0].name, name]} | result for name, result in against]
+        print(json.dumps(answers[0] if len(answers) == 1 else answers, indent=1))
     elif args.html:
-        _write_page(arms, [result for _, result in against], of_user(args.html))
+        path = of_user(args.html)
+        answer = verdicts.of_arms(arms, results, path.parent, verdicts.Options(patch=True, why=True))
+        atomic.write_out(path, answer.html(), "--html")
+        print(shown(path))
     elif args.csv:
-        print(text.as_csv(against), end="")
+        print(verdicts.as_csv(against), end="")
     else:
-        form = "md" if args.md else "terminal"
-        print(text.report([result for _, result in against], form, patch=args.diff, why=args.why))
+        answer = verdicts.of_arms(arms, results, None, verdicts.Options(args.diff, args.why))
+        print(answer.markdown() if args.md else answer.terminal())
     return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
-
-
-def _write_page(arms, results, path):
-    from bench.report import comparison_page
-
-    atomic.write_out(path, comparison_page.html(arms, results, path.parent), "--html")
-    print(shown(path))
 
 
 def _refuse_open_races(arms):
@@ -63,35 +60,36 @@ def _refuse_open_races(arms):
             )
 
 
-def exit_code(result, fail_on=(), shown=False):
+def exit_code(compared, fail_on=(), shown=False):
     """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that n = 1 denies."""
-    if not result["comparable"]:
+    if not compared["comparable"]:
         return 2
-    if fail_on and result["time"]["p"] is None:
+    if fail_on and compared["time"]["p"] is None:
         print("compare: --fail-on needs a verdict, and these runs give none: give at least two a side", file=sys.stderr)
         return 2
     code = 0
     for kind, limit_pct in fail_on:
-        if why := _failure(result, kind, limit_pct, shown):
+        if why := _failure(compared, kind, limit_pct, shown):
             print(f"compare: fails on {kind}: {why}", file=sys.stderr)
             code = 1
     return code
 
 
-def _failure(result, kind, limit_pct, shown):
+def _failure(compared, kind, limit_pct, shown):
     """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
-    b, time, loss = result["arms"][1], result["time"], result["val_loss"]
+    b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
     if kind == "inconclusive":
-        return wording.standalone_verdict(result) if result["verdict"] == "inconclusive" else None
+        return wording.standalone_verdict(compared) if compared["verdict"] == "inconclusive" else None
     if kind == "loss":
         verdict, edges = loss["verdict"], wording.interval(loss["ci95_nats"], 5, " nats")
-        failed = verdict == "worse" if shown else verdict not in ("waived", "not_worse")
+        is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in compared["flags"]
+        failed = verdict == "worse" if shown else is_open
         what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
-        verdict, (low, high) = result["verdict"], _widest(time)
+        verdict, (low, high) = compared["verdict"], _widest(time)
         edges = wording.interval([low, high], 2, " %")
-        is_excluded = high <= limit_pct and "not-at-a-planned-look" not in result["flags"]
+        is_excluded = high <= limit_pct and "not-at-a-planned-look" not in compared["flags"]
         failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
         what = f"a slowdown of {b} by more than {limit_pct:g} %"
     end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"

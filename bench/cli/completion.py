@@ -8,7 +8,7 @@ import importlib
 
 from bench.base.paths import INSTALLED
 from bench.cli import arguments
-from bench.cli.verbs import CHECKOUT_VERBS, VERBS
+from bench.cli.main import CHECKOUT_VERBS, VERBS
 
 OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose words are Hydra overrides
 # bash ends a word at "=", so that of model=gpt2 the part behind it is what is completed

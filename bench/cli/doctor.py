@@ -66,8 +66,8 @@ def passport(hardware, env, as_json):
     path = kept.write(measured)
     changes, slow = judged.changes(measured, earlier), judged.slower_than_peers(measured)
     if as_json:
-        result = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
-        print(json.dumps(result, indent=1))
+        answer = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
+        print(json.dumps(answer, indent=1))
     else:
         print(judged.as_text(measured, path, changes, slow))
     return 0

@@ -15,7 +15,7 @@ from bench.analysis.explain import difference, explained, page, text
 from bench.analysis.trace import categories
 from bench.base import atomic
 from bench.base.paths import of_user, shown
-from bench.cli import trace_jobs
+from bench.cli import analyze
 
 
 def main(argv):
@@ -47,7 +47,7 @@ def main(argv):
 
 def _jobs(words):
     """As trace_jobs.jobs(); two files are A and B, but for those that say they are different ranks of one job."""
-    jobs = trace_jobs.jobs(words)
+    jobs = analyze.jobs(words)
     if len(words) == 2 and len(jobs) == 1 and len(jobs[0][1]) == 2:
         files = jobs[0][1]
         if all(path.is_file() for path in files) and not explained.are_of_one_job(files):
@@ -68,7 +68,7 @@ def _is_run(paths: list[Path]) -> bool:
 
 
 def _parser():
-    parser = trace_jobs.parser("explain", main)
+    parser = analyze.trace_parser("explain", main)
     parser.add_argument("--html", metavar="FILE", help="write a page instead")
     help_ = "measured ceilings, in place of those kept of the run's machine"
     parser.add_argument("--passport", metavar="FILE", help=help_)

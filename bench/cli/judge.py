@@ -11,7 +11,7 @@ from bench.base import text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, publication
 from bench.claims.rules import rulebook
-from bench.cli import arguments, rule_lines
+from bench.cli import arguments, verify
 from bench.plans.race import state
 from bench.record import ledger, named
 
@@ -19,9 +19,9 @@ from bench.record import ledger, named
 def main(argv):
     """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
     args = _parser().parse_args(argv)
-    result = _claims(args.runs)
+    claimed = _claims(args.runs)
     verdicts = []
-    for name, claim in result:
+    for name, claim in claimed:
         checked = rulebook.check(claim, args.replayed)
         accepted = all(rule["passed"] is not False for rule in checked)
         about = {"claim": name, "track": claim.track, "n": len(claim.runs)}
@@ -31,10 +31,10 @@ def main(argv):
     else:
         print("\n\n".join(text(verdict) for verdict in verdicts))
     if args.claim:
-        if len(result) > 1:
-            raise ValueError(f"--claim {args.claim}: a race of {len(result)} candidates; name one, RACE:B")
+        if len(claimed) > 1:
+            raise ValueError(f"--claim {args.claim}: a race of {len(claimed)} candidates; name one, RACE:B")
         gated = publication.Gated((lambda leaving: None) if args.json else _show, args.allow)
-        claim_folder.write(args.claim, result[0][1], gated)
+        claim_folder.write(args.claim, claimed[0][1], gated)
         if not args.json:
             print(f"{'claim':>8}  {args.claim}: say in its README.md what was changed")
     return 0 if all(verdict["accepted"] for verdict in verdicts) else 1
@@ -42,8 +42,8 @@ def main(argv):
 
 def _claims(words):
     """Words of the user -> [(name, Claim)]"""
-    if len(words) == 1 and len(result := named.find(words)) == 1:
-        one = result[0]
+    if len(words) == 1 and len(found := named.find(words)) == 1:
+        one = found[0]
         if one.race:
             return _of_race(one.race, one.arm)
         if one.claim:
@@ -68,8 +68,8 @@ def text(verdict):
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
     head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
     word = text_table.coloured("accepted" if verdict["accepted"] else "refused")
-    last = f"{'judge':>8}  {word}: {rule_lines.count(verdict['rules'])}"
-    return "\n".join([text_table.printable(head), rule_lines.text(verdict["rules"]), last])
+    last = f"{'judge':>8}  {word}: {verify.rule_count(verdict['rules'])}"
+    return "\n".join([text_table.printable(head), verify.rule_lines(verdict["rules"]), last])
 
 
 def _show(leaving):

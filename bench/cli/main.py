@@ -7,15 +7,45 @@ import signal
 import sys
 
 from bench.base import paths
-from bench.cli.verbs import CHECKOUT_VERBS, VERBS
 from bench.config import groups
 
+VERBS = {  # verb: (module in bench/cli/, what it does)
+    "run": ("run", "run once, or a sweep with -m (the default verb)"),
+    "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
+    "race": ("race", "which of several is faster? planned, interleaved, judged"),
+    "ladder": ("ladder", "what did each record bring? the speedrun's records raced as a staircase"),
+    "compare": ("compare", "is B faster than A? runs, races or logs"),
+    "calibrate": ("calibrate", "the smallest difference this machine can measure"),
+    "table": ("table", "the results table"),
+    "analyze": ("analyze", "what Kineto traces say: time, kernels, gaps, ranks, and what changed"),
+    "explain": ("explain", "why a step takes as long as it does, and where the next millisecond is"),
+    "report": ("report", "pages and pictures of a run, a race or all results"),
+    "memory": ("memory", "what held the memory: a page for each memory snapshot"),
+    "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
+    "judge": ("judge", "does a claim hold by the rules of its track?"),
+    "audit": ("audit", "check a run for leaks and false losses: run it again on random and held-out tokens"),
+    "replay": ("replay", "run a record again from itself alone, and certify what came out"),
+    "bisect": ("bisect", "which commit made it slower, or worse?"),
+    "publish": ("publish", "runs, a race or a claim as evidence for git: results/published/"),
+    "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt, kempnerforge, llm.c -> records"),
+    "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
+    "verify": ("verify", "check a run folder against its own record"),
+    "data": ("data", "fetch, make or show data"),
+    "doctor": ("doctor", "is this machine fit to measure?"),
+    "init": ("init", "make this folder a project: an own model, experiment and track to start from"),
+    "bench-self": ("bench_self", "what this harness itself costs"),
+    "completion": ("completion", "completion for a shell: source <(./run.sh completion bash)"),
+}
+CHECKOUT_VERBS = {  # run.sh's own
+    "test": "run the tests (./run.sh test [--all] [pytest arguments])",
+    "lint": "check the style and the types of the code, as CI does",
+}
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG)
 INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
 SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
-_interrupts = []  # numbers of signals, as they came
+_interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
@@ -35,9 +65,7 @@ def main(argv: list[str]) -> int:
         print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, what in about.items())))
         return 0
     if argv[:1] in (["--version"], ["-V"]):
-        from bench.cli import version
-
-        print(version.text())
+        print(version_text())
         return 0
     verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
     if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
@@ -106,6 +134,23 @@ def _use_config(words):
         os.environ[variable] = value
     groups.own_folders(), groups.config_name()  # refused here, whatever the verb
     return rest
+
+
+def version_text() -> str:
+    """Version and commit, and the Python and torch that decide how it runs, in one line."""
+    from importlib import metadata
+    from platform import python_version
+
+    from bench import __version__
+    from bench.machine import git
+
+    commit = git.ask(paths.REPO, "rev-parse", "--short", "HEAD")
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "not installed"
+    of_commit = f" ({commit.strip()})" if commit else ""
+    return f"speedrun {__version__}{of_commit}, Python {python_version()}, torch {torch}"
 
 
 class Renaming:

@@ -52,14 +52,14 @@ def facts_of(snapshot):
     """For programs: {"devices": [{"device", "peak_bytes", "places_at_peak", "segments", "ooms", ...}]}."""
     devices = []
     for device in lives.devices(snapshot):
-        result = lives.of_device(snapshot, device)
-        held = timeline.of(result, timeline.by_place(Sites()))
+        blocks = lives.of_device(snapshot, device)
+        held = timeline.of(blocks, timeline.by_place(Sites()))
         sites = sorted(held.at_peak.items(), key=lambda one: -one[1])
         full = timeline.segment_totals(snapshot, device)
         facts = {"device": device, "num_events": held.num_entries, "peak_bytes": held.peak_bytes}
         facts |= {"end_bytes": held.end_bytes, "unexplained_bytes": held.unexplained_bytes}
         facts["places_at_peak"] = [{"place": site, "bytes": size} for site, size in sites]
-        facts |= uses.use_facts(result, page.marks_of(snapshot, result))
+        facts |= uses.use_facts(blocks, page.marks_of(snapshot, blocks))
         facts["segments"] = {key if key == "num_segments" else f"{key}_bytes": value for key, value in full.items()}
         facts["ooms"] = [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in held.ooms]
         devices.append(facts)

@@ -17,8 +17,8 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import asked
-from bench.plans.race import arm_process, plan, planning, report, runner, state
-from bench.plans.sweep import winners
+from bench.plans.race import arm_process, plan, planning, runner, state
+from bench.plans.sweep import points
 from bench.record import named
 
 
@@ -28,20 +28,22 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json):
         if args.look is not None:
-            folder, result = None, runner.look(_chosen(results, args.look), results)
+            folder, race = None, runner.look(_chosen(results, args.look), results)
         else:
-            folder, result = _raced(args, results)
+            folder, race = _raced(args, results)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(race, indent=1))
     elif folder is None:
-        print(report.verdicts(result))
-    elif result["status"] != "interrupted":
-        _say(folder, result, args)
+        from bench.report import verdicts
+
+        print(verdicts.of_arms((), list(race["against"].values())).terminal())
+    elif race["status"] != "interrupted":
+        _say(folder, race, args)
     if folder is None:
         return 0
-    if result["result"] is None:
+    if race["result"] is None:
         return 1
-    return 0 if all(one["comparable"] for one in result["result"]["against"].values()) else 2
+    return 0 if all(one["comparable"] for one in race["result"]["against"].values()) else 2
 
 
 def check(argv):
@@ -70,12 +72,16 @@ def check(argv):
             raise ValueError(f"{one} and {other} {same}")
 
 
-def _say(folder, result, args):
+def _say(folder, race, args):
     """How a race ended, and where it lies; quiet, the verdicts alone."""
+    from bench.report import race_page, verdicts
+
+    hint = f"./run.sh compare {race['race_id']} --why"
+    answer = race_page.of_race(race, options=verdicts.Options(hint=hint))
     if args.quiet and not args.md:
-        print(report.last_words(result))
+        print("\n".join(verdict.text(False) for verdict in answer.verdicts))
         return
-    print("\n" + report.text(result, "md" if args.md else "terminal"))
+    print("\n" + (answer.markdown() if args.md else answer.terminal()))
     console.say("race", shown(folder))
 
 
@@ -122,7 +128,7 @@ def _words(args):
     if given:
         remedy = "write key=value for all of them, or no --from-sweep"
         raise ValueError(f"{given[0]}: --from-sweep makes the arms: {remedy}")
-    arms = winners.arms(folder, args.top)
+    arms = points.winning_arms(folder, args.top)
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")
     return [*args.words, *arms]

@@ -36,18 +36,18 @@ SHOWN_FIELDS = 8
 def main(argv):
     """Exit codes: 0 reproduced, 1 not reproduced, 2 wrong use, undecided, or nothing could be run again."""
     args = _parser().parse_args(argv)
-    result = []
+    answers = []
     with console.output(as_json=args.json):
         folders = _folders(args)
         try:
             for number, folder in enumerate(folders, 1):
                 if len(folders) > 1:
                     say("replay", f"record {number} of {len(folders)}: {folder.name}")
-                result.append(_of(folder, args))
+                answers.append(_of(folder, args))
         except Interrupted as error:
             say("replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
             return 1
-        made = [one for one in result if one is not None]
+        made = [one for one in answers if one is not None]
         if len(folders) > 1 and made:
             numbers = Counter(one.outcome for one in made)
             words = ", ".join(f"{number} {word}" for word, number in numbers.items())
@@ -55,7 +55,7 @@ def main(argv):
     if args.json:
         print(json.dumps([dataclasses.asdict(one) for one in made], indent=1))
     if args.check:
-        return 0 if all(one is None for one in result) else 2
+        return 0 if all(one is None for one in answers) else 2
     if any(one.outcome == outcomes.DIFFERS for one in made):
         return 1
     return 0 if any(one.holds for one in made) else 2

@@ -20,17 +20,16 @@ from bench.cli import arguments
 from bench.record import ledger, named, sweep
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
-RACE = "race.html"
 
 
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    result = _made(args)
+    made = _made(args)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(made, indent=1))
     else:
-        for path in result.get("pictures") or result.values():
+        for path in made.get("pictures") or made.values():
             print(shown(path))
     return 0
 
@@ -56,7 +55,7 @@ def _made(args):
     if (folder / "race.json").exists():
         from bench.report import race_page
 
-        return _one(folder, args, race_page, RACE)
+        return _one(folder, args, race_page, race_page.PAGE)
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
@@ -82,10 +81,10 @@ def _curves(args):
     return {"page": os.path.abspath(path)}
 
 
-def _pictures(charts, folder, panels=(), drawings=()):
+def _pictures(charts, folder, drawings=()):
     from bench.report import png
 
-    return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, panels, drawings)]}
+    return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, drawings)]}
 
 
 def _one(folder, args, module, name):
@@ -97,12 +96,10 @@ def _one(folder, args, module, name):
         print(module.block(folder), end="")
         return {}
     if args.png:
-        panels = module.panels_of(folder) if name == RACE else ()
-        drawings = module.drawings_of(folder) if hasattr(module, "drawings_of") else ()
         out = of_user(args.out) if args.out else folder / "plots"
-        return _pictures(module.charts_of(folder), out, panels, drawings)
+        return _pictures(module.charts_of(folder), out, module.drawings_of(folder))
     path = of_user(args.out) if args.out else folder / name
-    if name == RACE:
+    if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)
     atomic.write_out(path, module.html(folder, at=path.parent))
     return {"page": os.path.abspath(path)}

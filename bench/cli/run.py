@@ -44,12 +44,12 @@ def main(argv):
     with console.output(args.quiet, args.json):
         if stored and not args.multirun:
             say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
-        result = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
-    if isinstance(result, int):  # another node has the record
-        return result
+        answer = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
+    if isinstance(answer, int):  # another node has the record
+        return answer
     if args.json:
-        print(json.dumps(result, indent=1))
-    runs = result if args.multirun else [result]
+        print(json.dumps(answer, indent=1))
+    runs = answer if args.multirun else [answer]
     return 0 if all(run["status"] in ENDED_WELL for run in runs) else 1
 
 

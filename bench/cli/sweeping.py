@@ -56,13 +56,13 @@ def _end(folder, why):
         {"overrides": point.overrides} | (summary.as_json(run) if run else none) for point, run in zip(points, records)
     ]
     sweep.end(folder, why)
-    result = sweep_results.read(folder)
-    console.show(sweep_results.table(result))
-    for words in filter(None, (sweep_results.best(result), sweep_results.why(result), sweep_results.confirm(result))):
+    found = sweep_results.read(folder)
+    console.show(sweep_results.table(found))
+    for words in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
         say("sweep", words)
-    sweep_page.write(folder, result)
+    sweep_page.write(folder, found)
     num_complete = sum(one["status"] == "complete" for one in answers)
-    say("sweep", sweep_results.ended(result, folder, num_complete, len(answers)), always=True)
+    say("sweep", sweep_results.ended(found, folder, num_complete, len(answers)), always=True)
     return answers
 
 

@@ -5,6 +5,7 @@ again in half a second, so no heavy import.  A run that failed or still runs has
 run, with --group a set of repeats, with --pivot a value of a setting.
 """
 
+import functools
 import sys
 
 from bench.base import paths
@@ -40,7 +41,8 @@ def main(argv):
     if args.leaderboard:
         from bench.claims import leaderboard_views
 
-        print(leaderboard_views.text(args.folder, "github" if args.md else "simple", named.report_excluded_of_table))
+        report = functools.partial(named.report_excluded, "table")
+        print(leaderboard_views.text(args.folder, "github" if args.md else "simple", report))
         return 0
     try:
         rows, wheres = _rows(args)
@@ -129,9 +131,9 @@ def _pivot(args, rows, conditions):
     (value,) = columns.named([value], f"--value {value}")
     pivot = table_pivot.of_rows(rows, keys, value)
     if args.json or args.csv:
-        result = table_pivot.rows_of(pivot)
-        names = list(result[0]) if result else [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
-        print(table_text.as_json(result, names)) if args.json else table_text.print_csv(result, names)
+        cells = table_pivot.rows_of(pivot)
+        names = list(cells[0]) if cells else [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
+        print(table_text.as_json(cells, names)) if args.json else table_text.print_csv(cells, names)
     else:
         print(table_pivot.text(pivot, "github" if args.md else "simple") if rows else _nothing(args))
 

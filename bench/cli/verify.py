@@ -7,8 +7,11 @@ import json
 import sys
 
 from bench.base import text_table
-from bench.cli import arguments, rule_lines
+from bench.base.text_table import counted
+from bench.cli import arguments
 from bench.record import named, verification
+
+MARKS = {True: "pass", None: "-", False: "FAIL"}
 
 
 def main(argv):
@@ -20,15 +23,32 @@ def main(argv):
             for folder in named.runs([word]):
                 reports.append(verification.report(folder))
                 if not args.json:
-                    result = reports[-1]["rules"]
-                    print(text_table.printable(reports[-1]["run_id"]), rule_lines.text(result), sep="\n")
-                    print(f"{'verify':>8}  {rule_lines.count(result)}")
+                    rules = reports[-1]["rules"]
+                    print(text_table.printable(reports[-1]["run_id"]), rule_lines(rules), sep="\n")
+                    print(f"{'verify':>8}  {rule_count(rules)}")
         except ValueError as error:
             num_unreadable += 1
             print(f"verify: {error}", file=sys.stderr)
     if args.json:
         print(json.dumps(reports, indent=1))
     return 2 if num_unreadable else 0 if all(one["passed"] for one in reports) else 1
+
+
+def rule_lines(rules):
+    """rules: {"rule", "passed", "evidence"} each; passed None does not apply.  What failed stands last, to be seen."""
+    ordered = sorted(rules, key=lambda rule: rule["passed"] is False)
+    return text_table.marked((MARKS[rule["passed"]], f"{rule['rule']}: {rule['evidence']}") for rule in ordered)
+
+
+def rule_count(rules):
+    """E.g. "2 of 22 rules failed"."""
+    num_failed = sum(rule["passed"] is False for rule in rules)
+    num_open = sum(rule["passed"] is None for rule in rules)
+    if num_failed:
+        return f"{num_failed} of {counted(len(rules), 'rule')} failed"
+    if num_open:
+        return f"{counted(len(rules) - num_open, 'rule')} passed, {num_open} not applicable"
+    return f"all {counted(len(rules), 'rule')} passed"
 
 
 def _parser():

@@ -7,12 +7,13 @@ CUDATimer` in a checkout, and `speedrun_bench.models` is `models`.
 
 import importlib
 import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import sys
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-SHORT = {"compat": "training.compat"}  # what users import: its place in bench/
+SHORT = {"compat": "training.compat", "profiling": "training.profiling"}  # what users import: its place in bench/
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
 class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """speedrun_bench.NAME is the module bench.NAME itself, under a second name."""
 
-    _first_specs = {}  # of what is being imported
+    _first_specs: dict[str, importlib.machinery.ModuleSpec | None] = {}  # of what is being imported
 
     def find_spec(self, name, path=None, target=None):
         package, _, rest = name.partition(".")
@@ -42,11 +43,11 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         top = spec.origin.partition(".")[0]
         if FOLDER not in sys.path:
             sys.path.append(FOLDER)  # last: a module of the user's of that name stays theirs
-        result = importlib.import_module(top)
+        package = importlib.import_module(top)
         ours = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run the latter is a copy
-        if not (result.__file__ or "").startswith(tuple(map(str, ours))):
+        if not (package.__file__ or "").startswith(tuple(map(str, ours))):
             words = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
-            raise ImportError(f"{words} ({result.__file__})")
+            raise ImportError(f"{words} ({package.__file__})")
         module = importlib.import_module(spec.origin)
         self._first_specs[spec.name] = module.__spec__
         return module

@@ -9,7 +9,7 @@ not kept, and one that was kept before is not used.
 import contextlib
 import math
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 from bench.base import stats
 from bench.base.paths import results_root
@@ -43,7 +43,14 @@ class Kept(TypedDict):
     aa: NotRequired[Flagged | None]
 
 
-def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None = None) -> dict:
+class Found(Kept):
+    """A calibration as find() gives it."""
+
+    file: str  # its name
+    exact: bool  # its runs had the comparability_id that was asked for
+
+
+def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None = None) -> dict[str, Any]:
     """Rows of the two groups of an A/A race -> what is kept, without its time stamp.
 
     resolution_pct: a change of run time for which needed_n is given too, beside CHANGES_PCT.
@@ -58,11 +65,11 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     ns, rows = [len(group) for group in groups], groups[0] + groups[1]
     if min(ns) < 2:
         raise ValueError(f"{ns[0]} and {ns[1]} runs have a time, and 2 a side are needed: give more runs, n=5")
-    times_s = [row["train_s"] for row in rows]
+    times_s = eligibility.times_s(rows)
     spread = stats.sd([math.log(time_s) for time_s in times_s])
     if not spread:
         raise ValueError(f"{len(rows)} identical times: not measured? give runs with times of their own")
-    mdes_pct = {n: _pct(stats.smallest_difference((spread, spread), (n, n))) for n in NS}
+    mdes = {n: stats.smallest_difference((spread, spread), (n, n)) for n in NS}
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
     first, flags = rows[0], [flag for flag in aa["flags"] if flag != "uncalibrated"]
     changes = sorted({*CHANGES_PCT, *([resolution_pct] if resolution_pct else [])})
@@ -80,7 +87,7 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
         "val_loss_sd": stats.sd(losses),
         "aa": aa["time"] | {"verdict": aa["verdict"], "flags": flags},
         # no verdict says faster or slower within the least floor, however many runs there are
-        "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, mde_pct) for n, mde_pct in mdes_pct.items()},
+        "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, _pct(mde)) for n, mde in mdes.items() if mde is not None},
         "needed_n": {
             f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread)
             for change in changes
@@ -88,7 +95,7 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     }
 
 
-def _doubts(rows, flags):
+def _doubts(rows: list[Row], flags: list[str]) -> list[str]:
     """Why the runs that count are not those of a quiet machine; without one the calibration may be kept."""
     disturbed = [row["machine_doubts"] for row in rows if row["machine_doubts"]]
     doubts = [f"the machine disturbed {len(disturbed)} of {len(rows)} runs: {disturbed[0][0]}"] if disturbed else []
@@ -106,14 +113,14 @@ def floor_pct(spread: float, df: int, n: int) -> float:
     return _pct(stats.student_t_quantile(0.975, df) * spread * math.sqrt(2 / n))
 
 
-def floor_for(kept: dict, num_a: int, num_b: int) -> float:
+def floor_for(kept: Kept, num_a: int, num_b: int) -> float:
     """The kept floor of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as the means' error."""
     shrink = math.sqrt((1 / num_a + 1 / num_b) * kept["floor_n"] / 2)
     return _pct(math.log1p(kept["floor_pct"] / 100) * shrink)
 
 
-def _pct(log_change):
-    return None if log_change is None else 100 * math.expm1(log_change)
+def _pct(log_change: float) -> float:
+    return 100 * math.expm1(log_change)
 
 
 # ---- kept per session
@@ -124,37 +131,36 @@ def folder() -> Path:
     return results_root() / FOLDER
 
 
-def find(session_id: str | None, comparability_id: str | None = None) -> dict | None:
-    """The newest calibration of the session, comparable ones first, none suspect; with "file" and "exact"; or None."""
-    result = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
-    exact = [kept for kept in result if kept["exact"]]
-    return (exact or result or [None])[-1]
+def find(session_id: str | None, comparability_id: str | None = None) -> Found | None:
+    """The newest calibration of the session, comparable ones first, none suspect; or None."""
+    usable = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
+    exact = [kept for kept in usable if kept["exact"]]
+    return next(reversed(exact or usable), None)
 
 
-def _of_session(session_id, comparability_id):
-    result = []
+def _of_session(session_id: str | None, comparability_id: str | None = None) -> list[Found]:
+    found: list[Found] = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
-            kept = json_file.read(path, Kept)
+            kept = cast(Kept, json_file.read(path, Kept))
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
-                result.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
-    return result
+                found.append({**kept, "file": path.name, "exact": kept["comparability_id"] == comparability_id})
+    return found
 
 
-def _is_suspect(kept):
+def _is_suspect(kept: Kept) -> bool:
     flags = (kept.get("aa") or {}).get("flags") or ()
     return not SUSPECT.isdisjoint(TODAYS_FLAGS.get(flag, flag) for flag in flags)
 
 
-def of_runs(rows: list[Row]) -> dict | None:
+def of_runs(rows: list[Row]) -> Found | None:
     """find() for rows that share one session; None if they do not."""
-    sessions = {row["session_id"] for row in rows}
-    ids = {row["comparability_id"] for row in rows}
-    return find(*sessions, next(iter(ids)) if len(ids) == 1 else None) if len(sessions) == 1 else None
+    sessions, ids = {row["session_id"] for row in rows}, {row["comparability_id"] for row in rows}
+    return find(sessions.pop(), ids.pop() if len(ids) == 1 else None) if len(sessions) == 1 else None
 
 
 def has_only_suspect(rows: list[Row]) -> bool:
     """Whether the rows share one session whose calibrations are all suspect."""
     sessions = {row["session_id"] for row in rows}
-    result = _of_session(*sessions, None) if len(sessions) == 1 else []
-    return bool(result) and all(map(_is_suspect, result))
+    found = _of_session(sessions.pop()) if len(sessions) == 1 else []
+    return bool(found) and all(map(_is_suspect, found))

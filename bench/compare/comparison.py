@@ -7,21 +7,23 @@ import collections
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from bench.analysis.diagnosis import between_runs
 from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, of_record
 from bench.compare import calibration, eligibility, verdict
 from bench.compare.selection import Arm, called
+from bench.compare.verdict import Comparison, Difference
 from bench.config import schema
 from bench.config.typed import leaves
 from bench.record import certificates, ledger, race_folder, run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
+OF_CALIBRATION = ("file", "floor_pct", "floor_n", "cv_pct", "exact")  # what a Comparison says of it
 VERDICTS = ("faster", "slower", "equivalent", "inconclusive")
 KNOWN_BY = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 KINDS = ("config", "code", "data", "environment")
@@ -32,53 +34,52 @@ OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of ol
 Facts = Mapping[str, Mapping[str, Any]]  # {one of KINDS: {dotted name: value}} of a run
 
 
-class Difference(TypedDict):
-    """One fact in which two arms differ; a and b are the values found in that arm, None for unknown."""
-
-    kind: str  # one of KINDS
-    what: str  # the fact's dotted name
-    a: list[Any]
-    b: list[Any]
+Losses = list[dict[str, list[Any]] | None]  # of each run of an arm the columns step_files.LOSSES; None: not read
 
 
-def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple[str, verdict.Comparison]]:
+def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options: Any) -> list[tuple[str, Comparison]]:
     """Baseline first -> [(candidate, Comparison)].  diagnose: where the time went; options: of verdict.Options."""
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
     with contextlib.nullcontext() if baseline.race is None else of_record(f"race {baseline.race}"):
-        results = [_one(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
-        verdict.adjusted(dict(enumerate(results)))
-        if len(results) == 1 and baseline.race == candidates[0].race is not None:
-            verdict.adjusted_as(results[0], candidates[0].reported)
-    return [(arm.name, result) for arm, result in zip(candidates, results, strict=True)]
+        comparisons = [_compared(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
+        verdict.adjust(comparisons)
+        if len(comparisons) == 1 and baseline.race == candidates[0].race is not None:
+            verdict.adjust_as(comparisons[0], candidates[0].reported)
+    return [(arm.name, compared) for arm, compared in zip(candidates, comparisons, strict=True)]
 
 
-def _one(a, b, callings, diagnose, options):
-    names, about = zip(*callings, strict=True)
+def _compared(
+    a: Arm, b: Arm, callings: Sequence[tuple[str, str]], diagnose: bool, options: dict[str, Any]
+) -> Comparison:
+    names = [name for name, _ in callings]
     losses = losses_of(a), losses_of(b)
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
-    kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
-    of_one_race, ignored = a.race is not None and a.race == b.race, []
+    kept: Mapping[str, Any] | None = None
+    floor_pct, ignored, of_one_race = None, False, a.race is not None and a.race == b.race
+    if of_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
+        floor_pct = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
+        kept = b.reported.get("calibration")
+    elif all(timed):
+        if found := calibration.of_runs(timed[0] + timed[1]):
+            kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
+        ignored = found is None and calibration.has_only_suspect(timed[0] + timed[1])
     options = {
         "plan": a.plan if of_one_race else None,
-        "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
+        "floor_pct": floor_pct,
         "unplanned_look": of_one_race and a.unplanned_look,
         "identical_losses": identical_losses(a, b, losses),
         "losses_ids": [[columns and step_files.losses_id(columns) for columns in of_arm] for of_arm in losses],
         "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
     } | options
-    if of_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
-        options["floor_pct"] = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
-        kept = b.reported.get("calibration")
-    elif kept is None and all(timed) and calibration.has_only_suspect(timed[0] + timed[1]):
-        ignored = ["calibration-ignored"]
-    result = verdict.of_rows(a.rows, b.rows, **options) | {"about": list(about)}
-    result["flags"] += ignored
+    result = verdict.of_rows(a.rows, b.rows, **options)
+    result["about"] = [about for _, about in callings]
+    result["flags"] += ["calibration-ignored"] * ignored
     result["earlier_races"] = earlier_races(a, b) if of_one_race and diagnose else None
     result["flags"] += ["raced-before"] * bool(result["earlier_races"])
-    result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
+    result["calibration"] = {name: kept[name] for name in OF_CALIBRATION} if kept else None
     result["code_change"] = _code_change(a, b)
     replayed = [
         certificates.of_several(certificates.outcome(folder) for folder in arm.folders if folder) for arm in (a, b)
@@ -97,14 +98,16 @@ def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
 
     "none" counts those without a verdict.  None: there are none, or nobody knows.
     """
-    if a.in_race is None or b.in_race is None or not (a.plan or {}).get("arms") or not (a.folders and a.folders[0]):
+    plan, folder = a.plan or {}, a.folders[0] if a.folders else None
+    if a.in_race is None or b.in_race is None or not plan.get("arms") or not folder:
         return None
-    results, wanted = Path(a.folders[0]).parent.parent, [_kind_in(a.plan["arms"], arm.in_race[0]) for arm in (a, b)]
-    found = collections.Counter()
+    results, found = Path(folder).parent.parent, collections.Counter[str]()
+    planned = [plan["arms"][name] for name, _ in (a.in_race, b.in_race)]
+    wanted = [(arm.get("config_id"), arm.get("source_sha256")) for arm in planned]
     for line in ledger.read(results).lines:
         if line["event"] != "plan" or not isinstance(line.get("arms"), dict):
             continue
-        if line.get("race_id") == a.plan["race_id"]:
+        if line.get("race_id") == plan["race_id"]:
             break
         arms = {name: tuple(kind) for name, kind in line["arms"].items()}
         names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
@@ -113,29 +116,25 @@ def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
     return {name: found[name] for name in (*VERDICTS, "none")} if found else None
 
 
-def _kind_in(arms, name):
-    return arms[name].get("config_id"), arms[name].get("source_sha256")
-
-
-def _verdict_of(results, race_id, arm):
+def _verdict_of(results: Path, race_id: str, arm: str) -> str:
     """Of an arm in race.json; "none" where the race has not ended, was abandoned or is gone."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        verdict = race_folder.read(race_folder.of(results, race_id))["result"]["against"][arm]["verdict"]
-        return verdict if verdict in VERDICTS else "none"
+        ended = race_folder.verdicts_of(race_folder.read(race_folder.of(results, race_id)))[arm]["verdict"]
+        return str(ended) if ended in VERDICTS else "none"
     return "none"
 
 
-def _code_change(a, b):
+def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
     """The source of B's first run against A's; None where it is the same, or where no folder says it."""
     same = not a.rows or not b.rows or a.rows[0]["source_sha256"] == b.rows[0]["source_sha256"]
-    if same or None in (a.folders[0], b.folders[0]):
+    if same or a.folders[0] is None or b.folders[0] is None:
         return None
     from bench.analysis.diagnosis import code_diff
 
     return code_diff.of_folders(a.folders[0], b.folders[0])
 
 
-def _traces(a, b):
+def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
     """The change between the traces of both arms; None without traces, and nothing for them is imported then."""
     folders = [[folder for folder in arm.folders if folder] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
@@ -145,12 +144,12 @@ def _traces(a, b):
     return diff.of_folders(*folders)
 
 
-def _with_steps(arm):
+def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
     timed = [number for number, row in enumerate(arm.rows) if eligibility.is_timed(row)][: between_runs.MAX_RUNS]
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
-def identical_losses(a: Arm, b: Arm, losses: tuple[list, list] | None = None) -> bool | None:
+def identical_losses(a: Arm, b: Arm, losses: tuple[Losses, Losses] | None = None) -> bool | None:
     """Whether every loss of every run of B is that of A's run with the same seed, bit for bit, for the same seeds.
 
     losses: losses_of() of both.  None where that cannot be known: a seed or the steps are missing, or there are too
@@ -161,7 +160,7 @@ def identical_losses(a: Arm, b: Arm, losses: tuple[list, list] | None = None) ->
         return None
     if set(seeds[0]) != set(seeds[1]):
         return None
-    trajectories = {}  # by seed, of both arms together
+    trajectories: dict[int | None, Losses] = {}  # by seed, of both arms together
     for arm, of_arm in zip((a, b), losses or (losses_of(a), losses_of(b)), strict=True):
         for row, columns in zip(arm.rows, of_arm, strict=True):
             if eligibility.is_timed(row):
@@ -171,14 +170,14 @@ def identical_losses(a: Arm, b: Arm, losses: tuple[list, list] | None = None) ->
     return all(columns == runs[0] for runs in trajectories.values() for columns in runs)
 
 
-def losses_of(arm: Arm) -> list[dict | None]:
+def losses_of(arm: Arm) -> Losses:
     """The columns step_files.LOSSES of each run; None of one that is not read: its steps are damaged, or too many."""
     if len(arm.rows) > MAX_TRAJECTORIES:
         return [None] * len(arm.rows)
     return [_losses_of_run(arm, number) for number in range(len(arm.rows))]
 
 
-def _losses_of_run(arm, number):
+def _losses_of_run(arm: Arm, number: int) -> dict[str, list[Any]] | None:
     folder = arm.folders[number]
     if folder is None:
         rows = arm.steps_of(number)
@@ -193,16 +192,16 @@ def differing_folders(a: str, b: str) -> list[Difference]:
     return differences_of(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
 
 
-def _facts(arm):
+def _facts(arm: Arm) -> list[Facts]:
     """Of one run for each kind in the arm: what differs inside a kind is chance, not a difference."""
-    kinds = {}
+    kinds: dict[tuple[Any, ...], int] = {}
     for number, row in enumerate(arm.rows):
-        kinds.setdefault(tuple(row[column] for column in KNOWN_BY), number)
+        kinds.setdefault(tuple(dict(row)[column] for column in KNOWN_BY), number)
     numbers = list(kinds.values())[:MAX_FACTS]
     return [_facts_of_run(arm.record_of(number), arm.folders[number]) for number in numbers]
 
 
-def _facts_of_run(run, folder):
+def _facts_of_run(run: Mapping[str, Any], folder: str | None) -> Facts:
     config = environment = None
     if folder:
         with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
@@ -214,7 +213,9 @@ def _facts_of_run(run, folder):
     return facts(run)
 
 
-def facts(run: dict, config: dict | None = None, environment: dict | None = None) -> Facts:
+def facts(
+    run: Mapping[str, Any], config: dict[str, Any] | None = None, environment: Mapping[str, Any] | None = None
+) -> Facts:
     """Of a record, its config.yaml and environment.json (None: unknown), each as it stands in its file."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
@@ -241,31 +242,31 @@ def facts(run: dict, config: dict | None = None, environment: dict | None = None
 
 def differences_of(a_facts: list[Facts], b_facts: list[Facts]) -> list[Difference]:
     """What differs between some runs of A and of B, by kind, then by name."""
-    result = []
+    differing: list[Difference] = []
     for kind in KINDS:
         names = sorted({name for one in a_facts + b_facts for name in one[kind]})
         for name in names:
             a, b = _values_of(a_facts, kind, name), _values_of(b_facts, kind, name)
             if a != b or len(a) > 1:
-                result.append({"kind": kind, "what": name, "a": a, "b": b})
-    return result
+                differing.append({"kind": kind, "what": name, "a": a, "b": b})
+    return differing
 
 
-def _values_of(all_facts, kind, name):
+def _values_of(all_facts: list[Facts], kind: str, name: str) -> list[Any]:
     """Different values in this arm, in a fixed order."""
     texts = {json.dumps(one[kind].get(name), sort_keys=True, default=str) for one in all_facts}
     return [json.loads(text) for text in sorted(texts)]
 
 
-def _alike(gpus):
+def _alike(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """GPUs as one: how many, and of each fact the value, or the values of all where they differ."""
-    result = {"count": len(gpus)}
+    alike: dict[str, Any] = {"count": len(gpus)}
     for name in dict.fromkeys(name for gpu in gpus for name in gpu):
         values = [gpu.get(name) for gpu in gpus]
-        result[name] = values[0] if values.count(values[0]) == len(values) else values
-    return result
+        alike[name] = values[0] if values.count(values[0]) == len(values) else values
+    return alike
 
 
-def _flat(values):
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}"""
     return {name: value for name, value in leaves(values) if value != {}}

@@ -6,27 +6,33 @@ A and of B.
 
 import json
 import math
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypedDict
 
 from bench.base import stats
 from bench.base.stats import ALPHA
-from bench.compare import target
+from bench.compare import eligibility, target
 from bench.config.schema import TrackRules
 from bench.record.rows import Row
 
-DISAGREE = "clocks-disagree"  # a flag
+DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
+EXTRA_ALPHA = 0.01  # of the test that B spends more outside its own clock than A
+MAX_VALIDATION_RATIO = 1.25  # of B's validation at step 0 to A's, beyond that of their steps (assumed)
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
 LOSS_MARGIN_NATS = TrackRules.loss_margin_nats  # a rise of the mean val_loss that still passes as "no worse"
-SECONDARY = {
+# {measure: (column of a row, the key of its pair of means)}
+SECONDARY: dict[str, tuple[Literal["energy_j", "peak_mem_gib", "compile_s"], str]] = {
     "energy": ("energy_j", "mean_j"),
     "memory": ("peak_mem_gib", "mean_gib"),
     "compile": ("compile_s", "mean_s"),
 }
 
 
+Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
+
+
 class Change(TypedDict):
-    """Of B against A; energy, memory and compile also have the pair of means and p_holm, p adjusted among the three."""
+    """Of B against A."""
 
     change_pct: float | None  # of the geometric means
     ci95_pct: list[float] | None  # low, high
@@ -34,6 +40,15 @@ class Change(TypedDict):
     n: list[int]
     cv_pct: list[float | None]
     mde_pct: float | None  # the change that the test finds with a power of 80 %
+
+
+class Secondary(Change, total=False):
+    """Of energy, memory or compile time, with the pair of means."""
+
+    mean_j: list[float | None]
+    mean_gib: list[float | None]
+    mean_s: list[float | None]
+    p_holm: float | None  # p adjusted among the three
 
 
 class Outside(TypedDict):
@@ -50,6 +65,9 @@ class Outside(TypedDict):
     p: float | None  # two-sided
     p_same_sign: float | None  # one-sided, in the direction of the runs' own clocks, which have claimed it before
     p_equivalent: float | None
+    extra_s: float | None  # what a run of B spends outside its own clock beyond one of A, at B's pace
+    extra_ci95_s: list[float] | None
+    extra_p: float | None  # one-sided, that it spends more
 
 
 class Time(Change):
@@ -85,13 +103,29 @@ class Loss(TypedDict):
     remarks: list[str]  # what differs between the arms that may change losses
 
 
-def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alpha: float) -> Time:
+# Where the launcher's clock says nothing.
+NOTHING_OUTSIDE: Outside = {
+    "unknown": None,
+    "mean_s": None,
+    "change_pct": None,
+    "ci95_pct": None,
+    "p": None,
+    "p_same_sign": None,
+    "p_equivalent": None,
+    "extra_s": None,
+    "extra_ci95_s": None,
+    "extra_p": None,
+}
+
+
+def time(arms: Arms, floor_pct: float, margin_pct: float, alpha: float) -> Time:
     """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py."""
-    values = [[row["train_s"] for row in rows] for rows in arms]
-    result, test = change(values, alpha)
+    values = [eligibility.times_s(rows) for rows in arms]
+    numbers, test = change(values, alpha)
     sign = -1 if test and test.difference < 0 else 1
     edges = math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)
-    return result | {
+    return {
+        **numbers,
         "outside": outside(arms, sign, edges),
         "mean_s": [stats.mean(group) if group else None for group in values],
         "ci90_pct": _pct_interval(test, 0.90),
@@ -104,27 +138,60 @@ def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alp
     }
 
 
-def outside(arms: Sequence[Sequence[Row]], sign: int, edges: tuple[float, float]) -> Outside | None:
+def outside(arms: Arms, sign: int, edges: tuple[float, float]) -> Outside | None:
     """sign: of the change by the runs' own clocks; edges: of equivalence, of the logarithm."""
-    rows = [row for rows in arms for row in rows]
-    whole_s = [row.get("outside_s") for row in rows]
-    why = [row["outside_unknown"] for row in rows if row.get("outside_unknown")]
-    result = dict.fromkeys(Outside.__annotations__)
     if not all(map(has_outside_clock, arms)):
         return None
-    if None in whole_s or why:
-        return result | {"unknown": why[0] if why else "some of the runs have no time by the launcher's clock"}
-    common_s = min(row["outside_validations_s"] for row in rows)
-    values = [[row["outside_s"] - common_s for row in rows] for rows in arms]
-    if not all(values) or min(min(group) for group in values) <= 0:
-        return result | {"unknown": "the launcher's clock shows no time besides validations"}
+    rows = [row for rows in arms for row in rows]
+    if why := [row["outside_unknown"] for row in rows if row.get("outside_unknown")]:
+        return {**NOTHING_OUTSIDE, "unknown": why[0]}
+    whole_s = [[row["outside_s"] for row in rows if row.get("outside_s") is not None] for rows in arms]
+    if sum(map(len, whole_s)) < len(rows):
+        return {**NOTHING_OUTSIDE, "unknown": "some of the runs have no time by the launcher's clock"}
+    common_s = min(row["outside_validations_s"] or 0.0 for row in rows)
+    values = [[seconds - common_s for seconds in group if seconds is not None] for group in whole_s]
+    if min(min(group) for group in values) <= 0:
+        return {**NOTHING_OUTSIDE, "unknown": "the launcher's clock shows no time besides validations"}
     test = stats.welch(*[[math.log(value) for value in group] for group in values])
-    result |= {"mean_s": [stats.mean(group) for group in values], "change_pct": 100 * math.expm1(test.difference)}
-    if test.t is None:
-        return result
-    p_same_sign = test.p / 2 if sign * test.difference > 0 else 1 - test.p / 2
-    result |= {"ci95_pct": _pct_interval(test, 0.95), "p": test.p, "p_same_sign": p_same_sign}
-    return result | {"p_equivalent": stats.equivalence_p(test, *edges)}
+    extra = _extra(arms)
+    same_sign = sign * test.difference > 0
+    return {
+        "unknown": None,
+        "mean_s": [stats.mean(group) for group in values],
+        "change_pct": 100 * math.expm1(test.difference),
+        "ci95_pct": _pct_interval(test, 0.95),
+        "p": test.p,
+        "p_same_sign": None if test.p is None else test.p / 2 if same_sign else 1 - test.p / 2,
+        "p_equivalent": stats.equivalence_p(test, *edges),
+        "extra_s": extra.difference,
+        "extra_ci95_s": _pair(stats.interval(extra)),
+        "extra_p": None if extra.p is None else extra.p / 2 if extra.difference > 0 else 1 - extra.p / 2,
+    }
+
+
+def _extra(arms: Arms) -> stats.Welch:
+    """What B spends outside its own clock beyond A, in seconds: hidden training lowers its loss at equal steps.
+
+    B's validations may take as much longer than A's as its steps do (a larger model), or as its validation at step 0
+    did, which a cheat may stretch: of that a quarter beyond the steps at most.  The shortest of each arm, because noise
+    only adds.
+    """
+    off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
+    shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
+    a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
+    pace = max(1.0, b_s / a_s)
+    if min(shortest_s) > 0:
+        pace = max(pace, min(shortest_s[1] / shortest_s[0], MAX_VALIDATION_RATIO * pace))
+    return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
+
+
+def spends_more_outside(time: Time) -> bool:
+    """Whether B is shown to spend more time outside its own clock than A: beyond the noise floor of A's time."""
+    by_launcher = time.get("outside")
+    if by_launcher is None or by_launcher.get("extra_p") is None:  # an older race.json does not say it
+        return False
+    floor_s = time["floor_pct"] / 100 * (time["mean_s"][0] or 0.0)
+    return (by_launcher["extra_p"] or 0.0) < EXTRA_ALPHA and (by_launcher["extra_s"] or 0.0) > floor_s
 
 
 def has_outside_clock(rows: Sequence[Row]) -> bool:
@@ -132,16 +199,16 @@ def has_outside_clock(rows: Sequence[Row]) -> bool:
     return any(row.get("outside_s") is not None or row.get("outside_unknown") for row in rows)
 
 
-def joint_p(time: Time, key: str) -> float | None:
-    """key p or p_equivalent, by both clocks: the larger, because a verdict is one of both.
+def joint_p(time: Time, key: Literal["p", "p_equivalent"]) -> float | None:
+    """By both clocks: the larger, because a verdict is one of both.
 
     An intersection-union test (Berger 1982): its size is that of either test, with nothing to adjust.
     """
-    by_launcher = time.get("outside")
-    if by_launcher is None or time[key] is None:
-        return time[key]
-    p = by_launcher["p_same_sign" if key == "p" else key]
-    return 1.0 if p is None else max(time[key], p)
+    by_launcher, own_p = time.get("outside"), time[key]
+    if by_launcher is None or own_p is None:
+        return own_p
+    p = by_launcher["p_same_sign"] if key == "p" else by_launcher["p_equivalent"]
+    return 1.0 if p is None else max(own_p, p)
 
 
 def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, stats.Welch | None]:
@@ -150,7 +217,7 @@ def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, sta
     test = stats.welch(*logs) if all(logs) else None
     sds, ns = [stats.sd(group) for group in logs], [len(group) for group in values]
     mde = stats.smallest_difference(sds, ns, alpha) if test else None
-    result = {
+    numbers: Change = {
         "change_pct": 100 * math.expm1(test.difference) if test else None,
         "ci95_pct": _pct_interval(test, 0.95),
         "p": test.p if test else None,
@@ -158,34 +225,46 @@ def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, sta
         "cv_pct": [stats.cv_pct(group) if group else None for group in values],
         "mde_pct": None if mde is None else 100 * math.expm1(mde),
     }
-    return result, test
+    return numbers, test
 
 
-def _pct_interval(test, confidence):
-    result = stats.interval(test, confidence) if test else None
-    return result and [100 * math.expm1(edge) for edge in result]
+def _pct_interval(test: stats.Welch | None, confidence: float) -> list[float] | None:
+    edges = stats.interval(test, confidence) if test else None
+    return [100 * math.expm1(edge) for edge in edges] if edges else None
 
 
-def secondary(arms: Sequence[Sequence[Row]], alpha: float) -> dict[str, Change]:
+def _pair(edges: tuple[float, float] | None) -> list[float] | None:
+    return list(edges) if edges else None
+
+
+def secondary(arms: Arms, alpha: float) -> dict[str, Secondary]:
     """Energy, memory, compile time -> {name: Change}; no verdict of their own."""
-    result = {}
+    changes: dict[str, Any] = {}
     for name, (column, mean_name) in SECONDARY.items():
-        values = [[row[column] for row in rows if row[column] is not None and row[column] > 0] for rows in arms]
+        values = [[value for row in rows if (value := row[column]) is not None and value > 0] for rows in arms]
         means = [stats.mean(group) if group else None for group in values]
-        result[name] = change(values, alpha)[0] | {mean_name: means}
-    for numbers, p_holm in zip(result.values(), stats.holm([one["p"] for one in result.values()]), strict=True):
+        changes[name] = {**change(values, alpha)[0], mean_name: means}
+    for numbers, p_holm in zip(changes.values(), stats.holm([one["p"] for one in changes.values()]), strict=True):
         numbers["p_holm"] = p_holm
-    return result
+    return changes
 
 
 # ---- loss
 
 
 def val_loss(
-    arms, target_val_loss, p_value, margin_nats, identical, force, answer, names=("A", "B"), losses_ids=(None, None)
+    arms: Arms,
+    target_val_loss: float | None,
+    p_value: float,
+    margin_nats: float,
+    identical: bool | None,
+    force: bool,
+    answer: eligibility.Answer,
+    names: Sequence[str] = ("A", "B"),
+    losses_ids: Sequence[Sequence[str | None] | None] = (None, None),
 ) -> Loss:
     """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
-    answer: eligibility.Answer.  What is only a matter of time (session, machine, instruments) is none of losses.
+    answer: what is only a matter of time (session, machine, instruments) is none of losses.
     losses_ids: for each arm those of its rows, as target.independent() takes them.
 
     Repeats of one seed or of one trajectory are not independent losses and count as one.
@@ -195,14 +274,14 @@ def val_loss(
     refused = _refusals([row for of_arm in ended for row, _ in of_arm])
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(*zip(*of_arm)) if of_arm and (force or not refused) else [] for of_arm in ended]
-    values = [[stats.mean([row["val_loss"] for row in runs]) for runs in of_arm] for of_arm in groups]
+    values = [target.mean_losses(of_arm) for of_arm in groups]
     test = stats.welch(*values) if all(values) else None
     edges = stats.interval(test) if test else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
     judged = [target.of_losses(group, target_val_loss, p_value) for group in values]
     return {
         "change_nats": test.difference if test else None,
-        "ci95_nats": list(edges) if edges else None,
+        "ci95_nats": _pair(edges),
         "p": test.p if test else None,
         "n": [one["n"] for one in judged],
         "mean": [one["mean"] for one in judged],
@@ -220,11 +299,11 @@ def val_loss(
     }
 
 
-def _has_loss(row):
+def _has_loss(row: Row) -> bool:
     return row["status"] == "complete" and row["validity"] != "invalid"
 
 
-def _one_run(groups_of_arms, names):
+def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[str]) -> Iterator[str]:
     """Sentences about runs that count as one although their seeds differ: they have the same losses throughout."""
     for name, groups in zip(names, groups_of_arms, strict=True):
         for runs in groups:
@@ -233,18 +312,18 @@ def _one_run(groups_of_arms, names):
                 yield f"{same}: they count as one loss, whatever their seeds"
 
 
-def _refusals(rows):
+def _refusals(rows: Sequence[Row]) -> list[str]:
     """Why losses of these runs are not compared, as far as it is known."""
     data = {json.dumps(json.loads(text).get("val_data")) for text in {row["setting"] for row in rows}} - {"null"}
     counts = {row["val_tokens"] for row in rows} - {None}
-    known = {"validation data": data, "numbers of validation tokens": counts}
+    known: dict[str, set[Any]] = {"validation data": data, "numbers of validation tokens": counts}
     return [f"{what} differ" for what, values in known.items() if len(values) > 1]
 
 
-def _loss_verdict(edges, p_not_worse, identical):
+def _loss_verdict(edges: tuple[float, float] | None, p_not_worse: float | None, identical: bool | None) -> str:
     if identical:
         return "waived"  # the same trajectories, bit for bit: there is nothing to test
-    if edges is None:
+    if edges is None or p_not_worse is None:
         return "unknown"
     if p_not_worse < ALPHA:
         return "not_worse"

@@ -5,8 +5,8 @@ setting is what makes times comparable (hardware, software, data, protocol); arm
 """
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 from bench.base import stats, utc
 from bench.base.text_table import counted, some
@@ -39,12 +39,20 @@ SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "
 OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 
 
+AMOUNTS: tuple[tuple[Literal["num_steps", "batch_tokens"], str, str], ...] = (  # (column, of what, unit)
+    ("num_steps", "run", "steps"),
+    ("batch_tokens", "step", "tokens"),
+)
+Rows = Sequence[Row]
+Findings = Iterator[tuple[str, str]]  # of a rule: (refusal, of time, of losses, remark or flag; its words)
+
+
 class Answer(NamedTuple):
-    refusals: list  # sentences; with none of them the times may be compared
-    remarks: list  # sentences: what is unknown
-    flags: list  # words
-    loss_refusals: list  # of the refusals those that losses are not compared for either
-    loss_remarks: list  # sentences: what differs and may change losses
+    refusals: list[str]  # sentences; with none of them the times may be compared
+    remarks: list[str]  # sentences: what is unknown
+    flags: list[str]  # words
+    loss_refusals: list[str]  # of the refusals those that losses are not compared for either
+    loss_remarks: list[str]  # sentences: what differs and may change losses
 
 
 def is_timed(row: Row) -> bool:
@@ -52,7 +60,12 @@ def is_timed(row: Row) -> bool:
     return row["status"] == "complete" and row["validity"] != "invalid" and (row["train_s"] or 0) > 0
 
 
-def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = ("A", "B")) -> Answer:
+def times_s(rows: Rows) -> list[float]:
+    """The training times of runs that have one."""
+    return [row["train_s"] for row in rows if row["train_s"] is not None]
+
+
+def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answer:
     """Rows of all started runs of both arms -> Answer.  names: what the sentences call the arms."""
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
     refusals, remarks, flags, of_losses, loss_remarks = answer = Answer([], [], [], [], [])
@@ -72,7 +85,7 @@ def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = (
     return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
-def _arms(a, b, names):
+def _arms(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """An arm is repeats of one config, and no run is in both."""
     both = {identity(row) for row in a} & {identity(row) for row in b}
     if both:
@@ -86,10 +99,10 @@ def _arms(a, b, names):
         yield "flag", "open-division"
 
 
-def _code(a, b, names):
+def _code(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Hashes of one identity version say whether the code that is raced is the same; hashes of two say nothing."""
     for name, rows in zip(names, (a, b), strict=True):
-        by_version = {}
+        by_version: dict[int | None, set[str]] = {}
         for row in rows:
             if row["source_sha256"] is not None:
                 by_version.setdefault(row["identity_version"], set()).add(row["source_sha256"])
@@ -103,7 +116,7 @@ def _code(a, b, names):
         yield "remark", f"{words}: whether it is the same is unknown"
 
 
-def _disturbed(a, b, names):
+def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     for name, rows in zip(names, (a, b), strict=True):
         flagged = [row for row in rows if row["num_disturbed_steps"]]
         if flagged:
@@ -116,7 +129,7 @@ def _disturbed(a, b, names):
             yield "of time", f"{counted(len(beside), 'run')} of {name} {words}; race them alone: ./run.sh race"
 
 
-def _validated(a, b, names):
+def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Where a program's clock runs on in validations, times say something if both arms validate equally often."""
     held = [sorted({(row["num_validating_steps"] or 0, row["num_steps"] or 1) for row in rows}) for rows in (a, b)]
     both = held[0] + held[1]
@@ -131,7 +144,7 @@ def _validated(a, b, names):
             yield "remark", words
 
 
-def _trusted(a, b, names):
+def _trusted(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """What a script prints of itself is a claim: where what was observed contradicts it, it is not a measurement."""
     for name, rows in zip(names, (a, b), strict=True):
         doubted = [row["script_doubt"] for row in rows if row["script_doubt"]]
@@ -139,7 +152,7 @@ def _trusted(a, b, names):
             yield "refusal", f"{counted(len(doubted), 'run')} of {name} cannot be trusted: {doubted[0]}"
 
 
-def _setting(a, b, names):
+def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
     known = settings_of(a + b)
     result = {
@@ -148,7 +161,7 @@ def _setting(a, b, names):
     }
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not result:
-        result = {None: f"comparability_id differs: {_some(ids)}"}
+        result = {"": f"comparability_id differs: {_some(ids)}"}
     if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
         own = [result.pop(key) for key in OF_A_SCRIPT if key in result]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
@@ -169,7 +182,7 @@ def _setting(a, b, names):
         yield "remark", f"the authors of some logs compare by {_some(headlines)}; here val_loss is compared"
 
 
-def _session(a, b, names):
+def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     sessions = _known(row["session_id"] for row in a + b)
     if len(sessions) > 1:
         words = f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between them"
@@ -185,9 +198,9 @@ def _session(a, b, names):
         yield "remark", "the records do not say that both arms were raced in one session on one machine"
 
 
-def _finish_line(a, b, names):
+def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
-    for column, of, unit in (("num_steps", "run", "steps"), ("batch_tokens", "step", "tokens")):
+    for column, of, unit in AMOUNTS:
         amounts = [_known(row[column] for row in rows) for rows in (a, b)]
         if len(set.union(*amounts)) > 1:  # true of a run that has not begun, too
             ran = f"a {of} of {names[0]} is {_some(amounts[0])} {unit} and one of {names[1]} {_some(amounts[1])}"
@@ -197,7 +210,7 @@ def _finish_line(a, b, names):
             return
 
 
-def _no_way_to_target(arms, names, ran):
+def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -> Iterator[str]:
     """Why runs of different amounts of training are not ways to one target: sentences."""
     both = [*arms[0], *arms[1]]
     (target, *others) = {row["target_val_loss"] for row in both}
@@ -226,17 +239,17 @@ def identity(row: Row) -> str:
 
 def index_of_runs(rows: Sequence[Row]) -> list[int]:
     """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
-    by_run = {}
+    by_run: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
         by_run.setdefault(identity(row), []).append(number)
 
-    def num_known(number):
+    def num_known(number: int) -> int:
         return sum(value is not None for value in rows[number].values()) - rows[number]["setting"].count("null")
 
     return sorted(numbers[0] if len(numbers) == 1 else max(numbers, key=num_known) for numbers in by_run.values())
 
 
-def settings_of(rows: Sequence[Row]) -> list[dict]:
+def settings_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The different settings among the rows, as bench/record/rows.py has them."""
     return [json.loads(text) for text in sorted({row["setting"] for row in rows})]
 
@@ -267,7 +280,7 @@ def settings_differ(keys: Sequence[str]) -> str:
     return f"{' and '.join(SETTINGS[key] for key in keys)} {verb}"
 
 
-def are_interleaved(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> bool | None:
+def are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
     """Whether a drift of the machine would fall on both arms alike; None where a start is unknown or there is no pair.
 
     In order of their starts the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times),
@@ -288,21 +301,22 @@ def are_interleaved(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> bool | None
     return num_changes >= min(len(a_rows), len(b_rows)) and abs(earlier_frac - 0.5) <= allowed_frac + 1e-9
 
 
-def gap_s(a: Sequence[Row], b: Sequence[Row]) -> float | None:
+def gap_s(a: Rows, b: Rows) -> float | None:
     """From the end of the earlier arm to the start of the later one, by the starts of their runs; None if unknown."""
     spans = []
     for rows in (a, b):
-        if any(row["started_at"] is None for row in rows):
+        starts = [row["started_at"] for row in rows]
+        seconds = [utc.seconds(start) for start in starts if start is not None]
+        if len(seconds) < len(starts):
             return None
-        seconds = [utc.seconds(row["started_at"]) for row in rows]
         spans.append((min(seconds), max(seconds)))
     (first, second) = sorted(spans)
     return max(0.0, second[0] - first[1])
 
 
-def _known(values):
+def _known(values: Iterable[Any]) -> set[Any]:
     return set(values) - {None}
 
 
-def _some(values):
+def _some(values: Iterable[Any]) -> str:
     return some(list(map(str, sorted(values))))

@@ -1,9 +1,10 @@
 """The words of a comparison -> its arms: groups of started runs."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import PUBLISHED, results_root
 from bench.base.reading.damage import Damaged, of_record
@@ -13,6 +14,7 @@ from bench.record import index, named, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
 
 SEPARATOR = "vs"
+OnError = Callable[[str], None] | None
 
 
 @dataclass
@@ -22,20 +24,21 @@ class Arm:
     name: str  # as the user typed it, or the arm's name in its race
     rows: list[Row] = field(default_factory=list)
     folders: list[str | None] = field(default_factory=list)  # None for a log
-    records: dict[str, dict] = field(default_factory=dict)  # run_id -> record, of runs that lie in no folder
-    plan: dict | None = None  # of the race, made before its first run
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)  # run_id -> record, of runs that lie in no folder
+    plan: Mapping[str, Any] | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
     unplanned_look: bool = False  # the race's interim state was shown when no look was due
-    reported: dict | None = None  # the Comparison that race.json has of this arm; the baseline's: its first candidate's
+    # the Comparison that race.json has of this arm; the baseline's: its first candidate's
+    reported: Mapping[str, Any] | None = None
     damaged: dict[str, str] = field(default_factory=dict)  # run_id -> why its steps cannot be read, of those asked for
     in_race: tuple[str, str] | None = None  # its name in the race and what it is there, its overrides
 
-    def record_of(self, number: int) -> dict:
+    def record_of(self, number: int) -> Mapping[str, Any]:
         """The whole record of the run that has this number in rows."""
         folder = self.folders[number]
         return self.records[self.rows[number]["run_id"]] if folder is None else run_folder.read(folder)
 
-    def steps_of(self, number: int) -> list[dict]:
+    def steps_of(self, number: int) -> list[dict[str, Any]]:
         """Rows of this run's steps.csv; of a log what the importer put into the record; [] where it is damaged."""
         folder = self.folders[number]
         if folder is None:
@@ -47,7 +50,7 @@ class Arm:
             return []
 
 
-def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None) -> list[Arm]:
+def of_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """What follows the verb -> arms, the baseline first.
 
     Each word is an arm, a race alone is all of its arms, and "vs" between words makes everything up to it one arm.
@@ -55,25 +58,16 @@ def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None
     """
     lookup = named.Lookup()
     if SEPARATOR in words:
-        groups = [[]]
+        sides: list[list[str]] = [[]]
         for word in words:
-            groups.append([]) if word == SEPARATOR else groups[-1].append(word)
-        if not all(groups):
+            sides.append([]) if word == SEPARATOR else sides[-1].append(word)
+        if not all(sides):
             raise ValueError(f"{' '.join(words)}: write runs on both sides of {SEPARATOR}")
     elif len(words) == 1:
-        one = lookup.find(words[0])
-        if one.race is None:
-            raise ValueError(f"{words[0]}: that is one group of runs; give two, A B, or the folder of a race")
-        arms = _arms_of_race(one.race, on_error)
-        if one.arm is not None:
-            _refuse_unknown(one, arms)
-            arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), one.arm)}
-        for arm in arms.values():
-            _refuse_empty(words[0], one.race, arm)
-        return list(arms.values())
+        return _race_alone(lookup.find(words[0]), on_error)
     else:
-        groups = [[word] for word in words]
-    groups = [lookup.each(group) for group in groups]
+        sides = [[word] for word in words]
+    groups = [lookup.each(side) for side in sides]
     rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
     arms = [_joined([_of_named(one, rows, on_error) for one in group]) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
@@ -84,7 +78,19 @@ def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None
     return arms
 
 
-def of_each(words: Sequence[str], on_error: Callable[[str], None] | None = None) -> list[Arm]:
+def _race_alone(one: named.Named, on_error: OnError) -> list[Arm]:
+    if one.race is None:
+        raise ValueError(f"{one.word}: that is one group of runs; give two, A B, or the folder of a race")
+    arms = _arms_of_race(one.race, on_error)
+    if one.arm is not None:
+        _refuse_unknown(one, arms)
+        arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), one.arm)}
+    for arm in arms.values():
+        _refuse_empty(one.word, one.race, arm)
+    return list(arms.values())
+
+
+def of_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """Words -> an arm each, also of one run; a race alone is its arms, called RACE:ARM.  For who looks, not compares.
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a word means no run.
@@ -104,9 +110,7 @@ def of_each(words: Sequence[str], on_error: Callable[[str], None] | None = None)
     return result
 
 
-def of_folders(
-    name: str, folders: Iterable[str | Path], on_error: Callable[[str], None] | None = None, **of_race
-) -> Arm:
+def of_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **of_race: Any) -> Arm:
     """Run folders -> one arm.  of_race: plan, race, unplanned_look, reported and in_race, as in Arm.
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a path is not a folder.
@@ -115,29 +119,31 @@ def of_folders(
     return Arm(name, [row for _, row in rows], [folder for folder, _ in rows], **of_race)
 
 
-def _paths(groups):
+def _paths(groups: Iterable[Sequence[named.Named]]) -> list[Path]:
     """The paths that are meant; of runs found by their ids the folders above, which the index answers at once."""
-    result = {}
-    for one in (one for group in groups for one in group if not one.race):
-        result |= dict.fromkeys([path.parent for path in one.paths] if one.by_id else one.holders)
-    return list(result)
+    meant = (one for group in groups for one in group if not one.race)
+    paths = (path for one in meant for path in ([path.parent for path in one.paths] if one.by_id else one.holders))
+    return list(dict.fromkeys(paths))
 
 
-def _joined(parts):
+def _joined(parts: Sequence[Arm]) -> Arm:
     if len(parts) == 1:
         return parts[0]
-    rows, folders = ([one for part in parts for one in getattr(part, name)] for name in ("rows", "folders"))
+    rows = [row for part in parts for row in part.rows]
+    folders = [folder for part in parts for folder in part.folders]
     records = {run_id: run for part in parts for run_id, run in part.records.items()}
     return _once(", ".join(part.name for part in parts), rows, folders, records)
 
 
-def _once(name, rows, folders, records=None):
+def _once(
+    name: str, rows: list[Row], folders: Sequence[str | None], records: dict[str, dict[str, Any]] | None = None
+) -> Arm:
     """An arm of these runs, each of them once."""
     once = index_of_runs(rows)
     return Arm(name, [rows[number] for number in once], [folders[number] for number in once], records or {})
 
 
-def _of_named(one, rows, on_error):
+def _of_named(one: named.Named, rows: Mapping[str, Row], on_error: OnError) -> Arm:
     """rows: {folder: row} of all run folders in and below the paths of all words."""
     if one.race is None:
         return _of_paths(one.word, one.holders, rows)
@@ -150,8 +156,8 @@ def _of_named(one, rows, on_error):
     return arms[one.arm]
 
 
-def _of_paths(word, paths, rows):
-    folders = []
+def _of_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
+    folders: list[str] = []
     for path in map(str, paths):
         path = path if path in rows else os.path.abspath(path)
         if path in rows:
@@ -170,11 +176,12 @@ def _of_paths(word, paths, rows):
     return _once(word, [rows[folder] for folder in kept], kept)
 
 
-def _of_logs(word, paths):
+def _of_logs(word: str, paths: Iterable[Path]) -> Arm:
     """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
     from bench.record.importers import log_files
 
-    rows, records = [], {}
+    rows: list[Row] = []
+    records: dict[str, dict[str, Any]] = {}
     try:
         files = log_files.files(paths)
     except ValueError as error:
@@ -192,14 +199,16 @@ def _of_logs(word, paths):
 # ---- races
 
 
-def _arms_of_race(folder, on_error):
+def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
     """race.json -> {name: Arm}; the discarded warm-up runs are not among the runs."""
     race = race_folder.read(folder)
-    arms, against = {}, (race.get("result") or {}).get("against") or {}
+    arms: dict[str, Arm] = {}
+    against = race_folder.verdicts_of(race)
     with of_record(Path(folder) / "race.json"):
         about = race_folder.about(race["arms"])
         folders_of = {
-            name: [race_folder.run_folder_of(folder, run) for run in arm["runs"]] for name, arm in race["arms"].items()
+            name: [race_folder.run_folder_of(folder, run) for run in arm["runs"] or ()]
+            for name, arm in race["arms"].items()
         }
     for name, folders in folders_of.items():
         arms[name] = of_folders(
@@ -215,12 +224,12 @@ def _arms_of_race(folder, on_error):
     return arms
 
 
-def _refuse_unknown(one, arms):
+def _refuse_unknown(one: named.Named, arms: Mapping[str, Arm]) -> None:
     if one.arm not in arms:
         raise ValueError(f"{one.word}: the race has no arm {one.arm}; choose from {', '.join(arms)}")
 
 
-def _refuse_empty(word, folder, arm):
+def _refuse_empty(word: str, folder: Path, arm: Arm) -> None:
     """ValueError for an arm without a run, with why the race has no verdict in its own words."""
     if not arm.rows:
         why = race_folder.read(folder).get("why") or "its runs are not there"
@@ -229,8 +238,8 @@ def _refuse_empty(word, folder, arm):
 
 def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """What sentences call each arm, and what it is: in one race its name and overrides there, else A, B, C ..."""
-    of_race = [arm.in_race for arm in arms]
-    if None not in of_race and len({arm.race for arm in arms}) == 1 and len(set(of_race)) == len(arms):
+    of_race = [arm.in_race for arm in arms if arm.in_race is not None]
+    if len({arm.race for arm in arms}) == 1 and len(set(of_race)) == len(arms):
         return of_race
     letters = [chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "") for number in range(len(arms))]
     return list(zip(letters, (arm.name for arm in arms), strict=True))

@@ -6,6 +6,7 @@ One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Loss
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 import yaml
 
@@ -19,9 +20,26 @@ LIMITS = ("alpha", "loss_margin_nats", "equivalence_margin_pct")  # of track.rul
 OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
 
 
+class LossTest(TypedDict):
+    """Of losses of independent runs, one-sided t; None where there is nothing to test: no target, or one loss."""
+
+    n: int
+    mean: float | None
+    sd: float | None
+    t: float | None
+    p: float | None
+    below: bool | None  # the mean is shown to be below the target
+
+
+class Decision(LossTest):
+    passed: bool | None  # None: nothing to decide
+    words: str
+
+
 def p_value_of(track: str | None) -> float:
     """The p that conf/track/ asks for on this track."""
-    return of_track(track)["p_value"]
+    p_value: float = of_track(track)["p_value"]
+    return p_value
 
 
 def margin_pct_of(track: str | None) -> float:
@@ -50,18 +68,15 @@ def laxer_than_track(track: str | None, asked: Mapping[str, float]) -> list[tupl
 
 
 @functools.cache
-def of_track(track: str | None) -> dict:
+def of_track(track: str | None) -> dict[str, Any]:
     """conf/track/ of this track; for one that it does not have (a log's, None) that of OF_LOGS."""
     name = track if track in groups.choices("track") else OF_LOGS
-    return yaml.safe_load(groups.path_of("track", name).read_text())["track"]
+    track_settings: dict[str, Any] = yaml.safe_load(groups.path_of("track", name).read_text())["track"]
+    return track_settings
 
 
-def of_losses(losses: Sequence[float], target_val_loss: float | None, p_value: float) -> dict:
-    """Losses of independent runs -> {"n", "mean", "sd", "t", "p", "below"}.
-
-    below: whether the mean is shown to be below the target.  None where there is nothing to test: no target (None), or
-    fewer than two losses.
-    """
+def of_losses(losses: Sequence[float], target_val_loss: float | None, p_value: float) -> LossTest:
+    """Losses of independent runs against a target; None: there is none."""
     t, p = (None, None) if target_val_loss is None else stats.one_sample_t_less(losses, target_val_loss)
     below = None if p is None else p < p_value
     mean = stats.mean(losses) if losses else None
@@ -73,12 +88,12 @@ def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = N
 
     losses_ids: of each row step_files.losses_id(), None: unknown.  A run of unknown seed and trajectory is on its own.
     """
-    groups = []  # (what its runs are known by, its rows)
+    groups: list[tuple[set[tuple[str, Any]], list[Row]]] = []  # (what its runs are known by, its rows)
     for row, losses_id in zip(rows, losses_ids or [None] * len(rows), strict=True):
         if row["val_loss"] is None:
             continue
         keys = {key for key in (("seed", row.get("seed")), ("losses", losses_id)) if key[1] is not None}
-        mine, *others = [group for group in groups if group[0] & keys] or [(set(), [])]
+        mine, *others = [group for group in groups if group[0] & keys] or [(set[tuple[str, Any]](), list[Row]())]
         groups += [] if mine[1] else [mine]
         for known, members in [*others, (keys, [row])]:
             mine[0].update(known)
@@ -87,8 +102,13 @@ def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = N
     return [members for _, members in groups]
 
 
-def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> dict:
-    """Rows of runs of one config -> of_losses(), "passed" (None: nothing to decide) and "words".
+def mean_losses(groups: Sequence[Sequence[Row]]) -> list[float]:
+    """Of each group of independent() its mean val_loss."""
+    return [stats.mean([row["val_loss"] for row in group if row["val_loss"] is not None]) for group in groups]
+
+
+def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> Decision:
+    """Rows of runs of one config: do they reach their target?
 
     losses_ids: as independent() takes them; runs that are one give one loss.
     """
@@ -100,17 +120,19 @@ def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | N
         if has_ended
     ]
     groups = independent(*zip(*known)) if known else []
-    result = of_losses([stats.mean([row["val_loss"] for row in group]) for group in groups], target_val_loss, p_value)
+    tested = of_losses(mean_losses(groups), target_val_loss, p_value)
     num_suspect = sum(row["validity"] == "suspect" for row in rows)
     doubt = f"; {num_suspect} of {len(rows)} runs are suspect: trust their losses, not their times"
-    passed, words = _decided(rows, result, ended.count(False), target_val_loss, p_value)
+    passed, words = _decided(rows, tested, ended.count(False), target_val_loss, p_value)
     num_losses = sum(map(len, groups))
     if target_val_loss is not None and num_losses > len(groups):
         words = f"{num_losses} runs count as {len(groups)} by their seeds and losses; {words}"
-    return result | {"passed": passed, "words": words + (doubt if num_suspect and result["n"] > 1 else "")}
+    return {**tested, "passed": passed, "words": words + (doubt if num_suspect and tested["n"] > 1 else "")}
 
 
-def _decided(rows, result, num_lost, target_val_loss, p_value):
+def _decided(
+    rows: Sequence[Row], tested: LossTest, num_lost: int, target_val_loss: float | None, p_value: float
+) -> tuple[bool | None, str]:
     """(passed, words).  Runs that stop at their target are won one by one: each reached it in its steps or did not."""
     if num_lost:
         return False, f"{num_lost} of {len(rows)} runs did not complete or are invalid"
@@ -120,13 +142,13 @@ def _decided(rows, result, num_lost, target_val_loss, p_value):
         return len(steps) == len(rows), f"{len(steps)} of {len(rows)} runs reached the target{at}"
     if target_val_loss is None:
         return None, "no target to reach: the losses above are the result"
-    if result["n"] < 2:
+    if tested["n"] < 2:
         return (None if len(rows) < 2 else False), "one run has no spread and gives no verdict"
-    if result["p"] is None:
-        same = f"all {result['n']} val_losses are {result['mean']:.6g}, as in copies or after coarse rounding"
+    if tested["p"] is None:
+        same = f"all {tested['n']} val_losses are {tested['mean']:.6g}, as in copies or after coarse rounding"
         return False, f"{same}: without a spread their mean cannot be tested"
-    return result["below"], (
-        f"mean val_loss {result['mean']:.4f} (sd {result['sd']:.4f}, n={result['n']}) is "
-        f"{'below' if result['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "
-        f"p={result['p']:.2g}, needed p<{p_value}"
+    return tested["below"], (
+        f"mean val_loss {tested['mean']:.4f} (sd {tested['sd']:.4f}, n={tested['n']}) is "
+        f"{'below' if tested['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "
+        f"p={tested['p']:.2g}, needed p<{p_value}"
     )

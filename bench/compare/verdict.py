@@ -5,18 +5,44 @@ bench/compare/effects.py gives the numbers.  The kind of a comparison (time or s
 for the reader: no verdict depends on it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, Literal, TypedDict
 
 from bench.base import stats
 from bench.compare import effects, eligibility, target, wording
+from bench.compare.effects import Arms
 from bench.record.rows import Row
 
 DEPENDS = "verdict-depends-on-exclusions"
 LOSS_AT_STEPS = "loss_at_equal_steps"
 LOSS_AT_TIME = "loss_at_equal_time"
 KINDS = ("time_to_target", "steps_to_target", "ms_per_step", LOSS_AT_STEPS, LOSS_AT_TIME)
+
+
+class Difference(TypedDict):
+    """One fact in which two arms differ; a and b are the values found in that arm, None for unknown."""
+
+    kind: str  # config, code, data or environment
+    what: str  # the fact's dotted name
+    a: list[Any]
+    b: list[Any]
+
+
+class Excluded(TypedDict):
+    """A run that the machine disturbed, and the reasons to say so."""
+
+    arm: str
+    run_id: str
+    reasons: list[str]
+
+
+class Looks(TypedDict):
+    """Numbers of runs an arm at which the plan has a verdict, and the alpha of each look."""
+
+    looks: list[int]
+    alpha: float
 
 
 class Comparison(TypedDict, total=False):
@@ -32,23 +58,23 @@ class Comparison(TypedDict, total=False):
     time: effects.Time  # of the runs that count
     val_loss: effects.Loss
     verdict: str  # faster, slower, equivalent, inconclusive, not_comparable
-    flags: list[str]  # bench/compare/text.py says what they mean
+    flags: list[str]  # bench/compare/wording.py says what they mean
     words: str  # the verdict as a sentence
     arms: list[str]  # names of baseline and candidate, as the sentences call them
     about: list[str]  # what each of them is: its overrides, or the words of the user
-    energy: effects.Change
-    memory: effects.Change
-    compile: effects.Change
+    energy: effects.Secondary
+    memory: effects.Secondary
+    compile: effects.Secondary
     time_all: effects.Time | None  # with the excluded runs, where there are some
-    excluded: list[dict]  # the excluded runs: arm, run_id, reasons
+    excluded: list[Excluded]
     started: list[int]
     steps: list[int | None]  # None: the runs of the arm differ
-    plan: dict | None  # looks, and alpha of each
-    differences: list[dict]  # bench/compare/comparison.py
-    calibration: dict | None  # of this session
+    plan: Looks | None
+    differences: list[Difference]
+    calibration: dict[str, Any] | None  # of this session: what comparison.py keeps of calibration.find()
     earlier_races: dict[str, int] | None  # {verdict or "none": how many} of the same arms; None: there was none
-    code_change: dict | None  # bench/analysis/diagnosis/code_diff.py
-    diagnosis: dict  # bench/analysis/diagnosis/between_runs.py
+    code_change: dict[str, Any] | None  # bench/analysis/diagnosis/code_diff.py
+    diagnosis: dict[str, Any]  # bench/analysis/diagnosis/between_runs.py
     certificates: list[str | None]  # what the replays of their runs showed; absent where no run has been replayed
 
 
@@ -58,18 +84,21 @@ class Options:
 
     floor_pct: float | None = None  # this machine's A/A floor; None: it is not calibrated
     # n, looks, alpha, margins, made before the first run; None: the margin is the track's
-    plan: Mapping | None = None
+    plan: Mapping[str, Any] | None = None
     identical_losses: bool | None = None  # every trajectory of B is one of A, bit for bit; None: unknown
-    losses_ids: Sequence = (None, None)  # of each arm's rows step_files.losses_id(); None: unknown
+    losses_ids: Sequence[Sequence[str | None] | None] = (
+        None,
+        None,
+    )  # of each arm's rows step_files.losses_id(); None: unknown
     target_val_loss: float | None = None  # None: the runs' own
     loss_margin_nats: float | None = None  # None: the plan's
     force: bool = False  # numbers although the runs are not comparable, still without a verdict
-    differing: Sequence[dict] = ()  # differences.of_facts()
+    differing: Sequence[Difference] = ()
     unplanned_look: bool = False  # the race had an interim look that its plan has not
     names: Sequence[str] = ("A", "B")  # what the baseline and the candidate are called
 
 
-def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options) -> Comparison:
+def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Comparison:
     """Rows (bench/record/rows.py) of all started runs; options: of Options."""
     given = Options(**options)
     plan, names, force = given.plan or {}, given.names, given.force
@@ -78,25 +107,28 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options) -> Comparis
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
     counted, excluded = _without_disturbed_runs(arms, names)
     looks = plan.get("looks") or ([plan["n"]] if plan.get("n") else [])
-    alpha = _first(plan.get("alpha"), stats.ALPHA) / max(1, len(looks))
+    alpha: float = _first(plan.get("alpha"), stats.ALPHA) / max(1, len(looks))
     track = _common(arms, "track")
     margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else target.margin_pct_of(track)
     judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha
     target_val_loss = _first(given.target_val_loss, _common(arms, "target_val_loss"))
-    margin_nats = _first(given.loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
+    margin_nats: float = _first(given.loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
     of_loss = target_val_loss, target.p_value_of(track), margin_nats
-    result = {
+    others = effects.secondary(counted if shown else [[], []], alpha)
+    result: Comparison = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
         "val_loss": effects.val_loss(
             (a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names, given.losses_ids
         ),
-        "verdict": None,
+        "verdict": "",  # as words, filled in by _decide()
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
-        "words": None,
+        "words": "",
         "arms": list(names),
-        **effects.secondary(counted if shown else [[], []], alpha),
+        "energy": others["energy"],
+        "memory": others["memory"],
+        "compile": others["compile"],
         "time_all": effects.time(arms, *judged_by) if excluded and shown else None,
         "excluded": excluded,
         "started": [len(a_rows), len(b_rows)],
@@ -113,28 +145,31 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options) -> Comparis
     return result
 
 
-def adjusted(against: dict) -> dict:
-    """{name: Comparison} of several candidates with one baseline -> the same, decided by Holm's adjusted p."""
-    if len(against) < 2:
-        return against
-    for key in ("p", "p_equivalent"):
-        all_p = stats.holm([effects.joint_p(one["time"], key) for one in against.values()])
-        for result, p_holm in zip(against.values(), all_p, strict=True):
-            result["time"][f"{key}_holm"] = p_holm
-    for result in against.values():
-        _decide(result)
-    return against
+def adjust(comparisons: Sequence[Comparison]) -> None:
+    """Several candidates with one baseline are decided again by Holm's adjusted p."""
+    if len(comparisons) < 2:
+        return
+    times = [comparison["time"] for comparison in comparisons]
+    all_p = stats.holm([effects.joint_p(time, "p") for time in times])
+    all_p_equivalent = stats.holm([effects.joint_p(time, "p_equivalent") for time in times])
+    for time, p, p_equivalent in zip(times, all_p, all_p_equivalent, strict=True):
+        time["p_holm"], time["p_equivalent_holm"] = p, p_equivalent
+    for comparison in comparisons:
+        _decide(comparison)
 
 
-def adjusted_as(result: Comparison, reported: Comparison | None) -> None:
-    """One candidate of a race compared alone: its p stays adjusted for all the candidates that the race had."""
-    if reported and reported["arms"] == result["arms"]:
-        for key in ("p_holm", "p_equivalent_holm"):
-            result["time"][key] = reported["time"].get(key)
-        _decide(result)
+def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> None:
+    """One candidate of a race compared alone: its p stays adjusted for all the candidates that the race had.
+
+    reported: the Comparison, of any version, in race.json.
+    """
+    if reported and reported["arms"] == comparison["arms"]:
+        comparison["time"]["p_holm"] = reported["time"].get("p_holm")
+        comparison["time"]["p_equivalent_holm"] = reported["time"].get("p_equivalent_holm")
+        _decide(comparison)
 
 
-def _without_disturbed_runs(arms, names):
+def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tuple[list[list[Row]], list[Excluded]]:
     """Runs that the machine disturbed are excluded from both arms, by their telemetry and never by their times.
 
     Where fewer than two a side would remain none is excluded, and the comparison is flagged instead.
@@ -146,7 +181,7 @@ def _without_disturbed_runs(arms, names):
     return kept, [{"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]} for name, row in disturbed]
 
 
-def _flags(result, started, arms, given):
+def _flags(result: Comparison, started: Arms, arms: Arms, given: Options) -> list[str]:
     """Words for what a reader must know beside the verdict."""
     rows = [row for group in arms for row in group]
     ns, plan = result["time"]["n"], result["plan"]
@@ -163,14 +198,14 @@ def _flags(result, started, arms, given):
         "one-clock": sum(map(effects.has_outside_clock, arms)) == 1,
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
-        "not-at-a-planned-look": bool(plan) and (a != b or a not in plan["looks"]),
+        "not-at-a-planned-look": plan is not None and (a != b or a not in plan["looks"]),
         "unplanned-look": given.unplanned_look,
     }
     return [flag for flag, holds in flags.items() if holds]
 
 
 def kind_of(
-    arms: Sequence[Sequence[Row]],
+    arms: Arms,
     names: Sequence[str],
     target: float | None,
     judged: str,
@@ -184,7 +219,7 @@ def kind_of(
     these are compared; margin_pct: mean times that differ by less are equal.
     """
     steps = [_known_in(rows, "num_steps") for rows in arms]
-    is_equal = len(set().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2
+    is_equal = len(set[int]().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2
     if has_times:
         missing = [name for name, rows in zip(names, arms, strict=True) if not _reaches(rows, target)]
         if not missing:
@@ -203,7 +238,7 @@ def kind_of(
     return None, f"losses after {_each(steps)} steps, which are neither equal steps nor equal time"
 
 
-def _to_target(steps, reached, judged, is_equal):
+def _to_target(steps: list[set[int]], reached: str, judged: str, is_equal: bool) -> tuple[str, str]:
     if judged == "steps":
         return "steps_to_target", f"steps to {reached}: {_each(steps)}; this track does not judge time"
     also = f", at {_at(steps)}: so also ms per step"
@@ -212,7 +247,7 @@ def _to_target(steps, reached, judged, is_equal):
     return "time_to_target", f"time to {reached}{also}"
 
 
-def _reaches(rows, target):
+def _reaches(rows: Sequence[Row], target: float | None) -> bool:
     """By the mean, as bench/compare/eligibility.py asks; of runs that stop at the target, each."""
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
     if target is None or not losses:
@@ -222,40 +257,44 @@ def _reaches(rows, target):
     return stats.mean(losses) <= target
 
 
-def _takes_as_long(arms, margin_pct):
+def _takes_as_long(arms: Arms, margin_pct: float) -> bool:
     settings = {row["comparability_id"] for rows in arms for row in rows}
     if not all(arms) or len(settings) != 1 or None in settings:
         return False
-    a_s, b_s = (stats.mean([row["train_s"] for row in rows]) for rows in arms)
+    a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
     return abs(b_s / a_s - 1) < margin_pct / 100
 
 
-def _at(steps):
-    known = set().union(*steps)
+def _at(steps: list[set[int]]) -> str:
+    known = set[int]().union(*steps)
     return f"equal steps ({known.pop():,})" if known else "equal steps"
 
 
-def _each(steps):
+def _each(steps: list[set[int]]) -> str:
     return " and ".join(", ".join(f"{number:,}" for number in sorted(of_arm)) or "unknown" for of_arm in steps)
 
 
-def _known_in(rows, column):
+def _known_in(rows: Sequence[Row], column: Literal["num_steps", "batch_tokens"]) -> set[Any]:
     return {row[column] for row in rows} - {None}
 
 
 # ---- the verdict
 
 
-def _decide(result):
+def _decide(result: Comparison) -> None:
     """Fill in verdict and words, and flag a verdict that depends on the excluded runs."""
     result["verdict"] = _verdict(result, result["time"])
     depends = result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"]
-    flags = {DEPENDS: depends, effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"]}
+    flags = {
+        DEPENDS: depends,
+        effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"],
+        effects.NOT_COUNTED: _hides_time(result) and result["comparable"],
+    }
     result["flags"] = [flag for flag in result["flags"] if flag not in flags] + [flag for flag in flags if flags[flag]]
     result["words"] = wording.verdict_sentence(result)
 
 
-def _verdict(result, time):
+def _verdict(result: Comparison, time: effects.Time) -> str:
     if not result["comparable"]:
         return "not_comparable"
     if time["p"] is None or "not-at-a-planned-look" in result["flags"]:
@@ -269,29 +308,37 @@ def decide(time: effects.Time) -> str:
     Each by the runs' own clocks and by the launcher's; else inconclusive.  The floor is what this machine lets us see,
     the margin what matters: a machine that is noisier than the margin can show a difference, never the lack of one.
     """
-    changes = [time["change_pct"]] + [by["change_pct"] or 0.0 for by in (time.get("outside"),) if by]
+    change_pct, by_launcher = time["change_pct"] or 0.0, time.get("outside")
+    least_pct = min(abs(change_pct), abs(by_launcher["change_pct"] or 0.0) if by_launcher else math.inf)
     p = _first(time["p_holm"], effects.joint_p(time, "p"))
-    if p < time["alpha"] and min(map(abs, changes)) > time["floor_pct"]:
-        return "faster" if time["change_pct"] < 0 else "slower"
+    if p < time["alpha"] and least_pct > time["floor_pct"]:
+        return "faster" if change_pct < 0 else "slower"
     p_equivalent = _first(time["p_equivalent_holm"], effects.joint_p(time, "p_equivalent"))
     is_equivalent = p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]
     return "equivalent" if is_equivalent else "inconclusive"
+
+
+def _hides_time(result: Comparison) -> bool:
+    """Whether B's loss is lower, or alone shown to be below the target, and B may have trained outside its clock."""
+    loss = result["val_loss"]
+    is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]
+    return is_lower and effects.spends_more_outside(result["time"])
 
 
 def clocks_disagree(time: effects.Time) -> bool:
     """Whether the runs' own clocks alone would give another verdict than both clocks together."""
     if time.get("outside") is None or time["p"] is None:
         return False
-    alone = time | {"outside": None, "p_holm": None, "p_equivalent_holm": None}
-    return decide(alone) not in (decide(time | {"p_holm": None, "p_equivalent_holm": None}), "inconclusive")
+    both: effects.Time = {**time, "p_holm": None, "p_equivalent_holm": None}
+    return decide({**both, "outside": None}) not in (decide(both), "inconclusive")
 
 
-def _common(arms, column):
+def _common(arms: Arms, column: Literal["track", "target_val_loss", "num_steps"]) -> Any:
     """The value that all rows share, or None."""
     values = {row[column] for rows in arms for row in rows}
     return values.pop() if len(values) == 1 else None
 
 
-def _first(*values):
+def _first(*values: Any) -> Any:
     """The first that is not None, or None."""
     return next((value for value in values if value is not None), None)

@@ -1,6 +1,7 @@
 """A comparison in words, for text, pages and CSV: what is measured, the cells of a table, the verdict as a sentence."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.base import text_table
 from bench.compare import effects
@@ -12,6 +13,36 @@ MEASURES = {  # key of the Comparison: (name, key of the means, their unit, deci
     "memory": ("peak memory", "mean_gib", "GiB", 3),
     "compile": ("compile time", "mean_s", "s", 2),
 }
+FLAGS = {  # what each means, for someone who meets it the first time
+    "imported": "another harness timed these runs and wrote their logs",
+    "session-unknown": "nothing says that both arms ran in one session",
+    "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
+    "order-unknown": "whether the arms were interleaved is unknown",
+    "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {effects.MIN_FLOOR_PCT:g} % is assumed",
+    "calibration-ignored": "the machine disturbed the runs of this session's calibration: calibrate when it is quiet",
+    "n=1": "one run has no spread: no verdict",
+    "no-spread": "identical times in each arm: not measured? no verdict",
+    "runs-without-a-time": "some started runs failed, are invalid or still run",
+    "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
+    "software-differs": "the arms' scripts have their own interpreters, with another torch, CUDA or NCCL",
+    "data-unknown": "the arms' scripts brought data of their own, of which nothing is known",
+    "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
+    "runs-excluded": "runs that the machine disturbed are excluded from both arms",
+    "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
+    effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
+    effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
+    "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
+    "same-seed": "repeats of one seed count as one loss",
+    "steps-differ": "the arms ran different numbers of steps to the same target",
+    "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
+    "mixed-code": "an arm mixes runs of different code, or of identity versions, so that their code cannot be compared",
+    "open-division": "runs that change what their track fixes",
+    "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
+    "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
+    "unplanned-look": "an interim look that is not in the race's plan: the verdict is not evidence",
+    "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
+    "forced": "numbers were asked for although the runs are not comparable",
+}
 MAX_MDE_PCT = 1000
 HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
 
@@ -21,13 +52,13 @@ def unit_of(key: str) -> tuple[str, str, int]:
     return ("nats", "", 5) if key == "val_loss" else ("pct", " %", 2)
 
 
-def known(result: Mapping) -> list[str]:
+def known(result: Mapping[str, Any]) -> list[str]:
     """Keys of what was measured of some run.  result: a Comparison of any version."""
     means = {key: (result.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
     return [key for key in MEASURES if any(mean is not None for mean in means[key])]
 
 
-def cells(result: Mapping, key: str) -> list[str]:
+def cells(result: Mapping[str, Any], key: str) -> list[str]:
     """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
     _, mean_key, unit, decimals = MEASURES[key]
     measure, (end, sign, digits) = result[key], unit_of(key)
@@ -69,7 +100,7 @@ def p_sentence(p: float | None) -> str:
     return f"p < {words[1:]}" if words.startswith("<") else f"p = {words or '-'}"
 
 
-def loss_sentences(loss: Mapping, arms: Sequence[str]) -> list[str]:
+def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
     """What is shown of the losses against the target and against the margin, or why they are not compared."""
     if loss.get("change_nats") is None:
         return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
@@ -91,15 +122,22 @@ def loss_sentences(loss: Mapping, arms: Sequence[str]) -> list[str]:
     return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + list(loss.get("remarks") or ())
 
 
-def standalone_verdict(result: Mapping) -> str:
+def standalone_verdict(result: Mapping[str, Any]) -> str:
     """The sentence for where the verdict itself is not shown beside it.  result: a Comparison of any version."""
-    verdict, words = result["verdict"].replace("_", " "), result["words"]
+    verdict, words = str(result["verdict"]).replace("_", " "), str(result["words"])
     says_it = verdict in ("faster", "slower", "equivalent") or words.startswith((verdict, "no verdict"))
     return words if says_it else f"{verdict}: {words}"
 
 
-def verdict_sentence(result: Mapping) -> str:
+def verdict_sentence(result: Mapping[str, Any]) -> str:
     """The sentence that a Comparison carries; it does not repeat the verdict's own word where that stands beside it."""
+    sentence = _sentence_of_times(result)
+    if effects.NOT_COUNTED in result["flags"]:
+        return f"{sentence}; {extra_words(result)}, so its lower val_loss is not counted"
+    return sentence
+
+
+def _sentence_of_times(result: Mapping[str, Any]) -> str:
     time, verdict, (a, b) = result["time"], result["verdict"], result["arms"]
     if verdict == "not_comparable":
         return _words_of_losses(result)
@@ -119,17 +157,17 @@ def verdict_sentence(result: Mapping) -> str:
     return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(result)}"
 
 
-def _numbers(time):
+def _numbers(time: Mapping[str, Any]) -> str:
     low, high = time["ci95_pct"]
     p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
     return f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
 
 
-def _difference(time, verdict, a, b):
+def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
     """Of two clocks the one that says less leads: what an arm spends outside its own is part of the difference."""
     by_launcher, own_pct = time.get("outside"), abs(time["change_pct"])
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
-    if round(less_pct, 2) >= round(own_pct, 2):
+    if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
         return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_numbers(time)})"
     low, high = by_launcher["ci95_pct"]
     less = f"95 % interval {low:+.2f} to {high:+.2f} %, one-sided p = {by_launcher['p_same_sign']:.2g}"
@@ -137,7 +175,7 @@ def _difference(time, verdict, a, b):
     return f"{less} and {own_pct:.2f} % by their own ({_numbers(time)})"
 
 
-def outside_words(by_launcher: Mapping) -> str:
+def outside_words(by_launcher: Mapping[str, Any]) -> str:
     """The change by the launcher's clock, or why it is unknown."""
     if by_launcher["unknown"]:
         return f"unknown: {by_launcher['unknown']}"
@@ -148,7 +186,15 @@ def outside_words(by_launcher: Mapping) -> str:
     return f"{by_launcher['change_pct']:+.2f} % (95 % interval {low:+.2f} to {high:+.2f} %), means {means} s"
 
 
-def _why_inconclusive(result):
+def extra_words(result: Mapping[str, Any]) -> str:
+    """How much more time B spends outside its own clock than A."""
+    (a, b), by_launcher = result["arms"], result["time"]["outside"]
+    low_s, high_s = by_launcher["extra_ci95_s"]
+    interval = f"95 % interval {low_s:.3f} to {high_s:.3f} s, one-sided p = {by_launcher['extra_p']:.2g}"
+    return f"{b} spends {by_launcher['extra_s']:.3f} s more outside its own clock than {a} ({interval})"
+
+
+def _why_inconclusive(result: Mapping[str, Any]) -> str:
     time = result["time"]
     if effects.DISAGREE in result["flags"]:
         said = outside_words(time["outside"])
@@ -164,9 +210,9 @@ def _why_inconclusive(result):
     return f"the MDE (80 % power) of these runs is {mde}: run more to see a smaller change"
 
 
-def _words_of_losses(result):
+def _words_of_losses(result: Mapping[str, Any]) -> str:
     """Of times that are not comparable: why; and what the losses say all the same."""
-    (a, b), loss, why = result["arms"], result["val_loss"], result["reasons"][0]
+    (a, b), loss, why = result["arms"], result["val_loss"], str(result["reasons"][0])
     said = {
         "waived": f"{b} has those of {a}, bit for bit",
         "not_worse": f"{b} is no worse",

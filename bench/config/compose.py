@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 
 import yaml
 
+import models
 from bench.base.paths import CODE, CONF
-from bench.config import groups, meanings, schema
+from bench.config import groups, meanings, schema, user_code
 from bench.config.groups import (
     GROUPS,
     LISTS,
@@ -64,7 +65,10 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
         _check_settings(group, composed[group])
     _check_track(composed["track"])
     _check_script(composed, overrides)
-    return schema.build(schema.Config, composed)
+    config = schema.build(schema.Config, composed)
+    if config.model is not None:
+        _check_arch(config.model.arch)
+    return config
 
 
 def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -257,9 +261,9 @@ def _composed(groups, folders, name):
     """The same with every setting that there is, as a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
-    result = OmegaConf.to_container(_whole(groups, folders, name))
-    del result["hydra"]
-    composed = filled(schema.Config, result)
+    plain = OmegaConf.to_container(_whole(groups, folders, name))
+    del plain["hydra"]
+    composed = filled(schema.Config, plain)
     for group in LISTS:
         _check_settings(group, composed[group])
     return composed
@@ -299,7 +303,19 @@ def _check_script(composed, overrides):
     for word in overrides:
         if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
             raise ValueError(f"{word}: script={composed['script']['path']} has its own model and optimizer: remove it")
+    if composed["checkpoint"]["save"]:
+        raise ValueError(
+            f"checkpoint.save=true with script={composed['script']['path']}: a script saves its own: remove it"
+        )
     composed["model"] = composed["optim"] = None
+
+
+def _check_arch(arch):
+    ours = [name for name in choices("model") if models.find(name)]
+    if arch not in ours and not user_code.is_import_path(arch):
+        raise ValueError(
+            f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
+        )
 
 
 def _check_settings(group, chosen):

@@ -105,13 +105,13 @@ def _files():
 @functools.cache
 def _by_group(folders):
     """{group: {name: path}}.  ValueError: two folders have the same name."""
-    result = {group: {} for group in GROUPS}
+    paths = {group: {} for group in GROUPS}
     for folder, group in itertools.product(folders, GROUPS):
         for name in _names(folder, group):
             path = folder / group / f"{name}.yaml"
-            if (other := result[group].setdefault(name, path)) != path:
+            if (other := paths[group].setdefault(name, path)) != path:
                 raise ValueError(f"{group}={name} is in two folders, {other} and {path}: rename yours")
-    return result
+    return paths
 
 
 def _names(folder, group):
@@ -120,16 +120,16 @@ def _names(folder, group):
 
 @functools.cache
 def _own_folders(conf, named):
-    result = [] if conf is None else [conf]
+    folders = [] if conf is None else [conf]
     if named is not None:
         if not named.is_dir():
             raise ValueError(f"--config-dir {named}: there is no folder of that name")
         if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
             words = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
             raise ValueError(f"--config-dir {named}: {words}")
-        result.append(named)
-    result += _installed()
-    return tuple(dict.fromkeys(result))
+        folders.append(named)
+    folders += _installed()
+    return tuple(dict.fromkeys(folders))
 
 
 @functools.cache
@@ -140,7 +140,7 @@ def _installed():
         return []  # in a tenth of the time that importlib.metadata takes
     from importlib import metadata
 
-    result = []
+    installed = []
     for point in sorted(metadata.entry_points(group=ENTRY_POINTS)):
         top, *rest = point.value.split(".")
         spec = importlib.util.find_spec(top)
@@ -149,5 +149,5 @@ def _installed():
         if folder is None:
             words = f"{point.name} = {point.value} is not a folder of an installed package"
             raise ValueError(f"entry point {ENTRY_POINTS}: {words}")
-        result.append(folder)
-    return result
+        installed.append(folder)
+    return installed

@@ -41,11 +41,11 @@ UNITS = {  # the last part of a setting's name: its unit
 @functools.cache
 def of_class(cls: type) -> dict[str, str]:
     """Dataclass -> {field: its comment, "" where there is none}, of inherited fields too."""
-    result = {}
+    comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if "__annotations__" in vars(base):
-            result |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
-    return result
+            comments |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
+    return comments
 
 
 def _of_source(source, fields):
@@ -55,12 +55,12 @@ def _of_source(source, fields):
         if token.type == tokenize.COMMENT:
             words, row = token.string.removeprefix("#").strip(), token.start[0]
             (alone if not lines[row - 1][: token.start[1]].strip() else beside)[row] = words
-    result = {}
+    comments = {}
     for row, line in enumerate(lines, 1):
         name = line.partition(":")[0].strip()
         if name in fields and line.startswith("    ") and not line.startswith("     "):
-            result[name] = beside.get(row) or _above(alone, row)
-    return result
+            comments[name] = beside.get(row) or _above(alone, row)
+    return comments
 
 
 def _above(alone, row):
@@ -75,7 +75,8 @@ def _above(alone, row):
 def of_file(path: Path) -> tuple[str, dict[str, str]]:
     """A yaml -> (its first comment: what it is, {dotted key: the comment on its line, "" where there is none})."""
     text = path.read_text()
-    lines, comments = text.splitlines(), {}
+    lines = text.splitlines()
+    comments: dict[str, str] = {}
     head = itertools.takewhile(lambda line: line.startswith("#"), lines)
     about = [line.removeprefix("#").strip() for line in head if not line.startswith("# @package")]
     _of_node(yaml.compose(text), "", lines, comments)
@@ -113,13 +114,13 @@ class Setting:
 
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
-    result = {}
+    known: dict[str, Setting] = {}
     of_cluster = _of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
     for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
-        before = result.setdefault(one.key, one)
+        before = known.setdefault(one.key, one)
         if before is not one:
-            result[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
-    return result
+            known[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
+    return known
 
 
 def _of_class(cls, path, brought_by=(), known=()):
@@ -163,11 +164,11 @@ def about(group: str, name: str) -> str:
 
 def groups() -> dict[str, str]:
     """What each group of settings is for, by its dotted key; of an instrument or exporter what it is."""
-    result = dict(_of_groups(schema.Config, ""))
+    about_groups = dict(_of_groups(schema.Config, ""))
     for group in LISTS:
-        result |= {group: of_class(schema.Config)[group]}
-        result |= {f"{group}.{name}": about(group, name) for name in choices(group)}
-    return result | {"cluster": overrides.CLUSTER_ABOUT}
+        about_groups |= {group: of_class(schema.Config)[group]}
+        about_groups |= {f"{group}.{name}": about(group, name) for name in choices(group)}
+    return about_groups | {"cluster": overrides.CLUSTER_ABOUT}
 
 
 def _of_groups(cls, path):

@@ -118,8 +118,8 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             return None
         parser = OverridesParser.create(config_loader=hydra.config_loader)
-        (result,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
-    return result
+        (points_words,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
+    return points_words
 
 
 def show_cfg(words: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:

@@ -13,7 +13,7 @@ parameter.
 import re
 from pathlib import Path
 
-from bench.config import schema, stages, typed, user_code
+from bench.config import schema, stages, typed, user_code, windows
 from bench.config.compose import of_track
 from bench.config.typed import leaves
 
@@ -33,18 +33,19 @@ UNKNOWN_GIB = 16.0  # where the driver does not say
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
     config = schema.build(schema.Config, schema.to_dict(config))
-    if config.data.shards is not None:  # 9-12 or 9,10,11,12: one config with one id
-        config.data.shards = [str(number) for number in config.data.shard_numbers]
+    if (numbers := config.data.shard_numbers) is not None:  # 9-12 or 9,10,11,12: one config with one id
+        config.data.shards = [str(number) for number in numbers]
         config.data.num_train_shards = None
     resolve_hardware(config.hardware, machine)
-    if config.script is not None:
+    assert config.hardware.num_processes is not None
+    windows.check_ranks(config.instruments, config.hardware.num_processes)
+    if config.model is None or config.optim is None:
         _resolve_script(config, vocab_size)
-        return config
-    _resolve_model(config, vocab_size)
-    _resolve_batch(config, machine.gpu_memory_gib)
-    _check_goal(config)
-    if config.name is None:
-        config.name = f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
+    else:
+        _resolve_model(config, vocab_size)
+        _resolve_batch(config, machine.gpu_memory_gib)
+        _check_goal(config)
+        config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
     return config
 
 
@@ -171,7 +172,8 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits.
     """
     model, hardware = config.model, config.hardware
-    num_vocab = model.vocab_size or config.data.vocab_size
+    assert model is not None and model.vocab_size is not None  # of no script, and resolved
+    num_vocab = model.vocab_size
     blocks, logits = model.num_layers * model.width / (12 * 768), num_vocab / 50304  # against the counted model's
     kept = blocks
     if model.activation_checkpointing:  # one block at a time, and the float32 stream before each
@@ -204,15 +206,15 @@ def deviations_of(config: schema.Config) -> list[str]:
     track = config.track
     if not track.fixed:
         return []
-    rules, result = dict(leaves(of_track(track.name))), []
+    rules, deviations = dict(leaves(of_track(track.name))), []
     for key, value in leaves(schema.to_dict(config)):
         is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
         if is_fixed and rules.get(key) != value and key not in UNFIXED:
-            result.append(f"{key}: {value} instead of {rules.get(key)}")
+            deviations.append(f"{key}: {value} instead of {rules.get(key)}")
     for key, words in stages.changed(config).items():
         if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
-            result.append(f"{words} in the place of {key}, which the track fixes")
-    return result
+            deviations.append(f"{words} in the place of {key}, which the track fixes")
+    return deviations
 
 
 def _is_in(key, group):

@@ -88,13 +88,13 @@ class DataConfig:
         """Of shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
         if self.shards is None:
             return None
-        result = []
+        numbers: list[int] = []
         for word in self.shards:
             first, _, last = word.partition("-")
-            result += range(int(first), int(last or first) + 1)
-        if not result or len(set(result)) < len(result):
+            numbers += range(int(first), int(last or first) + 1)
+        if not numbers or len(set(numbers)) < len(numbers):
             raise ValueError(f"data.shards=[{','.join(self.shards)}]: name at least one, none twice, ranges upwards")
-        return result
+        return numbers
 
 
 @dataclass(kw_only=True)
@@ -147,6 +147,7 @@ class HardwareConfig:
     @property
     def ranks_of_node(self) -> int:
         """Of a resolved config: how many ranks each node has."""
+        assert self.num_processes is not None
         return self.num_processes // (self.nodes or 1)
 
 
@@ -306,7 +307,7 @@ def shape(config: Config) -> dict[str, Any]:
     Configs of one shape differ in floats alone; a number within a script's arguments is one too, and how long is
     waited for something is none.
     """
-    floats = {}
+    floats: dict[str, float] = {}
     values = _without_floats(_hashed(copy.deepcopy(_settings(config)[0])), "", floats)
     return {"shape_id": _hash(values), "floats": [floats[key] for key in sorted(floats)]}
 

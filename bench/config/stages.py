@@ -43,7 +43,9 @@ def stages_of(config: schema.Config) -> list[Stage]:
 
 def num_micro_steps(config: schema.Config, stage: Stage) -> int:
     """Micro-steps of each rank in one optimizer step of a stage, of a resolved config."""
-    return stage.batch_tokens // (stage.seq_len * config.hardware.num_processes * stage.micro_batch_seqs)
+    num_processes, seqs = config.hardware.num_processes, stage.micro_batch_seqs
+    assert stage.batch_tokens and stage.seq_len and num_processes and seqs  # resolve() has filled them
+    return stage.batch_tokens // (stage.seq_len * num_processes * seqs)
 
 
 def num_tokens(config: schema.Config, steps_done: int | None = None) -> int:
@@ -60,7 +62,7 @@ def mean_batch_tokens(config: schema.Config) -> int | float:
 
 def longest_seq_len(config: schema.Config) -> int:
     """The most tokens that the model sees at once, in training and validation, of a resolved config."""
-    return max(val_seq_len(config), *(stage.seq_len for stage in stages_of(config)))
+    return max(val_seq_len(config), *(stage.seq_len or 0 for stage in stages_of(config)))
 
 
 def val_seq_len(config: schema.Config) -> int:
@@ -152,10 +154,10 @@ def _check_together(config):
 
 def changed(config: schema.Config) -> dict[str, str]:
     """{setting of a run: the stage's that is in its place and differs}, "data.seq_len": "stages[0].seq_len=64"."""
-    result = {}
+    changes: dict[str, str] = {}
     for index, stage in enumerate(config.stages or ()):
         for field in dataclasses.fields(stage):
             key, value = INSTEAD_OF.get(field.name), getattr(stage, field.name)
             if key is not None and value is not None and (key.count(".") == 0 or value != typed.get(config, key)):
-                result.setdefault(key, f"stages[{index}].{field.name}={value}")
-    return result
+                changes.setdefault(key, f"stages[{index}].{field.name}={value}")
+    return changes

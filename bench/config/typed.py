@@ -21,7 +21,19 @@ from models.settings import Range
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
 GROUP = "a group of settings, KEY: VALUE"
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
-AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
+
+
+def at_least(lowest: int) -> Range:
+    """A Range of numbers."""
+    return Range(lambda value: value >= lowest, f"of {lowest} or more")
+
+
+def between(lowest: int, highest: int) -> Range:
+    """A Range of whole numbers, both ends included."""
+    return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
+
+
+AtLeast1 = Annotated[int, at_least(1)]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
 ]
@@ -37,11 +49,6 @@ Name = Annotated[
 ]
 
 
-def between(lowest: int, highest: int) -> Range:
-    """A Range of whole numbers, both ends included."""
-    return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
-
-
 def build(cls, values, path=""):
     """Plain nested dict -> cls.  Raises ValueError for a key, type, range or missing value that cls does not have."""
     cls = _variant(cls, values, path)
@@ -54,7 +61,7 @@ def build(cls, values, path=""):
     made = {}
     for name in fields:
         if values.get(name, MISSING) != MISSING:
-            made[name] = _checked(f"{path}{name}", values[name], hints[name])
+            made[name] = checked(f"{path}{name}", values[name], hints[name])
         elif name in values or default_of(fields[name]) == MISSING:
             raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE or choose a track that does")
     try:
@@ -129,7 +136,7 @@ def variants(cls: type) -> list[str]:
     return sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__))
 
 
-def variant(cls: type, name: str) -> type:
+def variant(cls: typing.Any, name: str) -> type:
     """The Config in the file of that name, which is among variants(cls)."""
     return importlib.import_module(f"{cls.PACKAGE}.{name}").Config
 
@@ -158,25 +165,25 @@ def default_of(one: dataclasses.Field) -> typing.Any:
     return MISSING if one.default is dataclasses.MISSING else one.default
 
 
-def _checked(where, value, hint):
+def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     """The value as hint wants it (an int becomes a float, a number a word, a dict its dataclass), or ValueError."""
     plain, ranges, may_be_none = _parts(hint)
     if value is None and may_be_none:
         return None
     if dataclasses.is_dataclass(plain) and isinstance(value, dict):
         return build(plain, value, f"{where}.")
-    kind = typing.get_origin(plain) or plain
+    kind, given = typing.get_origin(plain) or plain, value
     if (kind, type(value)) in ((float, int), (str, int), (str, float)):
         value = kind(value)
     is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if not is_kind or (kind is float and not math.isfinite(value)) or not all(one.holds(value) for one in ranges):
-        raise ValueError(f"{where}={value}: use {allowed(hint)}")
-    if kind is list:
+        raise ValueError(f"{where}={given}: use {allowed(hint)}")
+    if kind is list and typing.get_args(plain):
         (item,) = typing.get_args(plain)
         is_group = dataclasses.is_dataclass(item)
-        return [_checked(f"{where}[{num}]" if is_group else where, one, item) for num, one in enumerate(value)]
+        return [checked(f"{where}[{num}]" if is_group else where, one, item) for num, one in enumerate(value)]
     if kind is dict and typing.get_args(plain) and typing.get_args(plain)[1] is not typing.Any:
-        return {key: _checked(f"{where}.{key}", one, typing.get_args(plain)[1]) for key, one in value.items()}
+        return {key: checked(f"{where}.{key}", one, typing.get_args(plain)[1]) for key, one in value.items()}
     return value
 
 
@@ -184,7 +191,7 @@ def row_class(hint: typing.Any) -> type | None:
     """The dataclass of a table's rows, of a field dict[str, DATACLASS]; None for another field."""
     plain = _parts(hint)[0]
     row = _parts(typing.get_args(plain)[1])[0] if typing.get_origin(plain) is dict else None
-    return row if dataclasses.is_dataclass(row) else None
+    return row if isinstance(row, type) and dataclasses.is_dataclass(row) else None
 
 
 def allowed(hint: typing.Any) -> str:
@@ -192,7 +199,7 @@ def allowed(hint: typing.Any) -> str:
     plain, ranges, may_be_none = _parts(hint)
     kind = typing.get_origin(plain) or plain
     words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
-    if kind is list:
+    if kind is list and not ranges:
         words.append(f"of {allowed(*typing.get_args(plain)).removeprefix('a ')}s")
     return " ".join(words + [one.words for one in ranges]) + (", or null" if may_be_none else "")
 

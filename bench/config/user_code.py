@@ -92,8 +92,8 @@ def load(where: str, import_path: str) -> Any:
         raise ValueError(f"{where}={import_path}: {_import_failure(module_name, error)}") from error
     if not hasattr(module, name):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        result = f"it has {', '.join(classes)}" if classes else "it has no class"
-        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {result}")
+        has = f"it has {', '.join(classes)}" if classes else "it has no class"
+        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {has}")
     if not isinstance(getattr(module, name), type):
         raise ValueError(f"{where}={import_path}: {name} is a {type(getattr(module, name)).__name__}, not a class")
     return getattr(module, name)
@@ -112,6 +112,8 @@ def _module(name) -> ModuleType:
     known_as = "own_" + re.sub(r"\W", "_", name)
     if known_as not in sys.modules:
         spec = importlib.util.spec_from_file_location(known_as, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: its name does not end in .py")
         sys.modules[known_as] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
@@ -137,24 +139,35 @@ def _import_failure(module_name, error):
         return f"there is no file {_file(module_name)}"
     words = f"{type(error).__name__}: {error}"
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    if missing.partition(".")[0] in OURS:
+    if places := _places_of(missing):
+        words += f"; its place is {' or '.join(places)} now"
+    elif missing.partition(".")[0] in OURS:
         words += f"; {missing.partition('.')[0]} is the harness's own package here: give yours another name"
     if "no known parent package" in str(error):
         words += "; a file alone has none: write my_package.my_model:NAME instead of the file"
     return f"cannot be imported: {words}{line_of(error)}"
 
 
+def _places_of(missing):
+    """bench.instruments, a module of ours by an older name -> [bench.training.instruments]; [] of any other name."""
+    package, _, inner = missing.partition(".")
+    last = inner.rpartition(".")[2]
+    found = sorted((CODE / package).rglob("*")) if package in OURS and last.isidentifier() else []
+    is_module = (path for path in found if path.name == f"{last}.py" or path.name == last and list(path.glob("*.py")))
+    return [".".join(path.relative_to(CODE).with_suffix("").parts) for path in is_module]
+
+
 def line_of(error: BaseException) -> str:
     """ " (my_model.py, line 12)": where in the user's folder it was raised, innermost; "" where it was not there."""
-    result, frame = "", error.__traceback__
+    place, frame = "", error.__traceback__
+    folders = [Path(folder) for folder in (_copied, working_folder()) if folder]
     while frame is not None:
         path = Path(frame.tb_frame.f_code.co_filename)
-        for folder in filter(None, (_copied, working_folder())):
-            if path.is_relative_to(folder) and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
-                result = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
-                break
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        if folder and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
+            place = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
         frame = frame.tb_next
-    return result
+    return place
 
 
 # ---- the source files, found without importing them: launching asks for them before every run
@@ -167,11 +180,11 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
     Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as script_sources() has them.
     """
-    result = {}
+    found: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
             path = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()
-            result |= script_sources(Path(os.path.normpath(path)))
+            found |= script_sources(Path(os.path.normpath(path)))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)
@@ -183,10 +196,10 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
             file = waiting.pop()
             base = next((root.folder for root in roots if file.is_relative_to(root.folder)), file.parent)
             key = f"own/{file.relative_to(base).as_posix()}"
-            if key not in result and file.is_file():
-                result[key] = file
+            if key not in found and file.is_file():
+                found[key] = file
                 waiting += _named_in(file, base, roots) if file.suffix == ".py" else []
-    return dict(sorted(result.items()))
+    return dict(sorted(found.items()))
 
 
 def used_by_script(script: Path, names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
@@ -245,7 +258,7 @@ def _named_in(path, base, roots):
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # importing it says so
         return []
-    package, result = path.relative_to(base).parts[:-1], []
+    package, files = path.relative_to(base).parts[:-1], []
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -255,23 +268,23 @@ def _named_in(path, base, roots):
             module = ".".join([*above, *([node.module] if node.module else [])])
             names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(KERNELS):
-            result += [path.parent / node.value, Path(working_folder(), node.value)]
-        result += [file for name in names for file in _of_module(name, roots)]
-    return result
+            files += [path.parent / node.value, Path(working_folder(), node.value)]
+        files += [file for name in names for file in _of_module(name, roots)]
+    return files
 
 
 def script_sources(script: Path) -> dict[str, Path]:
     """{"script/train_gpt.py": its path} of the sources beside the script and below, but for EXCLUDED, sorted."""
-    result = {script.name: script}
+    paths = {script.name: script}
     for parent, folders, names in os.walk(script.parent):
         below = Path(parent).relative_to(script.parent)
         folders[:] = sorted(name for name in folders if is_searched(Path(parent, name), len(below.parts)))
         suffixes = SUFFIXES if below.parts else SUFFIXES + TEXTS
         for name in sorted(names):
             path = Path(parent, name)
-            if path.suffix in suffixes and len(result) < MAX_FILES and _is_small(path):
-                result[(below / name).as_posix()] = path
-    return {f"script/{name}": result[name] for name in sorted(result)}
+            if path.suffix in suffixes and len(paths) < MAX_FILES and _is_small(path):
+                paths[(below / name).as_posix()] = path
+    return {f"script/{name}": paths[name] for name in sorted(paths)}
 
 
 def is_searched(folder: Path, depth: int) -> bool:

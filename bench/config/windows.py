@@ -5,8 +5,14 @@ one torch profiler at a time (two crash it), so the profilers' windows never ove
 windows of the memory history share one history.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from bench.config import typed
+from bench.config.typed import AtLeast1
+from models.settings import NotNegativeInt, Range, one_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
@@ -15,42 +21,29 @@ STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
 TRACE_FIELDS = ("name", "first_step", "warmup_steps", "active_steps", "ranks", "activities", "gzip", "max_mib", *FLAGS)
 MEMORY_FIELDS = ("name", "first_step", "active_steps", "ranks", "max_entries", "stacks")
 TAKEN_NAME = "oom"  # what snapshots of an out-of-memory are called
-KEMPNER_FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
+KEMPNER_FLAGS: dict[str, Any] = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
 
 
-def _whole(least):
-    return lambda value: type(value) is int and value >= least, f"use a whole number of {least} or more"
-
-
-def _one_of(*choices):
-    return choices.__contains__, f"choose from {', '.join(choices)}"
-
-
-def _list_of(holds, words):
-    return lambda value: value is None or isinstance(value, (list, tuple)) and value and all(map(holds, value)), words
-
-
-def _is_mib(value):
-    return value is None or type(value) in (int, float) and value > 0
-
-
-_PATH = "it becomes part of a file's name inside the run: use letters, digits, '-', '_' and '.'"
-# {setting: (whether a value can be, what to do about one that cannot)}: a name means the same in every instrument
-RULES = {
-    **dict.fromkeys(("step", "first_step", "active_steps", "end_step", "max_entries"), _whole(1)),
-    **dict.fromkeys(("warmup_steps", "start_step"), _whole(0)),
-    **dict.fromkeys(
-        (*FLAGS, "gzip", "compilation", "enable"), (lambda value: type(value) is bool, "use true or false")
-    ),
-    "stacks": _one_of("python", "all"),
-    "classifier": _one_of("fixed", "kempner_v0"),
-    "name": (lambda value: isinstance(value, str) and NAME.fullmatch(value), _PATH),
-    "trace_dir": (lambda value: not value or all(map(NAME.fullmatch, value.split("/"))), _PATH),
-    "max_mib": (_is_mib, "use a number of MiB above 0, or null for no limit"),
-    "ranks": _list_of(_whole(0)[0], "give a list of ranks, e.g. [0], or null for all"),
-    "activities": _list_of(
-        ("cpu", "cuda").__contains__, "give a list of cpu and cuda, or null for all of this machine"
-    ),
+_FILE_NAME = "letters, digits, '-', '_' and '.', because it becomes part of a file's name inside the run"
+_Name = Annotated[str, Range(NAME.fullmatch, _FILE_NAME)]
+_Path = Annotated[str, Range(lambda path: all(map(NAME.fullmatch, path.split("/"))) or not path, _FILE_NAME)]
+_Ranks = Annotated[
+    list, Range(lambda ranks: ranks and all(type(rank) is int and rank >= 0 for rank in ranks), "of ranks, e.g. [0]")
+]
+_Activities = Annotated[
+    list, Range(lambda names: names and all(name in ("cpu", "cuda") for name in names), "of cpu and cuda")
+]
+HINTS: dict[str, Any] = {  # {setting: what it may be}: a name means the same in every instrument
+    **dict.fromkeys(("step", "first_step", "active_steps", "end_step", "max_entries"), AtLeast1),
+    **dict.fromkeys(("warmup_steps", "start_step"), NotNegativeInt),
+    **dict.fromkeys((*FLAGS, "gzip", "compilation", "enable"), bool),
+    "stacks": Annotated[str, one_of("python", "all")],
+    "classifier": Annotated[str, one_of("fixed", "kempner_v0")],
+    "name": _Name,
+    "trace_dir": _Path | None,
+    "max_mib": Annotated[float, Range(lambda mib: mib > 0, "of MiB above 0")] | None,
+    "ranks": _Ranks | None,
+    "activities": _Activities | None,
 }
 
 
@@ -87,20 +80,10 @@ def each(where, settings, fields):
         yield here, {key: differences.get(key, settings[key]) for key in fields}
 
 
-def check(where: str, values: dict) -> None:
-    """values: settings that RULES may know.  Raises ValueError for the first that cannot be."""
-    for key, value in values.items():
-        holds, remedy = RULES.get(key, (None, ""))
-        if holds and not holds(value):
-            is_word = isinstance(value, str) and "whole number" not in remedy
-            raise ValueError(f"{where}.{key}={value if is_word else repr(value)}: {remedy}")
-
-
-def check_whole(where: str, value: object, least: int) -> None:
-    """where: the setting's dotted key.  Raises ValueError for what is not a whole number of at least least."""
-    holds, remedy = _whole(least)
-    if not holds(value):
-        raise ValueError(f"{where}={value!r}: {remedy}")
+def check(where: str, values: dict[str, Any]) -> None:
+    """values: settings that HINTS may know.  Raises ValueError for the first that cannot be."""
+    for key in filter(HINTS.get, values):
+        typed.checked(f"{where}.{key}", values[key], HINTS[key])
 
 
 def ranks_of(ranks: list[int] | None) -> tuple[int, ...] | None:
@@ -115,11 +98,10 @@ def check_ranks(instruments: dict[str, dict], num_processes: int) -> None:
         chosen = [(f"{where}.ranks", settings.get("ranks"))]
         chosen += [(f"{where}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()]
         for key, ranks in chosen:
-            missing = [rank for rank in ranks or () if rank >= num_processes]
-            if missing:
+            if missing := [rank for rank in ranks or () if rank >= num_processes]:
                 processes = f"{num_processes} process{'es' * (num_processes > 1)}"
                 remedy = f"the run has {processes}, ranks from 0: remove {missing[0]}"
-                raise ValueError(f"{key}={list(ranks)}: {remedy}")
+                raise ValueError(f"{key}={list(ranks or ())}: {remedy}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +130,7 @@ class ProfilerWindow(Window):
         """The first step that the window disturbs."""
         return self.first_step - self.warmup_steps
 
-    def overlaps(self, other: "Window") -> bool:
+    def overlaps(self, other: "ProfilerWindow") -> bool:
         """Whether some rank would have both at once."""
         together = self.begin_step <= other.last_step and other.begin_step <= self.last_step
         shared = self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)
@@ -169,8 +151,8 @@ def _trace_window(where, values):
         )
     activities = values["activities"] and tuple(values["activities"])
     same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
-    options = Options(activities, **{flag: values[flag] for flag in FLAGS})
-    return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=options)
+    flags = {flag: values[flag] for flag in FLAGS}
+    return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=Options(activities, **flags))
 
 
 def kempner_window(settings: dict) -> ProfilerWindow | None:
@@ -205,7 +187,7 @@ def stage_options(settings: dict) -> Options:
 
 def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None]) -> None:
     """{instrument: its windows, or None where it profiles at any time}.  Raises ValueError where two profilers meet."""
-    profiling = [name for name, result in windows_by_instrument.items() if result is None or result]
+    profiling = [name for name, given in windows_by_instrument.items() if given is None or given]
     alone = next((name for name in profiling if windows_by_instrument[name] is None), None)
     beside = [name for name in profiling if name != alone]
     if alone and beside:
@@ -213,11 +195,10 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
             f"instruments.{beside[0]}: instruments.{alone} profiles too, and two torch profilers at once crash the "
             "process: keep one of them, e.g. profile=window or profile=stages"
         )
-    result = [] if alone else [window for name in profiling for window in windows_by_instrument[name]]
-    result.sort(key=lambda window: window.begin_step)
-    for number, window in enumerate(result):
-        for other in result[number + 1 :]:
-            _refuse_overlap(window, other)
+    windows = [] if alone else [window for name in profiling for window in windows_by_instrument[name] or ()]
+    windows.sort(key=lambda window: window.begin_step)
+    for window, other in itertools.combinations(windows, 2):
+        _refuse_overlap(window, other)
 
 
 def _refuse_overlap(window, other):
@@ -254,20 +235,20 @@ class MemoryWindow(Window):
 def memory_windows(settings: dict) -> list[MemoryWindow]:
     """Settings of the instrument memory_history -> its windows in order: one, or those listed."""
     where = "instruments.memory_history"
-    result = [_memory_window(here, values) for here, values in each(where, settings, MEMORY_FIELDS)]
-    result.sort(key=lambda window: window.first_step)
-    for window, later in zip(result, result[1:]):
+    windows = [_memory_window(here, values) for here, values in each(where, settings, MEMORY_FIELDS)]
+    windows.sort(key=lambda window: window.first_step)
+    for window, later in zip(windows, windows[1:]):
         if later.first_step <= window.last_step:
             raise ValueError(
                 f"{where}.windows: {later.name} begins at step {later.first_step} and {window.name} ends at step "
                 f"{window.last_step}: there is one memory history only, let it begin after step {window.last_step}"
             )
-    names = [window.name for window in result]
+    names = [window.name for window in windows]
     for name in names:
         if names.count(name) > 1:
             words = f"two windows are called {name} and would write the same files: rename one"
             raise ValueError(f"{where}.windows: {words}")
-    return result
+    return windows
 
 
 def _memory_window(where, values):

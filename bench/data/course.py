@@ -9,10 +9,12 @@ record 26 (2025-07-12_BosAlign, find_batch_starts), but across the borders of sh
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from bench.data.shards import Shard
 
 SCAN_TOKENS = 1 << 20  # searched for documents at once
 
@@ -43,11 +45,10 @@ class Course:
                 raise ValueError(f"batch_tokens={shape.batch_tokens}: {hint}")
         assert all((shape.num_steps is None) == (shape is shapes[-1]) for shape in shapes), shapes
         self._shapes, self._rank, self._world_size = list(shapes), rank, world_size
-        before = shapes[:-1]
-        self._steps = _sums(shape.num_steps for shape in before)
-        self._micros = _sums(shape.num_steps * shape.num_micro_steps for shape in before)
-        self._seqs = _sums(shape.num_steps * shape.num_seqs for shape in before)
-        self._tokens = _sums(shape.num_steps * shape.batch_tokens for shape in before)
+        self._steps = _before_each(shapes, lambda shape: 1)
+        self._micros = _before_each(shapes, lambda shape: shape.num_micro_steps)
+        self._seqs = _before_each(shapes, lambda shape: shape.num_seqs)
+        self._tokens = _before_each(shapes, lambda shape: shape.batch_tokens)
 
     def micro_tokens(self, shape: BatchShape) -> int:
         """Tokens of one micro-batch of this rank."""
@@ -92,18 +93,47 @@ class Course:
         return bisect.bisect_right(self._micros, micro) - 1
 
 
+class Stream:
+    """The endless concatenation of shards.  Not for two threads at once."""
+
+    def __init__(self, shards: Sequence[Shard]):
+        if not shards:
+            raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
+        self._shards = list(shards)
+        self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in self._shards)]
+        self._mapped_index, self._mapped = -1, np.empty(0, np.uint16)  # the shard being read; the others need no memory
+
+    @property
+    def num_tokens(self) -> int:
+        """Of one epoch."""
+        return self._starts[-1]
+
+    def read(self, start: int, num_tokens: int) -> np.ndarray:
+        """Tokens [start, start + num_tokens) as uint16, a view of the file where one shard holds them all."""
+        pieces, start = [], start % self.num_tokens
+        while num_tokens:
+            index = bisect.bisect_right(self._starts, start) - 1
+            first = start - self._starts[index]
+            if self._mapped_index != index:
+                self._mapped_index, self._mapped = index, np.asarray(self._shards[index].tokens())
+            piece = self._mapped[first : first + num_tokens]
+            pieces.append(piece)
+            num_tokens -= len(piece)
+            start = (start + len(piece)) % self.num_tokens
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
 class DocumentStarts:
     """Where each sequence of a run begins if it must be at a document.  Not for two threads at once.
 
-    stream: has read(start, num_tokens), endless, and num_tokens of an epoch.  Searches only as far as it is asked, and
-    keeps what it found: 8 bytes a sequence.
+    Searches only as far as it is asked, and keeps what it found: 8 bytes a sequence.
     """
 
-    def __init__(self, stream, eos_token: int, shapes: Sequence[BatchShape]):
+    def __init__(self, stream: Stream, eos_token: int, shapes: Sequence[BatchShape]):
         self._stream, self._eos_token = stream, eos_token
         self._shapes = list(shapes)
-        self._firsts = _sums(shape.num_steps * shape.num_seqs for shape in shapes[:-1])  # sequences before each shape
-        self._starts = []
+        self._firsts = _before_each(shapes, lambda shape: shape.num_seqs)
+        self._starts: list[int] = []
         self._scanned, self._documents = 0, np.empty(0, np.int64)  # those before it that are not passed yet
 
     def of(self, first_seq: int, num_seqs: int) -> list[int]:
@@ -133,6 +163,7 @@ class DocumentStarts:
             self._scanned += len(tokens)
 
 
-def _sums(counts):
-    """0, and the sum of the first count, of the first two, and so on."""
+def _before_each(shapes: Sequence[BatchShape], of_step: Callable[[BatchShape], int]) -> list[int]:
+    """How many the steps before each shape have, all together.  of_step: how many a step has."""
+    counts = ((shape.num_steps or 0) * of_step(shape) for shape in shapes[:-1])
     return list(itertools.accumulate(counts, initial=0))

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from bench.data.course import BatchShape, Course, DocumentStarts
+from bench.data.course import BatchShape, Course, DocumentStarts, Stream
 from bench.data.shards import Shard
-from bench.data.stream import Stream
 
 # Small steps are read several at once, or handing them over would cost more than reading them.
 BLOCK_TOKENS = 1 << 16
@@ -119,16 +118,16 @@ class Loader:
             self._free.put(self._buffer)
             self._buffer = self._block = None
         try:
-            result = self._ready.get_nowait()
+            handed = self._ready.get_nowait()
         except queue.Empty:
             started_ns = time.perf_counter_ns()
-            result = self._ready.get()
+            handed = self._ready.get()
             self.wait_ns += time.perf_counter_ns() - started_ns
             self.num_waits += 1
-        if isinstance(result, BaseException):
-            self._error = result
-            raise result
-        self._buffer, self._block, self._shape = result
+        if isinstance(handed, BaseException):
+            self._error = handed
+            raise handed
+        self._buffer, self._block, self._shape = handed
         self._left = len(self._block)
 
     def _to_gpu(self, pair):

@@ -1,22 +1,26 @@
 """The .bin shard of llm.c and modded-nanogpt: written, read, and refused by name when it is not one.
 
 256 little-endian int32: magic 20240520, version 1, token count, zeros; then that many little-endian uint16 tokens.
+
+Facts remembers sha256 and largest token of files while a file stays the same, so that a launch need not read it all:
+<data root>/.checked.json says what was found in a file, never what should be there.  It is believed where this user
+alone can have written it, and for large files: ANEW_BYTES of others are read at each launch whatever it says.
 """
 
+import contextlib
 import hashlib
+import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-
-if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
-    import numpy as np
+from bench.base.units import MIB, format_bytes
 
 MAGIC = 20240520
 VERSION = 1
@@ -25,10 +29,16 @@ HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2
 MAX_TOKENS = 2**31 - 1  # the header holds the count as int32
 SCAN_BYTES = 1 << 22  # read at once when a whole shard is scanned
-
 TOKEN_DTYPE = "<u2"
 HEADER = struct.Struct(f"<{HEADER_INTS}i")
 LLAMA_MAGIC = 20240801  # llm.c's other format
+FACTS_FILE = ".checked.json"
+SLOW_BYTES = 100 * MIB  # from here on reading takes long enough to be announced
+ANEW_BYTES = 32 * MIB  # 0.02 to 0.1 s of sha256, of each launch
+
+
+if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
+    import numpy as np
 
 
 class CheckFailed(ValueError):
@@ -114,3 +124,54 @@ def sha256(path: Path | str) -> str:
     """Hex digest of a whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stamp_of(path: Path) -> list[int]:
+    """Bytes, times and inode of a file, which stay while nobody writes to it or replaces it."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]  # ctime too: mtime can be put back
+
+
+class Facts:
+    """with Facts(root) as facts: digest, max_token = facts.of(shard)"""
+
+    def __init__(self, root: Path):
+        self._path, self._new = root / FACTS_FILE, False
+        self._known: dict[str, dict[str, Any]] = {}
+        self._anew_bytes = ANEW_BYTES  # left to be read
+        self._read: set[Path] = set()  # files that are
+
+    def __enter__(self):
+        with contextlib.suppress(Damaged), plain_file.opened(self._path) as file:
+            self._known = atomic.read_json(self._path, {}) if plain_file.is_own(file) else {}
+        return self
+
+    def __exit__(self, *exc_info):
+        if self._new:
+            with contextlib.suppress(OSError):  # a read-only root only costs time
+                atomic.write_own(self._path, json.dumps(self._known, indent=1))
+
+    def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
+        """Of the file as it is now."""
+        return self._fact(path, "sha256", lambda: sha256(path), say)
+
+    def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:
+        """(sha256, largest token) of the file as it is now."""
+        return self.sha256(shard.path, say), self._fact(shard.path, "max_token", lambda: max_token(shard))
+
+    def _fact(self, path, kind, find, say=lambda text: None):
+        path = path.resolve()
+        stamp = stamp_of(path)
+        if path not in self._read and stamp[0] <= self._anew_bytes:
+            self._anew_bytes -= stamp[0]
+            self._read.add(path)
+        if path in self._read:
+            return find()
+        known = self._known.get(str(path))
+        if not isinstance(known, dict) or known.get("stamp") != stamp:
+            known = self._known[str(path)] = {"stamp": stamp}
+        if kind not in known:
+            if stamp[0] > SLOW_BYTES:
+                say(f"checking {path.name}, {format_bytes(stamp[0])}")
+            known[kind], self._new = find(), True
+        return known[kind]

@@ -17,7 +17,7 @@ from bench.launch.script import script, work_folder
 from bench.machine import code_state, environment
 from bench.record import ledger, run_folder, step_files
 from bench.record.exporters import dashboards
-from bench.training import gc_policy
+from bench.training import clock
 from bench.training.clock import TIMING_PROTOCOL
 from bench.training.instruments import registry
 
@@ -142,7 +142,7 @@ def _timing_protocol(job):
     hardware = job.config.hardware
     if job.script:
         return script.TIMING_PROTOCOL
-    return TIMING_PROTOCOL | gc_policy.protocol(hardware.gc, hardware.gc_every_steps)
+    return TIMING_PROTOCOL | clock.gc_protocol(hardware.gc, hardware.gc_every_steps)
 
 
 def _data(job):

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import models
 from bench.base import credentials, private
 from bench.base.paths import CODE, REPO, of_user
-from bench.config import compose, resolve, schema, stages, user_code, windows
+from bench.config import compose, resolve, schema, stages, user_code
 from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
 from bench.launch import own_model
@@ -117,27 +116,11 @@ def this_machine() -> schema.Machine:
 def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
     """What is asked of a machine, not resolved; None: of this one.  Raises ValueError for the user."""
     config = compose.compose(overrides, machine or this_machine())
-    if config.script is None:
-        _check_arch(config.model.arch)
     registry.check(config.instruments)
-    _check_end(config)
-    dashboards.check(config.exporters)
-    return config
-
-
-def _check_end(config):
-    if config.checkpoint.save and config.script is not None:
-        raise ValueError(f"checkpoint.save=true with script={config.script.path}: a script saves its own: remove it")
     if config.profile.stop_after_window:
         registry.last_step(config.instruments)
-
-
-def _check_arch(arch):
-    ours = [name for name in compose.choices("model") if models.find(name)]
-    if arch not in ours and not user_code.is_import_path(arch):
-        raise ValueError(
-            f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
-        )
+    dashboards.check(config.exporters)
+    return config
 
 
 def prepare(
@@ -166,7 +149,6 @@ def prepare(
         if getattr(data, name) is not None:
             setattr(data, name, private.redact(getattr(data, name), REPO))
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
-    windows.check_ranks(config.instruments, config.hardware.num_processes)
     registry.program(config.instruments, Path(), config.hardware.device)
     config, secrets = _recorded(config)
     return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets=secrets)

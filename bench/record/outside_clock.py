@@ -9,7 +9,7 @@ says of its own lateness.  A late reader, or one that did not run at all, is the
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NotRequired, TypedDict
 
 START, PAUSE, GO, STOP = "start", "pause", "go", "stop"  # the edges of our own runs
@@ -17,7 +17,9 @@ TOLERANCE_S, TOLERANCE_FRAC = 0.05, 0.001  # of what is claimed; a record of 74 
 EDGE_S = 0.001  # between a clock's reading and its word or line, for each validation (assumed)
 FROZEN_FRAC = 0.01  # of the timed region, in which the launcher should have run and did not
 SPREADS = 3.0  # how many of them validations may be longer than the one at step 0
-MAX_GROWTH = 2.0  # and as many times: attention windows that grow in training make honest ones longer (assumed)
+# And as many times: attention windows that grow make honest ones longer (assumed); so does a machine that gets busy
+# meanwhile, 0.14 s became 0.30 s in one of 239 runs at load.
+MAX_GROWTH = 3.0
 MACHINE, CLOCK, VALIDATIONS = "launcher", "outside clock", "validations"  # who doubts, in run["doubts"]
 
 
@@ -84,8 +86,20 @@ def of_times(
 
 def unknown(source: str, why: str, claimed_train_s: float | None = None) -> Clock:
     """Without times."""
-    facts = dict.fromkeys(Clock.__annotations__) | {"claimed_train_s": claimed_train_s, "validations_s": []}
-    return facts | {"rules": 1, "source": source, "unknown": why, "reader_late_s": 0.0, "frozen_s": 0.0}
+    return {
+        "rules": 1,
+        "source": source,
+        "unknown": why,
+        "outside_s": None,
+        "outside_train_s": None,
+        "outside_validations_s": None,
+        "validations_s": [],
+        "validation_at_start_s": None,
+        "claimed_train_s": claimed_train_s,
+        "reader_late_s": 0.0,
+        "frozen_s": 0.0,
+        "ranks_waited_s": None,
+    }
 
 
 def tolerance_s(counted_s: float, num_validations: int, reader_late_s: float) -> float:
@@ -105,11 +119,11 @@ def doubts(clock: Clock) -> list[tuple[str, str]]:
     return [*_claimed(clock), *_validations(clock), *_machine(clock)]
 
 
-def _claimed(clock):
+def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
     """Of our own runs: a script's claim is held against its lines, one by one (printed_times.py)."""
-    if clock["source"] != "edges" or clock["claimed_train_s"] is None:
-        return
     claimed_s, outside_s = clock["claimed_train_s"], clock["outside_train_s"]
+    if clock["source"] != "edges" or claimed_s is None or outside_s is None:
+        return
     limit_s = tolerance_s(claimed_s, len(clock["validations_s"]), clock["reader_late_s"])
     if abs(outside_s - claimed_s) > limit_s:
         more = "less" if claimed_s < outside_s else "more"
@@ -117,25 +131,28 @@ def _claimed(clock):
         yield CLOCK, f"its clock counts {more} time than passed: {both} (tolerance {limit_s:.3f} s)"
 
 
-def _validations(clock):
-    """More than twice as long as the one at step 0; what is less, bench/compare/ holds against the other arm.
+def _validations(clock: Clock) -> Iterator[tuple[str, str]]:
+    """Usually more than MAX_GROWTH times as long as the one at step 0; bench/compare/ counts all of it, whatever it is.
 
-    The last is not asked: what is checked once more at the end is part of it.
+    Of two the shorter one: one that the machine held up is no reproach.
     """
     first = 1 if clock["source"] == "edges" else 0  # a script's at step 0 ends with its first line
-    at_start_s, others_s = clock["validation_at_start_s"], clock["validations_s"][first:-1]
+    at_start_s, others_s = clock["validation_at_start_s"], clock["validations_s"][first:]
     if at_start_s is None or not others_s:
         return
-    excess_s = statistics.median(others_s) - at_start_s
+    usual_s = statistics.median_low(others_s)
+    excess_s = usual_s - at_start_s
     spread_s = statistics.stdev(others_s) if len(others_s) > 1 else 0.0
     spread_s = max(spread_s, (MAX_GROWTH - 1) / SPREADS * at_start_s, clock["reader_late_s"])
     if excess_s > max(SPREADS * spread_s, TOLERANCE_S):
-        both = f"{statistics.median(others_s):.3f} s, against {at_start_s:.3f} s at step 0"
+        both = f"{usual_s:.3f} s, against {at_start_s:.3f} s at step 0"
         yield VALIDATIONS, f"its validations take longer once it has trained: {both} (spread {spread_s:.3f} s)"
 
 
-def _machine(clock):
+def _machine(clock: Clock) -> Iterator[tuple[str, str]]:
     late_s, frozen_s, outside_s = clock["reader_late_s"], clock["frozen_s"], clock["outside_s"]
+    if outside_s is None:
+        return
     limit_s = max(TOLERANCE_S, TOLERANCE_FRAC * outside_s)
     if frozen_s > max(limit_s, FROZEN_FRAC * outside_s):
         part = f"the launcher did not run for {frozen_s:.2f} of the {outside_s:.2f} s that it timed"

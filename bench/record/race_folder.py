@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, Required, TypedDict, cast
 
 from bench.base.paths import REPO, results_root
 from bench.base.reading import json_file
@@ -52,11 +52,11 @@ class Race(TypedDict, total=False):
     started_at: str  # UTC, as ended_at
     ended_at: str
     baseline: str
-    plan: dict | None  # bench/plans/race/plan.py
+    plan: dict[str, Any] | None  # bench/plans/race/plan.py
     plan_sha256: str
     arms: Required[dict[str, Arm]]
-    order: list[dict]  # position, arm, seed, discarded, run, status
-    looks: list[dict] | None  # at, started, planned
+    order: list[dict[str, Any]]  # position, arm, seed, discarded, run, status
+    looks: list[dict[str, Any]] | None  # at, started, planned
     unplanned_look: bool  # there was an interim look that the plan has not
     result: Result | None  # None: abandoned
 
@@ -68,20 +68,20 @@ def of(results: Path | str, race_id: str) -> Path:
     return Path(results) / FOLDER / race_id
 
 
-def what(arm: dict) -> str:
+def what(arm: Mapping[str, Any]) -> str:
     """An arm of a plan or of race.json in words: its overrides and its revision."""
     rev = arm.get("rev")
     return (" ".join(arm.get("overrides") or ()) or "the default") + ("" if rev is None else f" at {rev}")
 
 
-def about(arms: Mapping[str, dict]) -> dict[str, str]:
+def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """{name: what() of the arm}, without the overrides that all arms share."""
     common = shared(arms)
     own = {name: [word for word in arm.get("overrides") or [] if word not in common] for name, arm in arms.items()}
-    return {name: what(arm | {"overrides": own[name]}) for name, arm in arms.items()}
+    return {name: what({**arm, "overrides": own[name]}) for name, arm in arms.items()}
 
 
-def shared(arms: Mapping[str, dict]) -> list[str]:
+def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Overrides that all arms have, in the order of the first."""
     words = [arm.get("overrides") or [] for arm in arms.values()]
     return [word for word in words[0] if all(word in some for some in words)]
@@ -95,30 +95,36 @@ def read(folder: Path | str) -> Race:
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     with of_record(path):
         race = json_file.read(path, Race)
-        against = (race.get("result") or {}).get("against") or {}
+        against = verdicts_of(race)
         _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():
             _rename(comparison, "left_out", "excluded")
             _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
-    return race
+    return cast(Race, race)
 
 
-def _rename(facts, before, today):
+def _rename(facts: dict[str, Any], before: str, today: str) -> None:
     """In place: a key of an older file by its name of today."""
     if before in facts:
         facts[today] = facts.pop(before)
 
 
-def _name_arms(comparison, baseline, candidate):
+def _name_arms(comparison: dict[str, Any], baseline: str, candidate: str) -> None:
     """Before a comparison kept its arms' names every sentence called them A and B, whatever they were in the race."""
     if "arms" not in comparison:
         comparison["arms"] = [baseline, candidate]
         names = {"A": baseline, "B": candidate}
-        said = str(comparison.get("words") or "")
-        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
+        sentence = str(comparison.get("words") or "")
+        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], sentence)
         for run in comparison.get("excluded") or ():
             run["arm"] = names.get(run.get("arm"), run.get("arm"))
+
+
+def verdicts_of(race: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """race.json -> {candidate: its Comparison, of any version}; {} of a race that was abandoned."""
+    against: dict[str, dict[str, Any]] = (race.get("result") or {}).get("against") or {}
+    return against
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:

@@ -4,11 +4,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.base import atomic
-from bench.web import forest
+from bench.web.document import Drawing
 from bench.web.page import REPORT_STYLES, figure, page, tag
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -19,21 +19,15 @@ TIMEOUT_S = 60
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def write(
-    charts: Iterable[dict], out: Path, panels: Sequence[forest.Panel] = (), drawings: Iterable = ()
-) -> Iterator[Path]:
+def write(charts: Iterable[dict], out: Path, drawings: Iterable[Drawing] = ()) -> Iterator[Path]:
     """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium.
 
-    panels: of a forest plot, which becomes out/verdict.png.  drawings: with id, title, markup and height_px, of what is
-    no chart (bench/report/sweep_page.py).
+    drawings: what is no chart, and comes first.
     """
     if CHROMIUM is None:
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".pictures.", ignore_cleanup_errors=True) as folder:
-        if panels:
-            html = page("Verdict", STYLE, forest.plot(panels), styles=REPORT_STYLES)
-            yield _take(html, forest.height_px(panels, WIDTH_PX), Path(folder), out / "verdict.png")
         for one in drawings:
             html = page(one.title, STYLE, one.markup, styles=REPORT_STYLES)
             yield _take(html, one.height_px, Path(folder), out / f"{one.id}.png")

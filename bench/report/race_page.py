@@ -1,4 +1,4 @@
-"""The page of a race: who the arms are, the verdict with its picture, every run in its order, curves, the plan.
+"""The answer of a race: the verdict, who the arms are, its picture, every run in its order, curves, the plan.
 
 Reads race.json (bench/plans/race/runner.py) and the records of its runs.
 """
@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,48 +16,35 @@ from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, of_record
 from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
-from bench.report import comparison_page as parts
-from bench.report import curves, run_page
-from bench.web import forest
+from bench.report import curves, run_page, verdicts
+from bench.report.verdicts import SHORT, Options
 from bench.web.chart import chart, series_of
-from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, section, soft, table, tag
+from bench.web.document import (
+    Arms,
+    Chart,
+    Code,
+    Coloured,
+    Columns,
+    Document,
+    Drawing,
+    Lines,
+    Link,
+    Section,
+    Table,
+    Verbatim,
+    Verdict,
+    and_,
+)
 
-COLOUR = parts.COLOUR  # of a verdict
-
-
-def html(folder: Path | str, at: Path | str | None = None) -> str:
-    """A race's folder -> the page's html.  at: the folder that the page will lie in, None: the race's."""
-    with of_record(folder):
-        return _html(folder, at or folder)
-
-
-def _html(folder, at):
-    race = race_folder.read(folder)
-    runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
-    names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
-    charts, drawn = _points(runs, names, at), _curves(runs, names)
-    title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
-    plan = tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
-    body = [
-        tag("h1", title),
-        soft("; ".join(_facts(race)), "; ", tag("code", race.get("race_id")), staircase(folder, at, race)),
-        tag("div", _arms(race, baseline, against), _verdict(race, against), class_="columns"),
-        forest.plot(parts.panels(against, names)),
-        parts.numbers(baseline, against),
-        section("Runs, in their order", tag("div", *map(figure, charts), class_="columns"), _runs(runs, at)),
-        section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
-        parts.excluded(against),
-        parts.diagnosis(against),
-        section("Plan", details("plan.json: fixed before the first run", *plan)),
-    ]
-    return page(f"{title}, track {race.get('track')}", *body, data={"charts": charts + drawn}, styles=REPORT_STYLES)
+PAGE, TEXT = "race.html", "race.md"
 
 
-def staircase(folder: Path | str, at: Path | str, race: Mapping) -> Safe:
-    """From a page in the folder at to the staircase of a race of the ladder; "" of any other race."""
-    path = Path(folder) / race_folder.STAIRCASE  # written after the race's page
-    is_one = bool((race.get("plan") or {}).get("ladder") and race.get("result"))
-    return join(["; ", tag("a", "its staircase", href=quote(os.path.relpath(path, at)))]) if is_one else Safe("")
+def write(folder: Path | str) -> None:
+    """race.md and race.html beside race.json, and report.html of each of its runs."""
+    folder, race = Path(folder), race_folder.read(folder)
+    atomic.write_text(folder / TEXT, of_race(race, options=Options(why=True)).markdown() + "\n")
+    write_run_pages(folder)
+    atomic.write_text(folder / PAGE, document(folder).html())
 
 
 def write_run_pages(folder: Path | str) -> None:
@@ -69,58 +57,91 @@ def write_run_pages(folder: Path | str) -> None:
 
 def block(folder: Path | str) -> str:
     """The verdict in Markdown, for a pull request."""
-    path = Path(folder) / "race.md"
+    path = Path(folder) / TEXT
     if not path.exists():
         raise ValueError(f"--md {folder}: the race has no race.md yet: it is written when the race ends")
     return plain_file.text(path)
 
 
+def document(folder: Path | str, at: Path | str | None = None) -> Document:
+    """A race's folder -> its answer, with all that a page shows.  at: where that will lie, None: in the folder."""
+    with of_record(folder):
+        return of_race(race_folder.read(folder), folder, at or folder, Options(patch=True, why=True))
+
+
+def html(folder: Path | str, at: Path | str | None = None) -> str:
+    """document() as a page."""
+    return document(folder, at).html()
+
+
 def charts_of(folder: Path | str) -> list[dict]:
     """Specs: train time and final loss in the order of the runs, and each arm's val_loss and step time."""
-    race = race_folder.read(folder)
-    runs, names = _in_order(race, folder), list(race["arms"])
-    return _points(runs, names, folder) + _curves(runs, names)
+    return document(folder).charts
 
 
-def panels_of(folder: Path | str) -> list[forest.Panel]:
-    """The panels of a race's forest plot; [] where there is no verdict."""
-    race = race_folder.read(folder)
-    return parts.panels((race.get("result") or {}).get("against") or {}, list(race["arms"]))
+def drawings_of(folder: Path | str) -> list[Drawing]:
+    """The forest plot; [] where there is no verdict."""
+    return document(folder).drawings
+
+
+def of_race(
+    race: race_folder.Race, folder: Path | str | None = None, at: Path | str | None = None, options: Options = SHORT
+) -> Document:
+    """race.json -> the answer.  folder: None for a text, which shows nothing of the single runs; at: of the page."""
+    against = race_folder.verdicts_of(race)
+    names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
+    runs = _in_order(race, folder) if folder is not None else []
+    others = [name for name in names if name != baseline]
+    who, common = _arms(race, baseline, against)
+    blocks = [
+        *verdicts.before_numbers(who, common, against, options),
+        verdicts.numbers(baseline, against),
+        *([_runs(runs, names, at)] if folder is not None else []),
+        Section("Curves", [Columns(_curves(runs, names))]),
+        verdicts.excluded(against),
+        verdicts.diagnosis(against, options),
+        _plan(race),
+    ]
+    title = f"Race: {and_(others)} against {baseline}"
+    page_title = f"{title}, track {race.get('track')}"
+    return Document(title, _verdicts(race, against), blocks, race, page_title, _facts(race, folder, at))
+
+
+def staircase(folder: Path | str, at: Path | str, race: Mapping) -> Link | None:
+    """From a page in the folder at to the staircase of a race of the ladder; None of any other race."""
+    if not ((race.get("plan") or {}).get("ladder") and race.get("result")):
+        return None
+    return Link("its staircase", quote(os.path.relpath(Path(folder) / race_folder.STAIRCASE, at)))  # written later
 
 
 # ---- who raced, and how it ended
 
 
-def _facts(race):
+def _facts(race, folder, at):
     status = str(race.get("status")).replace("_", " ")
-    facts = [f"track {race.get('track')}", status, race.get("why"), race.get("started_at")]
-    return [str(fact) for fact in facts if fact]
+    way = staircase(folder, at, race) if folder is not None else None
+    facts = [f"track {race.get('track')}", status, race.get("why"), race.get("started_at"), Code(race.get("race_id"))]
+    return [fact for fact in (*facts, way) if fact]
 
 
 def _arms(race, baseline, against):
-    """Each arm by what only it has; what all share is said once, and the whole difference lies folded below."""
-    arms = race["arms"]
-    given = [arm.get("overrides") or [] for arm in arms.values()]
-    words = [word for word in given[0] if all(word in words for words in given)]
+    """Each arm by what only it has, and what all share, said once."""
+    arms, shared = race["arms"], race_folder.shared(race["arms"])
     codes = {_code(arm) for arm in arms.values()}
-    shared = [tag("code", " ".join(words))] * bool(words) + [codes.copy().pop()] * (len(codes) == 1 and codes != {""})
-    lines = [
-        parts.arm(num, name, _arm(name == baseline, arm, words, len(codes) > 1))
-        for num, (name, arm) in enumerate(arms.items())
-    ]
-    common = soft("All arms: ", join(shared, ", ")) if shared else ""
-    differences = [parts.differences(baseline, name, one) for name, one in against.items()]
-    return section("Arms", tag("dl", *lines, class_="arms"), common, *differences)
+    rows = [(name, *_arm(name, arm, baseline, shared, len(codes) > 1, against)) for name, arm in arms.items()]
+    common = [Code(" ".join(shared))] * bool(shared) + [*codes] * (len(codes) == 1 and codes != {""})
+    between = [", "] * (len(common) > 1)
+    return Arms(rows), [Lines([["All arms: ", *common[:1], *between, *common[1:]]], is_soft=True)] if common else []
 
 
-def _arm(is_baseline, arm, shared, with_code):
+def _arm(name, arm, baseline, shared, with_code, against):
     own = " ".join(word for word in arm.get("overrides") or [] if word not in shared)
-    words = [arm["name"]] if arm.get("name") else []
-    words += [tag("code", own)] if own else []
-    runs = arm.get("runs") or []
-    facts = ["baseline" if is_baseline else "", _code(arm) if with_code else ""]
-    facts += [f"config {arm['config_id']}" if arm.get("config_id") else "", counted(len(runs), "run")]
-    return [*words, ", ".join(fact for fact in facts if fact)]
+    facts = [arm["name"]] if arm.get("name") else []
+    facts += [Code(own)] if own else []
+    counts = ["baseline" if name == baseline else "", _code(arm) if with_code else ""]
+    counts += [f"config {arm['config_id']}" if arm.get("config_id") else ""]
+    counts += [verdicts.counts(against, name) or counted(len(arm.get("runs") or []), "run")]
+    return facts, ", ".join(filter(None, counts))
 
 
 def _code(arm):
@@ -129,17 +150,31 @@ def _code(arm):
     return ", ".join(word for word in (f"revision {arm['rev']}" if arm.get("rev") else "", commit) if word)
 
 
-def _verdict(race, against):
-    unknown = tag("p", f"There is no verdict: {race.get('why') or 'the race has not ended'}.", class_="verdict")
-    return section("Verdict", *(parts.verdicts(against) or [unknown]), _looks(race))
-
-
-def _looks(race):
+def _verdicts(race, against):
+    if not against:
+        return [Verdict(f"no verdict: {race.get('why') or 'the race has not ended'}", "")]
     num = sum(not look.get("planned") for look in race.get("looks") or [])
-    if not race.get("unplanned_look") or not num:
-        return ""
-    words = f"Interim looks that were not planned: {num}. The verdict is not evidence."
-    return tag("p", words, class_="doubt")
+    *most, last = verdicts.verdicts(against)
+    if race.get("unplanned_look") and num:
+        doubt = f"Interim looks that were not planned: {num}. The verdict is not evidence."
+        last = replace(last, more=[*last.more, doubt])
+    return [*most, last]
+
+
+def _plan(race):
+    """What was fixed before the first run, and how it went."""
+    plan, order = race.get("plan") or {}, [one["arm"] for one in race.get("order") or () if not one["discarded"]]
+    lines = [f"sha256 {race.get('plan_sha256')}"]
+    if order:
+        started = ", ".join(f"{len(arm['runs'])} {name}" for name, arm in race["arms"].items())
+        in_turn = "".join(name if len(name) == 1 else f" {name}" for name in order).strip()
+        lines.append(f"planned {plan['n']} runs an arm, started {started}; order {in_turn} after a warm-up each")
+        lines.append(f"alpha {plan['alpha']:g}, looks at {', '.join(map(str, plan['looks']))}")
+    if again := [run for arm in race["arms"].values() for run in arm.get("interrupted_runs") or ()]:
+        lines.append(f"interrupted and run again: {', '.join(again)}")
+    whole = [Verbatim(json.dumps(race.get("plan"), indent=1), "json")]
+    kept = Section("plan.json: fixed before the first run", whole, is_folded=True, is_page_only=True)
+    return Section("Plan", [Lines(lines, is_soft=True), kept])
 
 
 # ---- its runs
@@ -174,35 +209,33 @@ def _points(runs, names, at):
             for name in names
         ]
         if runs:
-            charts.append(chart(id, title, caption, "run", unit, list(range(1, len(runs) + 1)), series))
+            spec = chart(id, title, caption, "run", unit, list(range(1, len(runs) + 1)), series)
+            charts.append(Chart(spec))
     return charts
 
 
-def _runs(runs, at):
-    lines, number = [], 0
+def _runs(runs, names, at):
+    rows, number = [], 0
     for one in runs:
         number += not one["discarded"]
-        run = one["run"]
-        numbers = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
-        numbers = [None if value is None else round(value, 4) for value in numbers]
-        nth = "warm-up" if one["discarded"] else number
-        nth = _link(one["folder"], nth, at)  # a narrow screen shows the first columns
-        lines.append([nth, one["arm"], run["seed"], *numbers, _state(run), _link(one["folder"], run["run_id"], at)])
-    if not lines:
-        return soft("The records of its runs are not here.")
-    head = ("run", "arm", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "run id")
-    return table(head, lines, class_="tight")
+        run, page = one["run"], run_page.link(one["folder"], at)
+        metrics = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
+        metrics = [None if value is None else f"{value:.4f}" for value in metrics]
+        nth = Link("warm-up" if one["discarded"] else str(number), page)  # a narrow screen shows the first columns
+        seed = None if run["seed"] is None else str(run["seed"])
+        rows.append([nth, one["arm"], seed, *metrics, _state(run), Link(run["run_id"], page)])
+    if not rows:
+        return Section("Runs, in their order", [Lines(["The records of its runs are not here."], is_soft=True)])
+    heads = ("run", "arm", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "run id")
+    listed = Table(heads, rows, [False, False, *[True] * 4, False, False], style="tight")
+    return Section("Runs, in their order", [Columns(_points(runs, names, at)), listed])
 
 
 def _state(run):
-    words = run["status"] if run["status"] != "complete" else run["validity"]
-    colour = "bad" if run["status"] != "complete" else run_page.COLOUR.get(run["validity"])
-    return tag("span", words, title="; ".join(run["validity_reasons"]) or None, class_=colour)
-
-
-def _link(folder, name, at):
-    target = run_page.link(folder, at)
-    return tag("a", name, href=target) if target else tag("span", name)
+    reasons = "; ".join(run["validity_reasons"])
+    if run["status"] != "complete":
+        return Coloured(run["status"], "bad", reasons)
+    return Coloured(run["validity"], run_page.COLOUR.get(run["validity"], "soft"), reasons)
 
 
 # ---- curves
@@ -210,5 +243,6 @@ def _link(folder, name, at):
 
 def _curves(runs, names):
     """val_loss by step and by time, and the step time, of each arm's complete runs without its warm-up."""
-    counted = [one for one in runs if not one["discarded"] and one["run"]["status"] == "complete"]
-    return curves.arm_charts({name: [one["folder"] for one in counted if one["arm"] == name] for name in names})
+    complete = [one for one in runs if not one["discarded"] and one["run"]["status"] == "complete"]
+    of_arms = {name: [one["folder"] for one in complete if one["arm"] == name] for name in names}
+    return [Chart(spec) for spec in curves.arm_charts(of_arms)]

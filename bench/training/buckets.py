@@ -9,6 +9,7 @@ A buffer has a part for each rank, all of one length.  Three kinds of it:
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,7 +41,9 @@ class Layout:
 
 def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: int) -> list[Layout]:
     """Tensors in the order in which backward ends with them, the last first, into buffers of about most_bytes."""
-    layouts, slots, end, kind = [], [], 0, None
+    layouts: list[Layout] = []
+    slots: list[Slot] = []
+    end, kind = 0, None
 
     def close():
         nonlocal slots, end
@@ -60,7 +63,7 @@ def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: in
 
 def owned(parameters: list[torch.nn.Parameter], indices_by_rank: list[list[int]], most_bytes: int) -> list[Layout]:
     """Tensors of one size together, one of each rank, into buffers of about most_bytes in all."""
-    by_kind = {}
+    by_kind: dict[tuple[torch.dtype, int], list[list[int]]] = {}
     for rank, indices in enumerate(indices_by_rank):
         for index in indices:
             kind = (parameters[index].dtype, parameters[index].numel())
@@ -68,10 +71,12 @@ def owned(parameters: list[torch.nn.Parameter], indices_by_rank: list[list[int]]
     rows = []  # (dtype, num_elements, the index of each rank or None)
     for (dtype, num_elements), columns in by_kind.items():
         for number in range(max(map(len, columns))):
-            row = [column[number] if number < len(column) else None for column in columns]
-            rows.append((dtype, num_elements, row))
+            of_ranks = [column[number] if number < len(column) else None for column in columns]
+            rows.append((dtype, num_elements, of_ranks))
     rows.sort(key=lambda row: min(index for index in row[2] if index is not None), reverse=True)
-    layouts, begun, part_len = [], [], 0
+    layouts: list[Layout] = []
+    begun: list[tuple[torch.dtype, int, list[int | None]]] = []
+    part_len = 0
     for row in rows:
         buffer_bytes = part_len * row[0].itemsize * len(indices_by_rank)
         if begun and (row[0] != begun[0][0] or buffer_bytes >= most_bytes):
@@ -104,7 +109,7 @@ class Reduced:
         first = layout.slots[0].parameter
         self.grads = torch.zeros(ranks.world_size * layout.part_len, dtype=first.dtype, device=first.device)
         self._places = [slot.of(self.grads) for slot in layout.slots]
-        self._work = None
+        self._work: Any = None  # torch.distributed's
 
     @property
     def own(self) -> slice:
@@ -167,7 +172,7 @@ class Sliced(_Scattered):
             place.copy_(slot.parameter.detach())
             slot.parameter.data = place
         self.weights = torch.nn.Parameter(self._everyones[self.own])
-        self._gathering = None
+        self._gathering: Any = None  # torch.distributed's work
 
     def own_grads(self) -> list[torch.Tensor]:
         return [self.weights.grad]

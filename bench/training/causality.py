@@ -90,7 +90,9 @@ def check(
     """
     if has_noise:
         _add_noise(model, device, seed)
-    was_training, asks, backends = model.training, [], set()
+    was_training = model.training
+    asks: list[Ask] = []
+    backends: set[str] = set()
     try:
         for way in ways:
             with way.entered(), _kept_rng(device):
@@ -299,7 +301,7 @@ class _Watch(TorchFunctionMode):
 
     def over(self, call, tokens_BT, targets_BT) -> _Seen:
         """A pass.  Its prints are None where logits of every token, in the order of the tokens, are not found."""
-        self._found = {name: [] for name in LOSSES}
+        self._found: dict[str, list] = {name: [] for name in LOSSES}
         with self:
             loss = call(tokens_BT, targets_BT)
         prints = (self._in_order(calls, targets_BT) for calls in self._found.values())

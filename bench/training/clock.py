@@ -1,13 +1,20 @@
-"""What counts as training time.  Written here and nowhere else.
+"""What counts as training time, and time on a device.  Written here and nowhere else.
 
 The clock runs from start() to stop() and stands still inside paused(reason).  Every edge waits for the device first,
 so that work queued before an edge is paid for before it.  Host time, time.perf_counter_ns; a run's time is the
-maximum over ranks, which bench/training/run.py gathers.
+maximum over ranks, which bench/training/run.py gathers.  Each edge is also reported, off the clock, to the launcher,
+who has a clock of its own (bench/record/outside_clock.py).
 
-Each edge is also reported, off the clock, to the launcher, who has a clock of its own (bench/record/outside_clock.py).
+Marks tell the time between two places of a device's work without waiting for it in between: CUDA events from a pool,
+read when the device has passed them, or stamps of the host.
+
+A full garbage collection of a training process takes 0.1 to 0.5 s and stops every thread, so speedruns tame it:
+modded-nanogpt collects before its clock starts, nanochat also freezes and switches it off, torchtitan runs generation 1
+every 50 steps.  hardware.gc says which policy acts; the record says so too.
 """
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +31,13 @@ TIMING_PROTOCOL = {
     "warm_up": "every graph of the race on real batches, then weights, optimizer, RNG and loader restored bit for bit",
     "garbage_collection": "collected and frozen before the start, left on",
 }
+# hardware.gc -> timing_protocol.garbage_collection; None is "freeze", the words of bench/training/clock.py
+GC_WORDS = {
+    "on": "collected before the start, left on",
+    "off": "collected and frozen before the start, then off",
+    "manual": "collected and frozen before the start, then off but for generation 1 every {every_steps} steps, timed",
+}
+GC_GENERATION = 1  # of manual: what survived one collection and is young still; all that was frozen stays untouched
 
 
 def reporter(path: str | None) -> Callable[[str], None]:
@@ -58,10 +72,10 @@ class Clock:
         report: Callable[[str], None] = lambda word: None,
     ):
         self._sync, self._barrier, self._now_ns, self._report = sync, barrier, now_ns, report
-        self._running_since_ns = None
+        self._running_since_ns: int | None = None
         self._train_ns, self._has_stopped = 0, False
-        self.paused_ns = {}  # reason -> ns
-        self.num_pauses = {}  # reason -> count
+        self.paused_ns: dict[str, int] = {}  # by reason
+        self.num_pauses: dict[str, int] = {}
 
     def start(self) -> None:
         assert self._running_since_ns is None and self._train_ns == 0, "a clock is started once"
@@ -72,6 +86,7 @@ class Clock:
 
     @contextlib.contextmanager
     def paused(self, reason: str) -> Iterator[None]:
+        assert self._running_since_ns is not None, "a clock is paused while it runs"
         self._sync()
         stopped_ns = self._now_ns()
         self._train_ns += stopped_ns - self._running_since_ns
@@ -101,3 +116,86 @@ class Clock:
     def train_s(self) -> float:
         """Seconds of training up to the last edge: exact after stop() and inside paused()."""
         return self._train_ns / 1e9
+
+
+class HostMarks:
+    """Marks on a device that computes at once (a CPU): stamps of time.perf_counter_ns."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns):
+        self.mark = now_ns
+
+    def ready(self, mark: int) -> bool:
+        return True
+
+    def wait(self, mark: int) -> None:
+        pass
+
+    def ms_between(self, start: int, end: int) -> float:
+        return (end - start) / 1e6
+
+    def free(self, *marks: int) -> None:
+        pass
+
+
+class CudaMarks:
+    """CUDA events on the current stream, used again and again: an event costs more to make than to record."""
+
+    def __init__(self):
+        self._pool = []
+
+    def mark(self):
+        import torch
+
+        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ready(self, mark) -> bool:
+        return mark.query()
+
+    def wait(self, mark) -> None:
+        mark.synchronize()
+
+    def ms_between(self, start, end) -> float:
+        return start.elapsed_time(end)
+
+    def free(self, *marks) -> None:
+        self._pool.extend(marks)
+
+
+def marks_for(device_type: str) -> HostMarks | CudaMarks:
+    """ "cuda" or "cpu" -> HostMarks or CudaMarks."""
+    return CudaMarks() if device_type == "cuda" else HostMarks()
+
+
+class GcPolicy:
+    """before_training(); each_step() at the end of every step, in its time; after_training()."""
+
+    def __init__(self, policy: str | None = None, every_steps: int | None = None):
+        self._policy, self._every_steps = policy, every_steps
+        self._steps_done = 0
+
+    @property
+    def checks(self):
+        """What is to be called at the end of each step: nothing unless the policy collects by hand."""
+        return (self.each_step,) if self._policy == "manual" else ()
+
+    def before_training(self):
+        gc.collect()
+        if self._policy != "on":
+            gc.freeze()
+        if self._policy in ("off", "manual"):
+            gc.disable()
+
+    def each_step(self):
+        self._steps_done += 1
+        if self._steps_done % self._every_steps == 0:
+            gc.collect(GC_GENERATION)
+
+    def after_training(self):
+        gc.enable()  # what is frozen stays frozen
+
+
+def gc_protocol(policy: str | None, every_steps: int | None) -> dict[str, str]:
+    """What changes in the timing protocol of a record: nothing for the default."""
+    return {} if policy is None else {"garbage_collection": GC_WORDS[policy].format(every_steps=every_steps)}

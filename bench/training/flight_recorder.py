@@ -39,7 +39,7 @@ def enable_stack_dumps(folder: Path) -> None:
 
 def dump(folder: Path, rank: int) -> None:
     """This rank's last collectives as JSON -> logs/rankN.flight.json; nothing where torch has recorded none."""
-    dumps = {}  # number of collectives -> JSON
+    dumps: dict[int, bytes] = {}  # number of collectives -> JSON
     try:
         from torch._C import _distributed_c10d as c10d
 

@@ -10,6 +10,7 @@ shard   each rank gets the mean of the gradients of its share while the backward
 import contextlib
 import inspect
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.config.schema import Config
 from bench.training import buckets, distributed
 from bench.training.distributed import Ranks
-from bench.training.graph_cut import cut_at
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 BY_ELEMENT = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # an element's update needs that element alone
@@ -44,6 +44,7 @@ class Alone:
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer):
         self.model, self.optimizer = model, optimizer
+        self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
@@ -137,10 +138,11 @@ class Shard(Alone):
         self._parts = [(part, list(_buckets_of(part, ranks, bucket_bytes))) for part in parts]
         self._parts.sort(key=lambda one: hasattr(one[0], "shares"))  # weights are gathered beside Muon's products
         super().__init__(config, model, optimizer)
-        self._order = [bucket for _, result in self._parts for bucket in result]  # in which all ranks reduce
+        self._order = [bucket for _, of_part in self._parts for bucket in of_part]  # in which all ranks reduce
         self._bucket_of = {slot.parameter: bucket for bucket in self._order for slot in bucket.layout.slots}
         self._hooks = [one.register_post_accumulate_grad_hook(self._arrived) for one in self._bucket_of]
-        self._is_last, self._num_launched, self._filled = False, 0, []
+        self._is_last, self._num_launched = False, 0
+        self._filled: list[buckets.Reduced] = []
         self._knows_order, self._is_first = False, True
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
@@ -164,11 +166,11 @@ class Shard(Alone):
 
     def step(self, names: Collection[str] | None = None) -> None:
         assert names is None, "bench/config/stages.py refuses parts that keep their gradients over a step"
-        for part, result in self._parts:
-            for bucket in result:
+        for part, of_part in self._parts:
+            for bucket in of_part:
                 bucket.wait()
             part.step()
-            for bucket in result:
+            for bucket in of_part:
                 bucket.publish()
         for bucket in self._order:
             bucket.finish()
@@ -222,10 +224,10 @@ def _buckets_of(optimizer, ranks, bucket_bytes):
             continue
         parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
         layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
-        result = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
+        made = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
         if by_element:
-            group["params"] = [bucket.weights for bucket in result]
-        yield from result
+            group["params"] = [bucket.weights for bucket in made]
+        yield from made
 
 
 def _refuse_missing(model, waiting):
@@ -238,3 +240,29 @@ def _refuse_missing(model, waiting):
 
 def _tensors(bucket):
     return [slot.parameter for slot in bucket.layout.slots]
+
+
+def cut_at(most_bytes: int, compiler: str = "inductor") -> Callable:
+    """A backend for torch.compile: that of the name compiler, with a graph for about most_bytes of parameters each.
+
+    One compiled graph has one backward pass, which hands over all gradients at its end: nothing is left to reduce them
+    beside.  torch cuts a graph by itself for its own DistributedDataParallel only; this asks the same code for it.
+    What is compiled without gradients, the validation's forward pass, stays whole.
+    """
+
+    def backend(graph, inputs, **options):
+        from torch._dynamo import lookup_backend
+        from torch._dynamo.backends.distributed import DDPOptimizer  # imports most of the compiler
+
+        class Cut(DDPOptimizer):
+            def add_param(self, bucket, param, name):
+                """torch counts a tensor's storage, which here may be a buffer that many tensors share."""
+                super().add_param(bucket, param, name)
+                bucket.size += param.nbytes - param.untyped_storage().nbytes()
+
+        compile_graph = lookup_backend(compiler)
+        if not torch.is_grad_enabled():
+            return compile_graph(graph, inputs, **options)
+        return Cut(most_bytes, compile_graph, min(most_bytes, 2**20)).compile_fn(graph, inputs, **options)
+
+    return backend

@@ -70,11 +70,10 @@ class RefereeLoss:
         self._at_start = chosen, self._guarded(lambda: self._nats_of_batches([places[one] for one in chosen]))
         self._seconds += time.perf_counter() - started_s
         if self._why and self._is_required:
-            arch = self._trainer.config.model.arch
             raise NoLogits(
-                f"model.arch={arch}: its logits(tokens_BT) cannot be used ({self._why}), and the validation loss is "
-                "computed from them: return the scores of the next token, [B, T, V], as forward() uses them, or use "
-                "track=free, which accepts models without logits"
+                f"model.arch={self._trainer.arch}: its logits(tokens_BT) cannot be used ({self._why}), and the "
+                "validation loss is computed from them: return the scores of the next token, [B, T, V], as forward() "
+                "uses them, or use track=free, which accepts models without logits"
             )
 
     def evaluate(self) -> float:
@@ -163,10 +162,8 @@ class RefereeLoss:
         batch_tokens = math.prod(self._rows.shape_BT)
         last = num_tokens - 1 - batch_tokens
         if last < val_tokens:
-            words = (
-                f"the val shards hold {num_tokens} tokens, and goal.val_tokens={val_tokens} leaves too few for a batch"
-            )
-            return {"not_checked": words}
+            held = f"the val shards hold {num_tokens} tokens"
+            return {"not_checked": f"{held}, and goal.val_tokens={val_tokens} leaves too few for a batch"}
         places = [self._random.randint(val_tokens, last) for _ in range(self._num_counterfactual())]
         return self._examined(self._rows.at(places))
 
@@ -238,15 +235,15 @@ class RefereeLoss:
         """
         device = self._trainer.ranks.device
         devices = [device] if device.type == "cuda" else []
-        result, why = [], None
+        answers, why = [], None
         try:
             with torch.no_grad(), torch.random.fork_rng(devices, enabled=True):
-                result = passes()
+                answers = passes()
         except Exception as error:  # of the user's own code, or memory
             why = str(error) if isinstance(error, NoLogits) else f"{type(error).__name__}: {str(error)[:200]}"
         everyone = [one for one in distributed.gather(why) if one]
         self._why = self._why or (everyone[0] if everyone else None)
-        return [] if everyone else result
+        return [] if everyone else answers
 
     def _summed(self, *values) -> Sequence[float]:
         """Sums over all ranks."""

@@ -1,6 +1,13 @@
-"""One rank's part of a run: build, warm up, train, and put together what all ranks measured.
+"""One rank of a run, from its config to its record, in the order in which it happens.
 
-loop.py is the timed loop, worker.py the process around this.
+    read config.yaml, join the other ranks           Run.__init__
+    build model, optimizer, loader                   _build            trainer.py, model.py, reducer.py
+    run every graph once, and undo it                _warm_up          trainer.py, causality.py
+    train by the clock until the goal                _train, train()   clock.py, step_log.py, step_writer.py
+    hold the model that came of it to the rules      _check_model      side_effects.py, referee_loss.py
+    put together what all ranks measured             _write_record     gather_result.py
+
+worker.py is the process around this; what it leaves becomes run.json at the launcher (bench/launch/finish.py).
 """
 
 import contextlib
@@ -8,33 +15,33 @@ import gc
 import math
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
+from bench.data import shards as shard_files
+from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
-from bench.training import distributed, gather_result, imported, inputs, kernels, loop, staging, weights
-from bench.training.clock import Clock, reporter
-from bench.training.gc_policy import GcPolicy
-from bench.training.instruments.base import Context
-from bench.training.instruments.instrument_set import InstrumentSet, warning
+from bench.training import distributed, gather_result, imported, weights
+from bench.training.clock import Clock, GcPolicy, marks_for, reporter
+from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
 from bench.training.memory.peaks import peaks_for
-from bench.training.rank_events import RankEvents
+from bench.training.model import choose_kernels, kernel_facts, stage_facts
 from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog
-from bench.training.step_writer import NOTE, StepWriter
-from bench.training.timers import marks_for
+from bench.training.step_writer import NOTE, RankEvents, StepWriter
 from bench.training.trainer import Trainer
 
 
 class Run:
     """Run(...).train(): rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
 
-    launch: inputs.read_launch(); started_s: when this process began, by time.monotonic(); rows: a list that receives
-    this rank's rows (StepLog) as they become known.
+    launch: worker.py's; started_s: when this process began, by time.monotonic(); rows: a list that receives this rank's
+    rows (StepLog) as they become known.
     """
 
     def __init__(self, folder, launch, started_s, rows):
@@ -46,12 +53,12 @@ class Run:
         self.config = schema.read(folder, (launch or {}).get("secrets", ()))
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
-        kernels.choose(hardware)
+        choose_kernels(hardware)
         self.ranks = distributed.start(
             hardware.device, max(hardware.collective_timeout_s, distributed.WARMUP_TIMEOUT_S), hardware.num_processes
         )
         self.record = run_folder.read(folder)
-        self.shards = inputs.find_shards(launch, self.record)
+        self.shards = _find_shards(launch, self.record)
         self._edge_pipe = (launch or {}).get("edge_pipe")
         self._t_offset_ns = (launch or {}).get("t_offset_ns", 0)  # of node 0's clock, from this node's
         self.events = RankEvents(self.ranks.rank)
@@ -60,11 +67,12 @@ class Run:
         self.instruments = self._load_instruments()
 
     def train(self):
+        """The whole journey; on any failure what was seen until then is kept."""
         try:
             self._build()
             self._warm_up()
-            result = self._train()
-            self._check_model_at_end()
+            measured = self._train()
+            self._check_model()
         except BaseException as error:
             self.instruments.on_failure(error)
             self.events.write(self.folder)
@@ -72,30 +80,13 @@ class Run:
         finally:
             self.instruments.close()
         if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
-            self._save_weights(result)
-        result.code = imported.facts(hashes=self.ranks.is_first)
-        result.warnings, result.events = self.instruments.warnings, self.events.kept  # closing may have added some
-        everyone = distributed.gather(result)
-        if self.ranks.is_first:
-            summaries = self.instruments.merge([rank.summaries for rank in everyone])
-            everyone[0].warnings = self.instruments.warnings  # merging may have added some
-            self.referee["code"] = imported.merged([rank.code for rank in everyone])
-            measured = self._writer.rows, self._facts, self.times, everyone, summaries
-            gather_result.write(self.folder, *measured, self._stopped_at, self.referee)
+            self._save_weights(measured.rows[-1])
+        self._write_record(measured)
         distributed.barrier()  # no rank leaves while another may still need it
         self._trainer.close()
         del self._trainer
         gc.collect()
         distributed.stop()
-
-    def _load_instruments(self):
-        """The chosen instruments; one that cannot be made is a warning."""
-        ranks, device, num_steps = self.ranks, self.ranks.device, self.config.goal.num_steps
-        facts = (ranks.rank, ranks.world_size, device.type, num_steps, self.marks, device.index)
-        of_node = {name: getattr(ranks, name) for name in ("node", "local_rank", "local_size")}
-        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows, **of_node)
-        made, warnings = load(self.config.instruments, context)
-        return InstrumentSet(made, warnings=warnings)
 
     def _build(self):
         started_s = time.perf_counter()
@@ -146,7 +137,7 @@ class Run:
                 writer.event("warmup_stop", **{name: self.times[name] for name in names})
                 writer.event("run_start")
             instruments.on_run_start()
-            num_steps, _ = loop.train(
+            num_steps, _ = train(
                 trainer.step,
                 self._referee_loss.evaluate,
                 self._reached,
@@ -164,26 +155,25 @@ class Run:
             foreign = meter.foreign_cpu_cores(sum(of_node_s))
             if writer:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
-            result = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
+            observed = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
             instruments.collect_warnings()
-        peak_mem_gib = self.peaks.whole_gib()  # the referee's passes are no part of it
         return gather_result.RankResult(
             train_s=clock.train_s,
             validation_s=clock.paused_ns.get("validation", 0) / 1e9,
             num_validations=clock.num_pauses.get("validation", 0),
             rows=log.rows,
-            columns=result["columns"],
-            flags=result["flags"],
-            summaries=result["summary"],
-            doubts=result["doubts"],
+            columns=observed["columns"],
+            flags=observed["flags"],
+            summaries=observed["summary"],
+            doubts=observed["doubts"],
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
-            peak_mem_gib=peak_mem_gib,
+            peak_mem_gib=self.peaks.whole_gib(),  # the referee's passes are no part of it
             foreign_cpu_cores=foreign,
             node=self.ranks.node,
             t_offset_ns=self._t_offset_ns,
         )
 
-    def _check_model_at_end(self):
+    def _check_model(self):
         """Is it causal still, does evaluating it change anything, and is its loss its own?  validity.py rules on that.
 
         Off the clock, right after the last validation, before anything else calls the model.
@@ -199,21 +189,42 @@ class Run:
         self.referee["evaluation"]["check_s"] = time.perf_counter() - started_s
         self.referee["loss"] = self._referee_loss.at_end(self.rows[-1]["step"] if self.rows else 0)
 
-    def _save_weights(self, result):
+    def _save_weights(self, last_row):
         """Off the clock; where it cannot be written, a warning: the run is measured."""
-        started_s, last = time.perf_counter(), result.rows[-1]
+        started_s = time.perf_counter()
         about = {name: str(self.record[name]) for name in ("run_id", "config_id", "seed")}
-        about |= {"format": "pt", "step": str(last["step"]), "val_loss": repr(last["val_loss"])}
+        about |= {"format": "pt", "step": str(last_row["step"]), "val_loss": repr(last_row["val_loss"])}
         try:
             weights.write(self.folder / weights.FILE, self._trainer.weights(), about)
         except (OSError, ValueError) as error:
             self.instruments.warnings.append(warning("checkpoint", "after training", error))
         self.times["checkpoint_s"] = time.perf_counter() - started_s
 
+    def _write_record(self, measured):
+        """measured: this rank's RankResult.  Rank 0 writes what all of them measured."""
+        measured.code = imported.facts(hashes=self.ranks.is_first)
+        measured.warnings, measured.events = self.instruments.warnings, self.events.kept  # closing may have added some
+        everyone = distributed.gather(measured)
+        if self.ranks.is_first:
+            summaries = self.instruments.merge([rank.summaries for rank in everyone])
+            everyone[0].warnings = self.instruments.warnings  # merging may have added some
+            self.referee["code"] = imported.merged([rank.code for rank in everyone])
+            facts = self._writer.rows, self._facts, self.times, everyone, summaries
+            gather_result.write(self.folder, *facts, self._stopped_at, self.referee)
+
+    def _load_instruments(self):
+        """The chosen instruments; one that cannot be made is a warning."""
+        ranks, device, num_steps = self.ranks, self.ranks.device, self.config.goal.num_steps
+        facts = (ranks.rank, ranks.world_size, device.type, num_steps, self.marks, device.index)
+        of_node = {name: getattr(ranks, name) for name in ("node", "local_rank", "local_size")}
+        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows, **of_node)
+        made, warnings = load(self.config.instruments, context)
+        return InstrumentSet(made, warnings=warnings)
+
     def _known_facts(self):
         """What run.json says of model and batch, known before the first step."""
         config, model = self.config, self._trainer.model
-        stages = staging.facts(config, self._trainer.timeline, self._trainer.flops_per_token())
+        stages = stage_facts(config, self._trainer.timeline, self._trainer.flops_per_token())
         return {
             "model": {
                 "arch": config.model.arch,
@@ -225,7 +236,7 @@ class Run:
                 **({"stages": stages} if config.stages else {"num_micro_steps": stages[0]["num_micro_steps"]}),
                 "dtype": config.hardware.dtype,
                 "reducer": self._trainer.reducer.name,
-                **kernels.facts(),
+                **kernel_facts(),
             },
         }
 
@@ -251,6 +262,53 @@ class Run:
         if goal.target_val_loss is not None:
             return val_loss <= goal.target_val_loss
         return val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats
+
+
+def train(
+    step: Callable[[int], None],
+    evaluate: Callable[[], float],
+    reached: Callable[[float], bool],
+    num_steps: int,
+    val_every_steps: int,
+    clock: Clock,
+    instruments,
+    stop_after: int | None = None,
+) -> tuple[int, float]:
+    """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
+
+    stop_after: end right after so many steps, fewer than num_steps, without a last validation; None: do not.
+
+    step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every
+    val_every_steps and at the end, while the clock stands still.  instruments see every edge (instruments/base.py).
+    """
+    clock.start()
+    steps_done = 0
+    while True:
+        is_last = steps_done == num_steps
+        if is_last or steps_done % val_every_steps == 0:
+            with clock.paused("validation"):  # syncs first: the steps before it are in train_s, validation is not
+                instruments.on_phase("validation")
+                val_loss = evaluate()
+                instruments.on_validation(steps_done, val_loss, clock.train_s)
+                is_over = is_last or reached(val_loss)
+                if is_over:
+                    clock.stop()
+            if is_over:
+                return steps_done, val_loss
+        instruments.on_step_start(steps_done)
+        step(steps_done)
+        instruments.on_step_end(steps_done)
+        steps_done += 1
+        if steps_done == stop_after and steps_done < num_steps:
+            clock.stop()
+            return steps_done, val_loss
+
+
+def _find_shards(launch: dict | None, record: dict) -> dict:
+    """{"train": [Shard], "val": [Shard]}, checked: the launcher's, or by hand those that run.json names."""
+    if not launch:
+        return datasets.recorded(record["data"])
+    return {split: [shard_files.check(path) for path in launch["shards"][split]] for split in ("train", "val")}
 
 
 def _worst(found):

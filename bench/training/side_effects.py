@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ def check(
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     batches: Iterable,
     first_losses: Sequence[torch.Tensor],
-    roots: Mapping[str, object],
+    roots: Mapping[str, Any],
     seed: int,
 ) -> dict:
     """What run.json["referee"]["evaluation"] has of one rank.  trained: parameters and optimizer state that changed.
@@ -83,7 +84,7 @@ def _shuffled(numbers_BT, seed):
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """Names of what differs: of the shortest names, without those that another one begins."""
     names = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}, key=len)
-    shown = []
+    shown: list[str] = []
     for name in names:
         if not any(name.startswith((f"{outer}.", f"{outer}[")) for outer in shown):
             shown.append(name)
@@ -92,7 +93,9 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[s
 
 def state_of(roots: Mapping[str, object], seed: int) -> dict[str, object]:
     """{name: value or checksum} of all that can be reached, without what torch keeps for itself."""
-    found, seen, waiting = {}, set(), deque(_with_globals(roots))
+    found: dict[str, object] = {}
+    seen: set[int] = set()
+    waiting = deque(_with_globals(roots))
     kept = []  # alive, so that no id comes twice
     while waiting and len(found) < MAX_VALUES:
         name, value = waiting.popleft()

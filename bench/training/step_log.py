@@ -6,10 +6,11 @@ Part of every run, instruments or none.  Nothing waits for the device: a step is
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from bench.training.timers import CudaMarks, HostMarks
+from bench.training.clock import CudaMarks, HostMarks
 
 READ_LATE_STEPS = 1  # at least 1, so that the last step before a validation is read with it
 
@@ -44,9 +45,10 @@ class StepLog:
         on_gpu = device.type == "cuda"
         self._losses = torch.zeros(num_steps, device=device)
         self._host_losses = torch.zeros(num_steps, pin_memory=True) if on_gpu else self._losses
-        self._unread = []  # [(step, host's clock, start mark, end mark)], oldest first
+        self._unread: list[tuple[int, int, Any, Any]] = []  # [(step, host's clock, start mark, end mark)], oldest first
         self._segment = (0.0, None)  # train_s at the last validation, and the mark of the first step after it
-        self._start = self._start_ns = None
+        self._start: Any = None  # a mark
+        self._start_ns = 0
         self.rows = [] if rows is None else rows
 
     def on_step_start(self, step: int) -> None:

@@ -3,9 +3,11 @@
 The loop only appends to a deque.  Twice a second this thread writes what has come: lines in modded-nanogpt's format to
 standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's bar.  Until the end,
 when gather_result.py replaces them by the numbers of all ranks, steps.csv holds rank 0's; a kill leaves those.
+What happens on the other ranks they keep, until rank 0 has it.
 """
 
 import collections
+import contextlib
 import os
 import threading
 import time
@@ -103,3 +105,34 @@ class StepWriter:
     def _write_progress(self, step, train_s):
         progress = {"step": step, "num_steps": self._num_steps} | (self._speed(train_s, step) if step else {})
         atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
+
+
+class RankEvents:
+    """events("gc", ms=3.2) from anywhere on this rank.  .kept: those not yet written, oldest first."""
+
+    def __init__(self, rank):
+        self._rank, self._sink = rank, None
+        self.kept = []
+
+    def __call__(self, name, **facts):
+        now_ns = time.perf_counter_ns()
+        t_ns = facts.pop("t_ns", now_ns)  # given where the event happened earlier
+        event = {"t_ns": t_ns, "utc": utc.now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
+        self._sink(event) if self._sink else self.kept.append(event)
+
+    @contextlib.contextmanager
+    def handed_to(self, sink):
+        """In this block to sink(event), what was kept first."""
+        while self.kept:
+            sink(self.kept.pop(0))
+        self._sink = sink
+        try:
+            yield
+        finally:
+            self._sink = None
+
+    def write(self, folder):
+        """What was kept, where there will be no result: the run has failed."""
+        while self.kept:
+            with contextlib.suppress(OSError):
+                step_files.append_event(folder, self.kept.pop(0))

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -15,50 +16,52 @@ from bench.config.stages import num_micro_steps
 from bench.data.loader import Loader
 from bench.data.shards import Shard
 from bench.data.sources import datasets
-from bench.training import causality, distributed, side_effects, staging
-from bench.training import evaluate as evaluation
-from bench.training.build_model import build_model
+from bench.training import causality, distributed, side_effects
+from bench.training.model import StagedModel, autocast, batch_shapes, build_model, evaluate, timeline_of, val_rows
 from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
 
 
 class Trainer:
-    """Build, warm_up(), then hand step and evaluate to loop.train.  config is resolved, shards are checked."""
+    """Build, warm_up(), then hand step and evaluate to run.train().  config is resolved, shards are checked."""
 
     def __init__(
         self, config: Config, ranks: distributed.Ranks, train_shards: Sequence[Shard], val_shards: Sequence[Shard]
     ):
         self.config, self.ranks = config, ranks
+        assert config.model is not None and config.optim is not None, "a script has its own"
+        self.arch, self._optim = config.model.arch, config.optim
         eos_token = datasets.chosen(config.data).eos_token
         self.model = build_model(config, ranks.device, eos_token)
-        self.timeline = staging.timeline_of(config, self.model)
+        self.timeline = timeline_of(config, self.model)
         if config.hardware.compile:
             self._allow_graphs()
-        self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
+        self.optimizer = self._optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         rank_and_device = (ranks.rank, ranks.world_size, ranks.device)
-        self.val_rows = evaluation.val_rows(config, val_shards, *rank_and_device)
+        self.val_rows = val_rows(config, val_shards, *rank_and_device)
         aligned_to = eos_token if config.data.bos_aligned else None
-        shapes = staging.batch_shapes(config, self.timeline)
+        shapes = batch_shapes(config, self.timeline)
         self.loader = Loader(train_shards, shapes, *rank_and_device, eos_token=aligned_to)
-        self._instruments = self._log = None
-        self._checks = ()
+        self._instruments: Any = None  # an InstrumentSet, whose edges are made while it runs
+        self._log: Any = None
+        self._checks: Sequence[Callable[[], None]] = ()
         self._is_warming_up = False
         self._steps_done = 0
-        self.val_nats = []  # of each batch of the last validation
+        self.val_nats: list[torch.Tensor] = []  # of each batch of the last validation
         self.causality_seed = distributed.gather(causality.new_seed(config.seed))[0]  # rank 0's, on every rank
-        self._staged = staging.StagedModel(self.model, self.optimizer, self.timeline)
+        self._staged = StagedModel(self.model, self.optimizer, self.timeline)
         self._staged.at(0)
 
     def flops_per_token(self) -> list[tuple[int, int]]:
         """Of each of timeline.portions, in its window, and the same without masked pairs of tokens."""
-        result = []
+        flops = []
         for portion in self.timeline.portions:
             self._staged.set_window(portion.window_tokens)
             seq_len = portion.stage.seq_len
-            result.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
+            flops.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
         self._staged.at(self._steps_done)
-        return result
+        return flops
 
     def attach(self, instruments, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
         """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""
@@ -66,7 +69,7 @@ class Trainer:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """What the forward pass runs in, as hardware.dtype says."""
-        return evaluation.autocast(self.config, self.ranks.device.type)
+        return autocast(self.config, self.ranks.device.type)
 
     def step(self, step: int) -> None:
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
@@ -95,9 +98,9 @@ class Trainer:
         Parts that the stage updates every so many steps keep theirs till then, frozen ones drop them; the warm-up
         updates all.
         """
-        self.reducer.clip(self.config.optim.grad_clip_norm)
+        self.reducer.clip(self._optim.grad_clip_norm)
         stage = self.timeline.at(step).stage
-        self.config.optim.set_step(self.optimizer, step, self.config.goal.num_steps)
+        self._optim.set_step(self.optimizer, step, self.config.goal.num_steps)
         stage.apply(self.optimizer)
         if self._is_warming_up or not (stage.update_every_steps or stage.frozen_steps):
             self.reducer.step()
@@ -119,14 +122,13 @@ class Trainer:
         """
         batches, forward, self.val_nats = self._val_batches(max_batches), self.reducer.evaluated, []
         with self._validation_window():
-            return evaluation.evaluate(
-                forward, batches, self.autocast, distributed.all_sum, self.ranks.device, self.val_nats
-            )
+            return evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device, self.val_nats)
 
     @contextlib.contextmanager
-    def validating(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    def validating(self) -> Iterator[torch.nn.Module]:
         """The model as a validation has it -> what evaluate() calls with tokens_BT and targets_BT."""
-        forward, was_training = self.reducer.evaluated, self.model.training
+        forward: Any = self.reducer.evaluated
+        was_training = self.model.training
         with self._validation_window(), self.autocast():
             forward.eval()
             try:
@@ -137,7 +139,7 @@ class Trainer:
     def lr_frac(self, step: int) -> float:
         """Learning rate of optimizer step number step, as a fraction of the peak."""
         stage = self.timeline.at(step).stage
-        return self.config.optim.schedule.lr_frac(step, self.config.goal.num_steps) * (stage.lr_frac or 1.0)
+        return self._optim.schedule.lr_frac(step, self.config.goal.num_steps) * (stage.lr_frac or 1.0)
 
     def warm_up(self) -> dict[str, float | str | list[str] | None]:
         """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.
@@ -194,7 +196,7 @@ class Trainer:
         """Drop the reducer before the process group goes: in the other order gloo aborts at exit now and then."""
         self.loader.close()
         self.reducer.close()
-        self.reducer = None
+        del self.reducer
 
     def _tensors(self):
         """Parameters and buffers, those too that state_dict() does not have."""

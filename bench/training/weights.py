@@ -1,10 +1,14 @@
-"""Weights of a finished run as a safetensors file, written and read without a package for it.
+"""Weights of a finished run as a safetensors file, written and read without a package for it, and its model again.
 
 The format (github.com/huggingface/safetensors, README, "Format"): the header's length, 8 bytes, unsigned, the low byte
 first; the header, JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} and strings in "__metadata__", and
 spaces; then each tensor's bytes, row-major and little-endian, one after the other without gaps.
+
+docs/WEIGHTS.md says what to do with them.  The code of the model is today's, not the record's: a model whose code
+changed since is refused where its weights do not fit.
 """
 
+import functools
 import json
 import math
 import os
@@ -14,6 +18,11 @@ from pathlib import Path
 import torch
 
 from bench.base import atomic
+from bench.config import schema
+from bench.config.schema import Config
+from bench.data.sources import datasets
+from bench.record import run_folder
+from bench.training.model import autocast, build_model, evaluate, timeline_of, val_rows
 
 FILE = "checkpoint/weights.safetensors"  # in a run's folder
 DTYPES = {
@@ -39,7 +48,8 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
 
     ValueError: a dtype that the format does not have.
     """
-    header, end = {METADATA: dict(metadata)}, 0
+    header: dict[str, dict] = {METADATA: dict(metadata)}
+    end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name}: {tensor.dtype} has no name in the safetensors format")
@@ -72,14 +82,14 @@ def _read(path, tensors_too=True):
                 raise ValueError("its first 8 bytes are not the length of a header")
             header = json.loads(file.read(num_bytes))
             about = header.pop(METADATA, {})
-            result = (
+            tensors = (
                 {name: _tensor(file, 8 + num_bytes, facts) for name, facts in header.items()} if tensors_too else {}
             )
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: is not a safetensors file, or is damaged: {error}") from None
-    return result, about
+    return tensors, about
 
 
 def _tensor(file, start, facts):
@@ -92,3 +102,39 @@ def _tensor(file, start, facts):
     if len(data) != num_bytes:
         raise ValueError("it ends early")
     return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)
+
+
+def model_of(folder: Path | str, device: torch.device | str = "cpu") -> torch.nn.Module:
+    """A run's folder -> its model on that device, in eval mode, in the window of its last validation.
+
+    ValueError: there are no weights, or they do not fit the model that config.yaml gives.
+    """
+    config, path = schema.read(folder), Path(folder) / FILE
+    if not path.is_file():
+        raise ValueError(f"{folder}: it has no {FILE}: run again with checkpoint.save=true")
+    model = build_model(config, torch.device(device), datasets.chosen(config.data).eos_token)
+    try:
+        model.load_state_dict(read(path))
+    except RuntimeError as error:
+        raise ValueError(f"{path}: does not fit the model of config.yaml: {error}") from None
+    window_tokens = config.goal.val_window_tokens or _last_window(config, model, path)
+    if window_tokens is not None:
+        model.set_window(window_tokens)
+    return model.eval()
+
+
+def _last_window(config: Config, model, path):
+    return timeline_of(config, model).window_after(int(metadata(path)["step"]))
+
+
+def val_loss_of(folder: Path | str, device: torch.device | str = "cpu") -> float:
+    """Mean nats per token of the run's own validation, by its final weights.
+
+    With the threads and the machine of the run it is the recorded val_loss bit for bit; else rounding differs.
+    ValueError as model_of(), and where the validation data are not here.
+    """
+    config, device = schema.read(folder), torch.device(device)
+    shards = datasets.recorded(run_folder.read(folder)["data"])["val"]
+    rows = val_rows(config, shards, 0, 1, device)
+    in_dtype = functools.partial(autocast, config, device.type)
+    return evaluate(model_of(folder, device), rows.at(rows.places), in_dtype, lambda sums: sums, device)

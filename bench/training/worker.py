@@ -13,20 +13,21 @@ STARTED_S = time.monotonic()  # before the imports below: they take seconds, and
 AGENT_PID = os.getppid()  # as early as possible: a process whose parent has ended gets another one
 
 import gc  # noqa: E402
+import json  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from bench.base.paths import REPO  # noqa: E402
+from bench.base.paths import REPO, results_root  # noqa: E402
 from bench.config import user_code  # noqa: E402
 from bench.machine import processes  # noqa: E402
-from bench.record import failures  # noqa: E402
-from bench.training import flight_recorder, inputs  # noqa: E402
+from bench.record import failures, run_folder  # noqa: E402
+from bench.training import flight_recorder  # noqa: E402
 
 
 def main(folder):
     folder = Path(folder)
     rank = int(os.environ.get("RANK", 0))
-    launch = inputs.read_launch(folder)
+    launch = _read_launch(folder)
     if launch:
         _redirect_output(folder / "logs" / f"rank{rank}.log")
         os.chdir(REPO)  # and not the read-only copy of it that this was started in
@@ -35,7 +36,7 @@ def main(folder):
         if "t_offset_ns" in launch:
             print(f"node {os.environ['GROUP_RANK']}, rank {rank}", flush=True)
     else:
-        inputs.prepare_by_hand(folder, rank)
+        _prepare_by_hand(folder, rank)
     _end_with_launcher(launch)
     flight_recorder.enable_stack_dumps(folder)
     rows = []
@@ -51,6 +52,27 @@ def main(folder):
         if failures.write(folder, rank, step, error) in ("collective_timeout", "exception"):
             flight_recorder.dump(folder, rank)
         raise
+
+
+def _read_launch(folder: Path) -> dict | None:
+    """What the launcher wrote for its workers (initial_record.write_inputs); None: started by hand."""
+    try:
+        launch = json.loads((folder / run_folder.LAUNCH).read_text())
+    except FileNotFoundError:
+        return None
+    # another folder: a copy of a run that was killed with its launcher and so not cleaned up
+    return launch if launch["folder"] == str(folder.resolve()) else None
+
+
+def _prepare_by_hand(folder: Path, rank: int):
+    """Rank 0 removes what an earlier run wrote.  ValueError where folder is not a copy of a run's."""
+    if not all((folder / name).is_file() for name in ("config.yaml", "run.json")):
+        raise ValueError(f"{folder}: has not both config.yaml and run.json: give a copy of a run's folder")
+    if folder.resolve().is_relative_to(results_root().resolve()):
+        raise ValueError(f"{folder}: a run by hand would overwrite this record: copy it to another folder first")
+    (folder / "logs").mkdir(exist_ok=True)
+    if rank == 0:
+        run_folder.remove_outputs(folder)
 
 
 def _redirect_output(path):

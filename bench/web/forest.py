@@ -15,6 +15,7 @@ MAX_REACH = 3  # an interval is cut, with an arrow, at this many times the large
 NUM_TICKS = 5
 WORDS_BELOW, EDGE = 26, 12  # end of the words of the first row; where the number of a tick would leave the drawing
 CAPTION_PX = 40
+PAGE_PX = 960  # width of a picture
 MAX_LABEL = 20  # letters of a name that are drawn; the words have all
 
 
@@ -48,7 +49,7 @@ def plot(panels: Sequence[Panel]) -> Safe:
     return tag("div", *drawn, class_="forest") if drawn else Safe("")
 
 
-def height_px(panels: Sequence[Panel], width_px: int) -> int:
+def height_px(panels: Sequence[Panel], width_px: int = PAGE_PX) -> int:
     """How high plot() is on a page of this width, with two panels beside each other."""
     heights = [_height(panel) * (width_px / 2 / WIDTH) + CAPTION_PX for panel in panels]
     return math.ceil(sum(max(heights[num : num + 2]) for num in range(0, len(heights), 2)))

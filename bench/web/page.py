@@ -7,6 +7,7 @@ import base64
 import hashlib
 import html
 import importlib.resources
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -41,16 +42,24 @@ def join(parts: Iterable[object], between: str = "") -> Safe:
 
 
 def table(
-    head: Sequence[object], rows: Iterable[Iterable[object]], class_: str | None = None, caption: str | None = None
+    head: Sequence[object],
+    rows: Iterable[Iterable[object]],
+    class_: str | None = None,
+    caption: str | None = None,
+    right: Sequence[bool] = (),
 ) -> Safe:
-    """Rows of cells; numbers are right-aligned by the style.  head: () for none."""
+    """Rows of cells; numbers, and the columns that right names, are right-aligned by the style.  head: () for none."""
     cells = [
-        tag("tr", *(tag("td", cell, class_="number" if isinstance(cell, (int, float)) else None) for cell in row))
-        for row in rows
+        tag("tr", *(_cell(cell, is_right) for cell, is_right in itertools.zip_longest(row, right, fillvalue=False)))
+        for row in map(list, rows)
     ]
     top = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in head))) if head else ""
     body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *cells), class_=class_)
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
+
+
+def _cell(cell, is_right):
+    return tag("td", cell, class_="number" if is_right or isinstance(cell, (int, float)) else None)
 
 
 def section(title: str, *children: object, id: str | None = None) -> Safe:

@@ -12,7 +12,7 @@ from bench.web.page import Safe, tag
 MIN_PCT = 0.3  # of the width: what is smaller is still seen
 HEAD_PX, ROW_PX = 90, 27  # of a picture, about
 Kind = Literal["limit", "above", "unknown", "total", "less", "more"]
-CHANGES = (("less", "less than in A"), ("more", "more than in A"))
+CHANGES: tuple[tuple[Kind, str], ...] = (("less", "less than in A"), ("more", "more than in A"))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The speedrun's records as models, one small file each, written as its difference from the rung below.
 
+A record that changed no model, but the optimizer, the batch or the data, has no file: SAME_MODEL.
+
 Of github.com/KellerJordan/modded-nanogpt, track 1 (README, records/track_1_short), and track 3's train_gpt_simple.py.
 conf/experiment/NAME.yaml has a rung's hyperparameters, its source and what it reached; tests/test_ladder.py holds loss,
 gradients and optimizer steps of all but r01 against numbers that the record's own source gave.
@@ -55,3 +57,6 @@ From r12 on a token sees its own document and a window (models/masked_attention.
 hardware.compile compiles for a GPU, else the same through a mask.  set_window() changes the window, a multiple of
 window_block, as the stages of conf/experiment/r12.yaml to r53.yaml say (docs/STAGES.md).
 """
+
+# a rung: that whose model it is; conf/experiment/NAME.yaml has what it changed
+SAME_MODEL = {"r04": "r02", "r38": "r37", "r39": "r37", "r42": "r40", "r43": "r40", "r46": "r45", "r50": "r49"}

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models import modern
-from models.attention import causal_attention, merge_heads, split_heads
-from models.base import LanguageModel
+from models.base import LanguageModel, causal_attention, merge_heads, split_heads
 
 
 @torch.no_grad()

@@ -8,8 +8,7 @@ B batch, T tokens, D width, V vocabulary, H heads, K head width
 import torch
 from torch import nn
 
-from models.attention import causal_attention, split_heads
-from models.base import constant_
+from models.base import causal_attention, constant_, split_heads
 from models.ladder import r06
 from models.ladder.r08 import R08
 

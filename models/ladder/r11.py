@@ -6,8 +6,7 @@ Learning rates are doubled, the head's fourfold (conf/experiment/r11.yaml).
 import torch
 from torch import nn
 
-from models.attention import causal_attention
-from models.base import constant_
+from models.base import causal_attention, constant_
 from models.ladder.r10 import R10
 
 

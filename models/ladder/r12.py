@@ -11,7 +11,7 @@ B batch, T tokens, D width
 
 import torch
 
-from models import flops
+from models.base import flops_of_token
 from models.ladder.r10 import without_autocast
 from models.ladder.r11 import R11
 from models.masked_attention import BLOCK_TOKENS, NO_LIMIT, Visible
@@ -76,7 +76,7 @@ class R12(R11):
 
     def _flops(self, windows):
         num_matmul_weights, _, num_heads, head_dim = self._shape()
-        return flops.flops_per_token(num_matmul_weights, 1, num_heads, head_dim, sum(windows))
+        return flops_of_token(num_matmul_weights, 1, num_heads, head_dim, sum(windows))
 
 
 MODEL = R12

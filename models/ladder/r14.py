@@ -8,8 +8,7 @@ B batch, T tokens, D width, L layers, K head width
 import torch
 from torch import nn
 
-from models.attention import split_heads
-from models.base import normal_
+from models.base import normal_, split_heads
 from models.ladder import r02, r09
 from models.ladder.r10 import without_autocast
 from models.ladder.r13 import R13

@@ -6,7 +6,7 @@ attention.  Half of a head's pairs are turned, by 1 to 1/1024 radians a position
 
 from torch import nn
 
-from models.attention import split_heads
+from models.base import split_heads
 from models.ladder import r15, simple
 from models.ladder.r16 import R16
 

@@ -9,7 +9,7 @@ B batch, T tokens, D width, H heads, K head width
 import torch
 import torch.nn.functional as F
 
-from models.attention import merge_heads, split_heads
+from models.base import merge_heads, split_heads
 from models.ladder import r17
 from models.ladder.r19 import R19
 from models.masked_attention import Visible

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.attention import merge_heads
-from models.base import constant_
+from models.base import constant_, merge_heads
 from models.ladder import r02, r05, r20
 from models.ladder.r19 import R19
 from models.ladder.r26 import R26

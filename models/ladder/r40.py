@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from models.base import constant_
-from models.ladder.r39 import R39
+from models.ladder.r37 import R37
 
 
-class R40(R39):
+class R40(R37):
     def __init__(self, **options):
         super().__init__(**options)
         self.backout_weight = nn.Parameter(torch.tensor(0.5))

@@ -7,10 +7,10 @@ model.args: those of record 31.
 import torch
 
 from models.base import constant_
-from models.ladder.r43 import R43
+from models.ladder.r40 import R40
 
 
-class R45(R43):
+class R45(R40):
     def __init__(self, **options):
         super().__init__(**options)
         num_layers = len(self.blocks)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from models.base import constant_
 from models.ladder import r28, r30
-from models.ladder.r46 import R46
+from models.ladder.r45 import R45
 
 
 class Attention(r28.Attention):
@@ -33,7 +33,7 @@ class Block(r30.Block):
     Attention = Attention
 
 
-class R48(R46):
+class R48(R45):
     Block = Block
 
     def init_weights(self, generator: torch.Generator) -> None:

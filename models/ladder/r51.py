@@ -8,10 +8,10 @@ import torch
 
 from models.base import normal_
 from models.ladder.r26 import LARGEST
-from models.ladder.r50 import R50
+from models.ladder.r49 import R49
 
 
-class R51(R50):
+class R51(R49):
     WEIGHT_SCALE = LARGEST / 1.5
     GRAD_SCALE = LARGEST / 0.75
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.attention import merge_heads, split_heads
-from models.base import LanguageModel, constant_, normal_
+from models.base import LanguageModel, constant_, merge_heads, normal_, split_heads
 from models.ladder.r05 import rms_norm
 from models.ladder.r10 import without_autocast
 

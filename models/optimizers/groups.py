@@ -6,7 +6,6 @@ Every tensor must be in a group; a group may be empty, as that of the head where
 from dataclasses import dataclass
 
 from models import optimizers, updates
-from models.roles import is_meant, with_roles
 from models.settings import Positive
 
 
@@ -21,8 +20,9 @@ class Config(optimizers.Config):
 
         tensors = self.tensors_of(model)
         parts = {
-            name: self.groups[name].build(tensors[name], self.lr * self.groups[name].lr, rank, world_size, device_type)
-            for name in tensors
+            name: group.build(tensors[name], self.lr * group.lr, rank, world_size, device_type)
+            for name, group in self.groups.items()
+            if group and name in tensors
         }
         return Together(parts)
 
@@ -33,16 +33,19 @@ class Config(optimizers.Config):
     def set_step(self, optimizer, step: int, num_steps: int) -> None:
         """The learning rates, and what else the groups change from step to step."""
         super().set_step(optimizer, step, num_steps)
-        for name, part in optimizer.parts.items():
-            self.groups[name].set_step(part, step, num_steps)
+        for name, group in self.groups.items():
+            if group and name in optimizer.parts:
+                group.set_step(optimizer.parts[name], step, num_steps)
 
     def tensors_of(self, model) -> dict[str, list]:
         """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
-        result = {}
+        from models.together import is_meant, with_roles
+
+        tensors: dict[str, list] = {}
         for name, role, parameter in with_roles(model):
             groups = [key for key, group in self.groups.items() if group and is_meant(group.tensors, name, role)]
             if not groups:
                 remedy = f"add {role}, or its name, to the tensors of a group"
                 raise ValueError(f"optim.groups={', '.join(self.groups)}: none has the tensor {name}: {remedy}")
-            result.setdefault(groups[-1], []).append(parameter)
-        return {key: result[key] for key in self.groups if key in result}
+            tensors.setdefault(groups[-1], []).append(parameter)
+        return {key: tensors[key] for key in self.groups if key in tensors}

@@ -1,4 +1,4 @@
-"""NorMuon (models/normuon_update.py): Muon by Polar Express, evened out over rows, with cautious weight decay.
+"""NorMuon (models/muon_update.py): Muon by Polar Express, evened out over rows, with cautious weight decay.
 
 optim.groups.matrices.name=normuon puts it in place of Muon, whose settings it has too.
 """
@@ -21,7 +21,7 @@ class Config(muon.Config):
 
     def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
         """NorMuon, its work shared out among the ranks."""
-        from models.normuon_update import NorMuon, polar_coefficients
+        from models.muon_update import NorMuon, polar_coefficients
 
         settings = self.settings()
         if self.polar_express:

@@ -4,9 +4,9 @@
     .venv/bin/python tests/benchmarks contestants honest [NUM_RUNS]     honest ones in rotation: who was accused
 
 A cheat is caught where its record is not complete, is invalid, carries a doubt about the contestant (a disturbed
-machine is no such doubt), fails `verify` or fails `audit`; a script that moves time or work within the tolerances wins
-nothing where a race with the honest one does not call it faster.  An honest contestant is accused where any of the
-former holds.
+machine is no such doubt), fails `verify` or fails `audit`; a script that moves time or work within the tolerances,
+where a race with the honest one shows the time that it moved, does not call it faster and does not count a lower loss.
+An honest contestant is accused where any of the former holds.
 """
 
 import json
@@ -28,10 +28,12 @@ ON_TRACK = ("track=cpu_nano", "hardware=cpu")
 CHEATING_SCRIPTS = (
     "half_the_time", "patched_clock", "three_percent_less", "works_off_the_clock", "trains_in_validations",
     "prints_at_the_end", "trains_on_val", "reads_by_cat", "opens_train_once", "trains_before_its_clock",
-    "lowers_val_loss", "scales_val_loss", "constant_val_loss", "validates_on_128", "easy_half", "sees_the_target",
-    "knows_val",
+    "lowers_val_loss", "lowers_gradually", "lowers_a_little", "scales_val_loss", "constant_val_loss",
+    "validates_on_128", "easy_half", "sees_the_target", "knows_val",
 )  # fmt: skip
-WITHIN_TOLERANCES = ("three_percent_less", "trains_in_validations")  # of time; the race's losses are not looked at
+WITHIN_TOLERANCES = ("three_percent_less", "trains_in_validations")  # of a single run: a race must refuse their win
+NOT_CAUGHT = dict.fromkeys(WITHIN_TOLERANCES, "NOT CAUGHT (on a busy machine a race may show too little: race again)")
+NUM_RACED = 10  # runs an arm, with seeds from 0 on: trains_in_validations has the lower mean loss
 CHEATING_MODELS = (
     "ScaledLoss", "ScaledAtTheEnd", "EasyTokens", "StashedTargets", "RemembersValidation", "TrainsInEvaluation",
     "SeesTheNext", "SeesTheNextLater", "SeesOtherRows", "SeesItsBlock", "TrainsInItsInit", "SlowsTheClock",
@@ -75,8 +77,8 @@ def main(kind="cheats", *words):
 def _cheats(results, names):
     through = []
     for name in names:
-        caught_by = examined(results, CHEATS[name]) or no_faster(results, name)
-        print(f"{name:26} {caught_by or 'NOT CAUGHT'}", flush=True)
+        caught_by = examined(results, CHEATS[name]) or wins_nothing(results, name)
+        print(f"{name:26} {caught_by or NOT_CAUGHT.get(name, 'NOT CAUGHT')}", flush=True)
         through += [name] if caught_by is None else []
     print(
         f"{len(list(names)) - len(through)} of {len(list(names))} caught{': not ' * bool(through)}{', '.join(through)}"
@@ -129,20 +131,35 @@ def examined(results, overrides, audits=True, disturbed=None):
     return None
 
 
-def no_faster(results, name):
-    """A race of a script that no check caught with the honest one -> why it wins nothing, None where it is faster."""
+def wins_nothing(results, name):
+    """A race of a script that no check caught with the honest one -> why it wins nothing, None where it may win."""
     if name not in WITHIN_TOLERANCES:
         return None
-    arms = [f'{arm}=script={BIGRAM} "script.args=[{variant}]"' for arm, variant in (("A", "plain"), ("B", name))]
-    done = _bench(results, "race", *arms, "n=3", *ON_TRACK, "--anyway", "--json")
+    script = f"script={BIGRAM} \"script.args=[{{}},'--seed={{{{seed}}}}']\""
+    arms = f"A={script.format('plain')}", f"B={script.format(name)}"
+    done = _bench(results, "race", *arms, f"n={NUM_RACED}", "seed=0", *ON_TRACK, "--anyway", "--json")
     if done.returncode not in (0, 2):
-        return f"race: {(done.stderr or done.stdout).strip().splitlines()[-1][:140]}"
-    found = json.loads(done.stdout)["result"]["against"]["B"]
-    return (
-        None
-        if found["verdict"] == "faster"
-        else f"raced with the honest one: {found['verdict']}: {found['words'][:160]}"
-    )
+        raise RuntimeError(done.stderr or done.stdout)
+    return refused_win(json.loads(done.stdout)["result"]["against"]["B"])
+
+
+def refused_win(found):
+    """A Comparison with the honest script -> why neither time nor loss of the cheat is a win; None: one may be.
+
+    That the race shows no difference is not enough: the time that the cheat does not count must be shown.
+    """
+    from bench.compare import effects
+
+    time, change_nats = found["time"], found["val_loss"]["change_nats"] or 0.0
+    if found["verdict"] == "faster" or not effects.spends_more_outside(time):
+        return None
+    if change_nats < 0 and effects.NOT_COUNTED not in found["flags"]:
+        return None
+    outside = time["outside"]
+    clocks = f"{time['change_pct']:+.2f} % by its own clock, {outside['change_pct']:+.2f} % by the launcher's"
+    extra = f"{outside['extra_s']:.3f} s more outside its own (p = {outside['extra_p']:.1g})"
+    loss = f", loss {change_nats:+.3f} nats{' not counted' * (change_nats < 0)}"
+    return f"race: {found['verdict']}: {clocks}, {extra}{loss}"
 
 
 def _bench(results, *words):

@@ -5,7 +5,7 @@
 Trains cpu_nano 50 times, half an hour on two quiet cores with AVX-512; runs that FOLDER already has
 are not made again.  Honest runs are of one config and seed at other instruction sets and numbers of threads; changed
 ones have another setting.  Writes plans/replay/rounding.json (what rounding does before any update) and prints how far
-honest and changed records lie from replays at the other instruction sets, as plans/replay/rounding.py measures it.
+honest and changed records lie from replays at the other instruction sets, as plans/replay/outcomes.py measures it.
 """
 
 import itertools

@@ -63,21 +63,21 @@ class Ceilings:
 
     def peak(self, precision: str | None, flop_per_s: float) -> tuple[str | None, float | None]:
         """(precision, FLOP/s or None): of what an operator of this precision can have run at."""
-        result = flops.peak_of_rate(precision, flop_per_s, self._peak)
-        return (precision, self._peak(precision)) if result[1] is None else result
+        reached = flops.peak_of_rate(precision, flop_per_s, self._peak)
+        return (precision, self._peak(precision)) if reached[1] is None else reached
 
     def _peak(self, precision):
         """Of a precision that may be None."""
-        result = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
-        return result or self.observed.get(precision)
+        peak = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
+        return peak or self.observed.get(precision)
 
     def _measured_peak(self, precision):
         return self.measured and self.measured.peak_flops(precision)
 
     def bytes_per_s(self, num_bytes: float) -> float | None:
         """Memory bandwidth for about so many bytes, None where it is not known."""
-        result = self.measured and self.measured.bytes_per_s(num_bytes)
-        return result or peak_rates.mem_bytes_per_s(self.device)
+        measured = self.measured and self.measured.bytes_per_s(num_bytes)
+        return measured or peak_rates.mem_bytes_per_s(self.device)
 
     @property
     def source(self) -> str | None:
@@ -98,12 +98,12 @@ class Ceilings:
 
     def bound(self, facts: dict, seconds: float) -> Bound | None:
         """facts: of trace.operators.facts, of one call; seconds: how long it took.  None where no bound is known."""
-        flop, num_bytes = facts["flop"], moved_bytes(facts)
+        flop, num_bytes = facts["flop"] or 0, moved_bytes(facts) or 0
         precision, peak = self.peak(facts["precision"], flop / seconds) if flop and seconds else (None, None)
         rate = self.bytes_per_s(num_bytes) if num_bytes else None
         if flop and peak is None or not (flop and peak) and not rate:
             return None
-        arithmetic_s = flop / peak if flop else 0.0
+        arithmetic_s = flop / peak if flop and peak else 0.0
         memory_s = num_bytes / rate if rate else 0.0
         if memory_s > arithmetic_s:
             measured = self.measured and self.measured.bytes_per_s(num_bytes)
@@ -138,10 +138,10 @@ class Ceilings:
 
     def launch_ns(self) -> int:
         """Of a launch that the device waits for, what it needs at least; 0 where that was not measured."""
-        result = self.measured and self.measured.launch_s
-        if result:
+        launch_s = self.measured and self.measured.launch_s
+        if launch_s:
             self._is_from(parts.LATENCY, True)
-        return round(result * NS_PER_S) if result else 0
+        return round(launch_s * NS_PER_S) if launch_s else 0
 
     def _is_from(self, part, is_measured, precision=None):
         if is_measured:
@@ -193,10 +193,13 @@ class Operators:
     """add() the time of each call; into() puts the parts of all into Pieces, when every call is known."""
 
     def __init__(self, rank: Rank, ceilings: Ceilings):
-        self._rank, self.ceilings, self._facts = rank, ceilings, {}
+        self._rank, self.ceilings = rank, ceilings
+        self._facts: dict[tuple[int, int], dict] = {}
         self._is_leaf = operators.leaves_with_flops(rank)
-        self._ns = collections.Counter()  # (step index, row of the operator): ns that it has in the account
-        self._where = {}
+        self._ns: collections.Counter[tuple[int, int]] = (
+            collections.Counter()
+        )  # (step index, row of the operator): ns that it has in the account
+        self._where: dict[int, str | None] = {}
 
     def facts(self, row: int) -> dict:
         """trace.operators.facts_of() of an operator's call."""

@@ -92,8 +92,9 @@ def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
             if event.get("rank", 0) == rank.rank and number in steps and number in began_ns:
                 start = steps[number] + event["t_ns"] - began_ns[number]
                 ranges.append((_range_name(event), start, start + round(event["ms"] * 1e6)))
-        if ranges:
-            rank.add_ranges(events.PYTHON, main_track(rank), ranges)
+        track = main_track(rank)
+        if ranges and track is not None:
+            rank.add_ranges(events.PYTHON, track, ranges)
 
 
 def _range_name(event):
@@ -111,10 +112,10 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
     rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]
     if not rows:
         raise ValueError(f"{folder}: it has no step that was timed undisturbed: run it longer, or record a trace")
-    events, by_rank = {}, step_files.read_by_rank(folder)
+    events_by_step: dict[int | None, list] = {}
     for event in step_files.read_events(folder):
-        events.setdefault(event.get("step"), []).append(event)
-    own = by_rank.get("own_ms", ())
+        events_by_step.setdefault(event.get("step"), []).append(event)
+    own = step_files.read_by_rank(folder).get("own_ms", [])
     late = stalls.lateness(own)
     pieces, steps, at_ns = parts.Pieces(len(rows)), [], 0
     gpus = run["environment"].get("gpus") or [{}]
@@ -124,23 +125,25 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
         step_ns, number = round(row["step_ms"] * NS_PER_MS), row["step"]
         rank = late[number][1] if number in late else None
         waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
-        for piece, ns in _of_step(row, step_ns, events.get(number, ()), waited, _arithmetic_ns(run, number, ceilings)):
+        for piece, ns in _of_step(
+            row, step_ns, events_by_step.get(number, ()), waited, _arithmetic_ns(run, number, ceilings)
+        ):
             pieces.add(index, piece, ns)
         steps.append((number, at_ns, at_ns + step_ns))
         at_ns += step_ns
-    result = {"rank": None, "steps": steps, "pieces": pieces, "host_step_ms": None}
-    return account.answer({0: result | {"ceilings": ceilings}}, "record")
+    account_of_rank = {"rank": None, "steps": steps, "pieces": pieces, "host_step_ms": None}
+    return account.answer({0: account_of_rank | {"ceilings": ceilings}}, "record")
 
 
 def _of_step(row, step_ns, events, waited, arithmetic_ns):
     """[(Piece, ns)] of one step, which add up to step_ns.  waited: (ms, late rank or None)."""
-    result, left = [], step_ns
+    pieces, left = [], step_ns
 
     def take(part, what, ns, late_rank=None):
         nonlocal left
         ns = min(left, max(0, ns))
         left -= ns
-        result.append((parts.Piece(part, what, None, late_rank), ns))
+        pieces.append((parts.Piece(part, what, None, late_rank), ns))
 
     regions_ns = {name: round((row.get(name) or 0.0) * NS_PER_MS) for name in REGIONS}
     take(parts.LOADER, "data_ms", regions_ns["data_ms"])
@@ -163,7 +166,7 @@ def _of_step(row, step_ns, events, waited, arithmetic_ns):
     has_regions = bool(regions_ns["forward_ms"] or regions_ns["backward_ms"])
     what = "forward_ms and backward_ms" if has_regions else "the step: instruments=[regions] divides it"
     take(parts.UNBOUND if has_regions else parts.UNKNOWN, what, left)
-    return result
+    return pieces
 
 
 def _arithmetic_ns(run, step, ceilings):

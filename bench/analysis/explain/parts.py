@@ -57,8 +57,8 @@ class Pieces:
     """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds."""
 
     def __init__(self, num_steps: int):
-        self.ns = [collections.Counter() for _ in range(num_steps)]
-        self.count = collections.Counter()
+        self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in range(num_steps)]
+        self.count: collections.Counter[Piece] = collections.Counter()
 
     def add(self, step: int, piece: Piece, ns: int, count: int = 1) -> None:
         """Of no effect without time, so that nothing is listed which took none."""
@@ -66,16 +66,16 @@ class Pieces:
             self.ns[step][piece] += int(ns)
             self.count[piece] += count
 
-    def total(self) -> collections.Counter:
+    def total(self) -> collections.Counter[Piece]:
         """Piece -> nanoseconds over all steps."""
-        result = collections.Counter()
+        total_ns: collections.Counter[Piece] = collections.Counter()
         for of_step in self.ns:
-            result.update(of_step)
-        return result
+            total_ns.update(of_step)
+        return total_ns
 
-    def by_part(self, step=None) -> dict[str, int]:
+    def by_part(self, step: int | None = None) -> dict[str, int]:
         """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""
-        ns = collections.Counter()
+        ns: collections.Counter[str] = collections.Counter()
         for piece, of_piece in (self.total() if step is None else self.ns[step]).items():
             ns[piece.part] += of_piece
         return {part: ns[part] for part in ORDER if ns[part]}

@@ -22,6 +22,7 @@ import bisect
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.analysis.memory import charts, timeline
@@ -52,8 +53,10 @@ COLOURS = {use: f"series-{number}" for number, use in enumerate(USES)}  # as the
 class Uses:
     """of(life) -> one of USES.  edges: [(entry, phase)] of the recording's marks in their order, () for none."""
 
-    def __init__(self, lives: Lives, edges: list[tuple[int, str]] = ()):
-        self._kinds = {}  # name of a file -> what it is: a snapshot has millions of frames, but few files
+    def __init__(self, lives: Lives, edges: Sequence[tuple[int, str]] = ()):
+        self._kinds: dict[
+            str, str | None
+        ] = {}  # name of a file -> what it is: a snapshot has millions of frames, but few files
         self.has_marks = any(name in KEPT for _, name in edges)
         self._edges = edges if self.has_marks else self._by_stacks(lives)
         self._entries = [entry for entry, _ in self._edges]
@@ -122,14 +125,14 @@ def module_of(life: Life) -> str:
 @functools.lru_cache(maxsize=4096)
 def _chain(frames):
     """Frames, innermost first -> names of modules, outermost first; torch's own (Linear) are not listed."""
-    result = []
+    chain = []
     for inner, (filename, _, name) in zip(frames, frames[1:]):
         is_call = name in CALLS and MODULE_FILE.search(filename) and inner[2] not in CALLS
         if (is_call or inner[2] == "__init__") and not INSIDE_TORCH.search(inner[0]):
-            result.append(_class_at(*inner))
+            chain.append(_class_at(*inner))
     if frames and frames[-1][2] == "__init__" and not INSIDE_TORCH.search(frames[-1][0]):
-        result.append(_class_at(*frames[-1]))
-    return [name for name in reversed(result) if name]
+        chain.append(_class_at(*frames[-1]))
+    return [name for name in reversed(chain) if name]
 
 
 def _class_at(filename, line, function):

@@ -70,7 +70,7 @@ def of_files(
     Each of several large files is read and analysed by one process, which hands on its device rows alone.  Traces of
     this project say of which window they are; the others are one, None.
     """
-    windows = {}
+    windows: dict[str | None, list[Digest]] = {}
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         files = list(load.over_files(_digest_file, paths, rules, include_last_step, folder))
         for file in files:

@@ -66,7 +66,7 @@ class Collector:
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
     (bytes, dims, types, collective, nelems, group, device type, group size, dtype).  kinds: the ones to keep, None:
-    all.  Those that are not wanted are skipped undecoded (skip.py), which takes half the time and memory.
+    all.  Those that are not wanted are skipped undecoded (source.Skip), which saves half the time and memory.
     """
 
     def __init__(self, kinds=None):
@@ -221,6 +221,16 @@ class Rank:
     none) .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad
     .cut
     """
+
+    kind: np.ndarray
+    ts: np.ndarray
+    dur: np.ndarray
+    end: np.ndarray
+    name: np.ndarray
+    track: np.ndarray
+    correlation: np.ndarray
+    external: np.ndarray
+    extra: np.ndarray
 
     def __init__(self, path, parts, head, tail, cut):
         merged = _merge(parts)

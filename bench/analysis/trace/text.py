@@ -8,22 +8,23 @@ from bench.base.units import MIB
 
 MAX_NAME_CHARS = 60
 NUM_LINES = 10
+Column = tuple[str, str, Callable]  # (header, key of a line, format of a cell)
 NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
 BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)")
 
 
 def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
     """Words from outside: without control characters, and of bounded length with both ends."""
-    words = text_table.printable("" if value is None else str(value))
-    return text_table.middle(words, limit)
+    text = text_table.printable("" if value is None else str(value))
+    return text_table.middle(text, limit)
 
 
 def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
     """A kernel's name without what all have: return type, namespaces and arguments; what is left distinguishes them."""
-    words = BOILERPLATE.sub("", str(name))
-    head, bracket, _ = words.rpartition("(")
-    is_call = words.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
-    return plain(head if bracket and is_call else words, limit)
+    text = BOILERPLATE.sub("", str(name))
+    head, bracket, _ = text.rpartition("(")
+    is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
+    return plain(head if bracket and is_call else text, limit)
 
 
 def decimals(num, per=1.0):
@@ -46,9 +47,9 @@ def three_digits(value):
 MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB), decimals(1), decimals(2)
 
 
-def table(lines: Sequence[dict], columns: Sequence[tuple[str, str, Callable]], form: str = "simple") -> str:
-    """lines: dicts; columns: (head, key, format of a cell) each."""
-    cells = [[words(line[key]) for _, key, words in columns] for line in lines]
+def table(lines: Sequence[dict], columns: Sequence[Column], form: str = "simple") -> str:
+    """lines: dicts."""
+    cells = [[format_cell(line[key]) for _, key, format_cell in columns] for line in lines]
     right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]
     return text_table.render([head for head, _, _ in columns], cells, right, form)
 
@@ -282,16 +283,16 @@ def difference_as_text(difference: dict, a: str, b: str, form: str = "simple") -
             f"  {difference['idle_change_ms']:+.3f} ms in which none of them ran\n"
             f"  {-difference['overlap_change_ms']:+.3f} ms by running more or less of them at once"
         )
-    change = ("ms a step", "change_ms", CHANGE3)
+    change: Column = ("ms a step", "change_ms", CHANGE3)
     if difference["categories"]:
-        columns = (change, *TIMES, ("category of kernels", "category", str))
+        columns = [change, *TIMES, ("category of kernels", "category", str)]
         parts.append("\n" + table(difference["categories"], columns, form))
     changed = [line for line in difference["lines"] if line["status"] != "same"]
     shown, others = changed[: 3 * NUM_LINES], changed[3 * NUM_LINES :]
     if shown:
         counts = (("A count", "a_count", COUNT1), ("B count", "b_count", COUNT1))
-        what = ("what", "what", lambda name: short(name, 80))
-        parts.append("\n" + table(shown, (change, ("", "status", str), *TIMES, *counts, what), form))
+        name: Column = ("what", "what", lambda name: short(name, 80))
+        parts.append("\n" + table(shown, [change, ("", "status", str), *TIMES, *counts, name], form))
     if others:
         parts.append(f"and {len(others)} more: {sum(line['change_ms'] for line in others):+.3f} ms; --json has all")
     return "\n".join(parts)

@@ -3,7 +3,7 @@
 import functools
 import itertools
 
-from bench.compare import comparison, selection, target, wording
+from bench.compare import comparison, effects, selection, target, wording
 from bench.plans.race import plan
 from bench.record import ledger, race_folder
 
@@ -134,6 +134,8 @@ def it_is_faster_than_its_baseline(claim):
             theirs, ours = result["steps"]
             said = f"{ours} steps, its baseline {theirs}"
             is_better = None not in (theirs, ours) and ours < theirs
+            if effects.spends_more_outside(result["time"]):
+                is_better, said = False, f"{said}, which are not counted: {wording.extra_words(result)}"
         if not is_better:
             return False, f"{race.race_id}: {said}"
         baseline = race.state.plan["baseline"]

@@ -73,7 +73,9 @@ def the_contestant_was_audited(claim):
     ]
     if failed:
         return False, "; ".join(failed)
-    outcomes = ", ".join(f"{name} {audit['outcome']}" for name, audit in by_run.items())
+    outcomes = ", ".join(
+        f"{name} {audit['outcome']}{certificates.audit_limit(audit)}" for name, audit in by_run.items()
+    )
     scripts = [run for run in claim.runs if run.record.get("script") and run.record.get("referee")]
     if not scripts or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
         return (

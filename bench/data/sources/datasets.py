@@ -16,13 +16,12 @@ from bench.base.paths import REPO
 from bench.config import user_code
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
-from bench.data.sources import checked
 from bench.data.sources.source import Source, data_root
 
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
     "pysource": ("pysource", "PySource"),
     "markov": ("markov", "Markov"),
-    "text": ("text", "Text"),
+    "text": ("userfiles", "Text"),
     "shards": ("userfiles", "UserShards"),
     "hub": ("hub", "Hub"),
 }
@@ -79,7 +78,7 @@ def prepare(data, fetch: bool = False, say: Callable[[str], None] = print) -> Da
 
 def recorded(data: dict, say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
     """run.json["data"] -> {"train": [Shard], "val": [Shard]}, the same bytes.  CheckFailed: not there, or others."""
-    with checked.Facts(data_root()) as facts:
+    with shards.Facts(data_root()) as facts:
         return {split: [_again(data, file, facts, say) for file in data[split]] for split in ("train", "val")}
 
 
@@ -119,24 +118,24 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
     Only what was written to or replaced since is read again; a file that is gone may have been read before, and counts
     with gone_too, for a run that failed.
     """
-    result = []
+    changes = []
     for file in dataset.train + dataset.val:
         if gone_too and not file.path.exists():
-            result.append(f"{file.path.name}: was removed while the run lasted")
+            changes.append(f"{file.path.name}: was removed while the run lasted")
         with contextlib.suppress(OSError):
-            if file.stamp is not None and checked.stamp_of(file.path) != file.stamp:
+            if file.stamp is not None and shards.stamp_of(file.path) != file.stamp:
                 digest = shards.sha256(file.path)
                 if digest != file.sha256:
-                    result.append(
+                    changes.append(
                         f"{file.path.name}: was changed while the run lasted: sha256 {digest}, and was "
                         f"{file.sha256} when it began"
                     )
-    return result
+    return changes
 
 
 def _find(origin, say):
     files = origin.files()
-    with checked.Facts(data_root()) as facts:
+    with shards.Facts(data_root()) as facts:
         of_split = {split: tuple(_check(origin, one, facts, say) for one in files[split]) for split in ("train", "val")}
     for split, shard_files in of_split.items():
         if not shard_files:
@@ -155,7 +154,7 @@ def _find(origin, say):
 
 def _check(origin, expected, facts, say):
     shard = shards.check(expected.path)
-    stamp = checked.stamp_of(shard.path)
+    stamp = shards.stamp_of(shard.path)
     digest, max_token = facts.of(shard, say)
     if expected.sha256 not in (None, digest):
         what = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"

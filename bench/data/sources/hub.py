@@ -7,7 +7,8 @@ beside the data, for checkouts that have none.  From then on exactly these bytes
 What the hub says at that first fetch is believed.
 
 A file arrives as FILE.part, which the next fetch goes on with if this one is broken off, and gets its name when its
-hash is right; a part that is wrong, too long or no file of its own is thrown away (part_file.py).
+hash is right; a part that is wrong, too long or no file of its own is thrown away.  The function http_get of
+huggingface_hub goes on where a file ends; its hf_hub_download (2.4) throws away what a broken call has fetched.
 """
 
 import contextlib
@@ -15,14 +16,18 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import INSTALLED, REPO
 from bench.base.units import format_bytes, format_s
+from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources import gpt2_tokens, part_file
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
 
 LOCKS = REPO / "conf" / "data"  # written too: never a copy
@@ -30,6 +35,7 @@ SHARD_NAME = re.compile(r"[^/]*_(train|val)_(\d+)\.bin")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
+EOS_TOKEN = 50256  # <|endoftext|>
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Hub(Source):
     uses = ("repo", "revision", "num_train_shards", "shards")
     needs = ("repo",)
     vocab_size = VOCAB_SIZE
-    eos_token = gpt2_tokens.DOCUMENT
+    eos_token = EOS_TOKEN
 
     def __init__(self, data):
         super().__init__(data)
@@ -198,7 +204,7 @@ class Hub(Source):
             _ask(self.name, ask)
 
         part = self.folder() / f"{file.name}.part"
-        digest = part_file.arrived(part, file.num_bytes, file.sha256, get)
+        digest = arrived(part, file.num_bytes, file.sha256, get)
         if digest != file.sha256:
             what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
             again = f"./run.sh data fetch {self.name} starts it again"
@@ -228,3 +234,58 @@ def _ask(name, question):
         why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
         remedy = "try again, run without network (data=pysource), or read shards that you have (data=shards)"
         raise CheckFailed(f"data={name} could not be fetched from {_endpoint()} ({why}): {remedy}") from error
+
+
+def arrived(part: Path, num_bytes: int, sha256: str, get: Callable[[Any], None]) -> str:
+    """Fetches what is missing of part -> its sha256; with another than the wanted one it is gone.
+
+    get(file): writes what follows file.tell().  What was there before and proves wrong is thrown away, and all is
+    fetched once more.  ValueError, from within get(): more than num_bytes came.
+    """
+    was_begun = _is_begun(part, num_bytes)
+    digest = _fetched(part, num_bytes, get)
+    if digest != sha256:
+        part.unlink()
+        if was_begun:
+            return arrived(part, num_bytes, sha256, get)
+    return digest
+
+
+def _is_begun(part, num_bytes):
+    """Whether something is there to go on with; a link, a folder's entry of another kind or too long a file goes."""
+    try:
+        stat_of_part = part.lstat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISREG(stat_of_part.st_mode) and 0 < stat_of_part.st_size <= num_bytes:
+        return True
+    part.unlink()
+    return False
+
+
+def _fetched(part, num_bytes, get):
+    with open(part, "ab", opener=_no_link) as file:
+        if file.tell() < num_bytes:
+            get(_Bounded(file, num_bytes))
+        file.flush()
+        os.fsync(file.fileno())
+    return shards.sha256(part)
+
+
+def _no_link(path, flags):
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+class _Bounded:
+    """A file that takes no more than so many bytes, whatever a server sends; all but write() is the file's own."""
+
+    def __init__(self, file, num_bytes):
+        self._file, self._num_bytes = file, num_bytes
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data):
+        if self._file.tell() + len(data) > self._num_bytes:
+            raise ValueError(f"the server sends more than the {self._num_bytes} bytes that this file has")
+        return self._file.write(data)

@@ -85,9 +85,9 @@ class Markov(Made):
         """Mean nats of tokens[1:], the first ones of the val shard, each given all before it in its document."""
         return mean_nats(self.counts(), self.data.markov_lags, tokens)
 
-    def wrong_hash(self, key, expected, result):
+    def wrong_hash(self, key, expected, digest):
         return (
-            f"{super().wrong_hash(key, expected, result)}: with other settings than conf/data/markov.yaml's, add "
+            f"{super().wrong_hash(key, expected, digest)}: with other settings than conf/data/markov.yaml's, add "
             "data.train_sha256=null data.val_sha256=null; with the same ones it is a bug of the harness or this machine"
         )
 

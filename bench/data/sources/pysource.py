@@ -38,13 +38,13 @@ class PySource(Made):
         shards.write(folder / "val_000000.bin", as_tokens(val))
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
-    def wrong_hash(self, key, expected, result):
+    def wrong_hash(self, key, expected, digest):
         versions = installed_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
             cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
             cause = f"it is made from {', '.join(PACKAGES.values())}; found {', '.join(versions)}: {INSTALL}"
-        return f"{super().wrong_hash(key, expected, result)}: {cause}"
+        return f"{super().wrong_hash(key, expected, digest)}: {cause}"
 
 
 def read_packages(packages):
@@ -63,14 +63,14 @@ def read_packages(packages):
 
 def installed_versions(packages):
     """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
-    result = []
+    versions = []
     for requirement in packages.values():
         name = requirement.split("==")[0]
         try:
-            result.append(f"{name}=={importlib.metadata.version(name)}")
+            versions.append(f"{name}=={importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            result.append(f"{name} of unknown version")
-    return result
+            versions.append(f"{name} of unknown version")
+    return versions
 
 
 def ordered(documents):

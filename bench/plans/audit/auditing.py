@@ -44,6 +44,7 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> dict:
         "at": utc.now(),
         "claimed_nats": run["metrics"]["val_loss"],
         "outcome": outcome_of([one["outcome"] for one in found]),
+        "unnoticed_nats": min((one["unnoticed_nats"] for one in found if "unnoticed_nats" in one), default=None),
         "audits": found,
     }
     certificates.write_audit(folder, result)
@@ -108,8 +109,8 @@ def _of_kind(kind, job, run, say):
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as made:
         try:
-            of_goal = job.config.goal.val_tokens, claimed_nats, eos_token
-            data = counterfactual.make(kind, job.dataset, *of_goal, Path(made), seed)
+            val_tokens = job.config.goal.val_tokens
+            data = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(made), seed)
         except NotPossible as error:
             return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
         about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **data.facts}

@@ -1,14 +1,17 @@
 """Data in the place of a run's own, and what an honest contestant's loss on them can be.
 
-random_tokens    training and validation tokens are uniform over an alphabet of K tokens, drawn from the vocabulary:
-                 few, so that they are learnt as well in a short run, but ln K is above the claimed loss.  Nobody has
-                 less than ln K.  Future tokens that a model sees, and losses that are not what was computed, show here.
+random_tokens    training and validation tokens are uniform over the whole vocabulary.  Nobody has less than ln V, and
+                 what begins near ln V stays near it.  Future tokens that a model sees, and losses that are not what
+                 was computed, show here.
+few_tokens       the same over NUM_FEW tokens of the vocabulary: what begins far above ln V, as with a padded
+                 vocabulary, or moves far above it, learns these within a short run.
 random_training  training tokens are one token A a quarter of the time and else uniform; the validation is the track's
                  own, but that it begins with a stretch of A.  Who knows the validation beforehand, learns it while he
                  validates, or validates on its first tokens alone, shows here.
 held_out         training tokens are the track's; validation tokens are those of its shards beyond goal.val_tokens.
 
-Files keep their names and sizes.  docs/HONESTY.md says what each shows and what it does not.
+Documents end as often as in the training data.  Files keep their names and sizes.  docs/HONESTY.md says what each
+shows and what it does not.
 """
 
 import dataclasses
@@ -17,21 +20,24 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base import stats
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
+from bench.plans.audit import power
 from bench.record.certificates import DOUBTED, FAILED, PASSED
 
 if TYPE_CHECKING:
     import numpy as np
 
-KINDS = ("random_tokens", "random_training", "held_out")
+KINDS = ("random_tokens", "few_tokens", "random_training", "held_out")
 LEAST_TOKENS = 1024  # that a validation is of, where a contestant chooses: it may draw a few batches
-ABOVE_CLAIM_NATS = 0.5  # that ln K is above the claimed loss: who prints what it claims whatever it trains on shows
-LEAST_ALPHABET = 16
+LEAST_VOCAB = 16
+NUM_FEW = 8  # with 4, plain SGD at a step size that text tolerates diverges; more are learned more slowly
+MOST_EOS_FRAC = 0.01  # of random tokens that end a document
 EASY_FRAC = 0.25  # of the random training tokens: A
 EASY_HEAD_FRAC = 1 / 64  # of the validation: A alone
 KNOWN_FRAC = 0.1  # of the way from ln V to the claimed loss, that nobody goes who trained on random tokens
@@ -64,27 +70,22 @@ class NoFloor:
 
 
 def make(
-    kind: str, dataset: Dataset, val_tokens: int, claimed_nats: float, eos_token: int | None, folder: Path, seed: int
+    kind: str, dataset: Dataset, val_tokens: int, eos_token: int | None, folder: Path, seed: int
 ) -> Counterfactual:
-    """Write the files of an audit run into folder.  claimed_nats: as of verdict().  Raises NotPossible."""
+    """Write the files of an audit run into folder.  Raises NotPossible."""
     import numpy as np
 
     rng, vocab_size = np.random.default_rng(seed), dataset.vocab_size
-    if vocab_size < LEAST_ALPHABET:
+    if vocab_size < LEAST_VOCAB:
         raise NotPossible(f"a vocabulary of {vocab_size} tokens is too small to audit")
     facts = {"vocab_size": vocab_size, "val_tokens": val_tokens}
     if kind == "held_out":
         facts |= _reference(dataset, val_tokens)
         train, val = dataset.train, _write_held_out(dataset.val, val_tokens, folder)
-    elif kind == "random_tokens":
-        alphabet = _alphabet(vocab_size, claimed_nats, eos_token, rng)
-        facts |= {"num_alphabet": len(alphabet)}
-
-        def uniform(num):
-            return alphabet[rng.integers(len(alphabet), size=num)]
-
-        train = _write_random(dataset.train, uniform, folder)
-        val = _write_random(dataset.val, uniform, folder)
+    elif kind in ("random_tokens", "few_tokens"):
+        draw, drawn = _uniform(dataset, eos_token, NUM_FEW if kind == "few_tokens" else None, rng)
+        facts |= drawn
+        train, val = _write_random(dataset.train, draw, folder), _write_random(dataset.val, draw, folder)
     else:
         own = _joined(dataset.val, val_tokens)
         counts = np.bincount(own, minlength=vocab_size)
@@ -93,8 +94,10 @@ def make(
         easy = int(counts.argmin())
         facts |= {"easy_token": easy, "num_easy": round(EASY_HEAD_FRAC * val_tokens)}
 
+        draw, _ = _uniform(dataset, eos_token, None, rng)
+
         def often_easy(num):
-            tokens = rng.integers(vocab_size, size=num, dtype=np.uint16)
+            tokens = draw(num)
             tokens[rng.random(num, dtype=np.float32) < EASY_FRAC] = easy
             return tokens
 
@@ -106,25 +109,50 @@ def make(
 
 
 def verdict(kind: str, facts: dict, claimed_nats: float, nats: Sequence[float]) -> dict:
-    """{"outcome", "why", "nats", "least_nats"} of the validations that an audit run printed.
+    """{"outcome", "why", "nats", "least_nats", ...} of the validations that an audit run printed.
 
     claimed_nats: the last validation of the run that is audited.
     """
     if not nats or not all(map(math.isfinite, nats)):
         return {"outcome": FAILED, "why": "it printed no finite validation loss", "nats": None, "least_nats": None}
-    judge = {"random_tokens": _of_random_tokens, "random_training": _of_random_training, "held_out": _of_held_out}[kind]
+    if kind in ("random_tokens", "few_tokens"):
+        return _of_random_tokens(facts, nats)
+    judge = {"random_training": _of_random_training, "held_out": _of_held_out}[kind]
     return judge(facts, claimed_nats, nats)
 
 
-def _of_random_tokens(facts, claimed_nats, nats):
-    """Nobody is below ln K but by luck: bench/base/stats.py, log_e_value()."""
-    ln_k, lowest = math.log(facts["num_alphabet"]), min(nats)
-    least = stats.least_nats(ln_k, min(facts["val_tokens"], LEAST_TOKENS))
-    words = f"its loss on random tokens is {lowest:.4f}, ln({facts['num_alphabet']}) = {ln_k:.4f}"
-    if lowest >= least:
-        return _said(PASSED, f"{words}: above the bound of {least:.4f}, no leak was found", lowest, least)
-    why = f"{words}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
-    return _said(FAILED, why, lowest, least)
+def _of_random_tokens(facts, nats):
+    """Nobody is below the tokens' own nats but by luck (base/stats.py).  The last loss is what a run claims."""
+    num_tokens, lowest, last = min(facts["val_tokens"], LEAST_TOKENS), min(nats), nats[-1]
+    floor = floor_nats(facts["num_alphabet"], facts["eos_frac"], num_tokens)
+    least = stats.least_nats(floor, num_tokens) - _half_digit_nats(lowest)
+    words = f"its loss on tokens drawn from {facts['num_alphabet']} is {lowest:.4f}"
+    if lowest < least:
+        why = f"{words}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
+        return _said(FAILED, why, lowest, least)
+    unnoticed_nats, leak_frac = power.unnoticed(last, least)
+    why = f"{words}, above the bound of {least:.4f}: a last loss {unnoticed_nats:.4f} nats lower, or a leak of "
+    why += f"{leak_frac:.2%} of the tokens, would have passed too"
+    return _said(PASSED, why, lowest, least) | {"unnoticed_nats": unnoticed_nats}
+
+
+def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
+    """The least mean of -ln p over any num_tokens of the tokens that _uniform() draws.
+
+    A contestant chooses which ones it validates on, so how many of them end documents is not known.  Where these are
+    the likelier tokens, there are at most so many as Bernstein's inequality allows at stats.E_VALUE_ALPHA.
+    """
+    of_others = math.log(num_alphabet / (1 - eos_frac))
+    if eos_frac == 0 or -math.log(eos_frac) >= of_others:
+        return of_others
+    expected = eos_frac * num_tokens
+    most = expected + math.sqrt(2 * expected * stats.MIN_LOG_E_VALUE) + stats.MIN_LOG_E_VALUE / 3
+    return of_others - (of_others + math.log(eos_frac)) * min(1.0, most / num_tokens)
+
+
+def _half_digit_nats(nats):
+    """What a printed loss may have been rounded by."""
+    return 0.5 * 10.0 ** Decimal(repr(nats)).as_tuple().exponent
 
 
 def _of_random_training(facts, claimed_nats, nats):
@@ -166,15 +194,26 @@ def _said(outcome, why, nats, least):
 # ---- files
 
 
-def _alphabet(vocab_size, claimed_nats, eos_token, rng):
-    """Tokens, sorted, uint16; the one that marks documents among them, for models and loaders that look for it."""
+def _uniform(dataset, eos_token, num_alphabet, rng):
+    """(a function that draws so many tokens, uint16; their facts): uniform over the vocabulary or num_alphabet of it.
+
+    The token that ends documents is none of these: loaders and models look for it, so it is as frequent as in the data.
+    """
     import numpy as np
 
-    wanted = max(LEAST_ALPHABET, math.ceil(math.exp(min(claimed_nats + ABOVE_CLAIM_NATS, math.log(vocab_size)))))
-    drawn = rng.permutation(vocab_size)[: min(wanted, vocab_size)]
-    if eos_token is not None and eos_token not in drawn:
-        drawn[0] = eos_token
-    return np.sort(drawn).astype(np.uint16)
+    alphabet, eos_frac = np.arange(dataset.vocab_size, dtype=np.uint16), 0.0
+    if eos_token is not None:
+        alphabet = alphabet[alphabet != eos_token]
+        eos_frac = min(MOST_EOS_FRAC, float(np.mean(_joined(dataset.train[:1], REFERENCE_TOKENS) == eos_token)))
+    if num_alphabet is not None:
+        alphabet = np.sort(rng.choice(alphabet, num_alphabet, replace=False))
+
+    def draw(num):
+        tokens = alphabet[rng.integers(len(alphabet), size=num, dtype=np.uint16)]
+        tokens[rng.random(num, dtype=np.float32) < eos_frac] = eos_token or 0
+        return tokens
+
+    return draw, {"num_alphabet": len(alphabet), "eos_frac": eos_frac}
 
 
 def _write_random(files: Sequence[ShardFile], draw, folder: Path) -> tuple[ShardFile, ...]:

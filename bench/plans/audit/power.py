@@ -20,6 +20,11 @@ REPEATS = 2000
 POWER = 0.8
 
 
+def unnoticed(nats: float, least_nats: float) -> tuple[float, float]:
+    """An honest loss and the bound -> what would stay above it: nats less; a leak of this share of the tokens."""
+    return nats - least_nats, 1 - least_nats / nats
+
+
 def seen_frac(
     num_tokens: int, vocab_size: int, excess_nats: float, leak_frac: float, rng: "np.random.Generator", repeats: int
 ) -> float:

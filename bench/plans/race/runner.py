@@ -11,7 +11,7 @@ from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, plan, planning, report, state, worktrees
+from bench.plans.race import arm_process, plan, planning, state, worktrees
 from bench.record import ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
@@ -235,8 +235,10 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
     atomic.write_json(folder / "race.json", recorded)
     sha256 = ledger.sha256_of(folder / "race.json")
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
+    from bench.report import race_page
+
     try:
-        report.write(folder, recorded)
+        race_page.write(folder)
     except OSError as error:  # the record is whole without its pages
         say("pages", f"could not be written ({error.strerror}): ./run.sh report {folder.name} writes them")
     return recorded

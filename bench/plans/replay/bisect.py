@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.machine import git
 from bench.plans.race import worktrees
+from bench.record import race_folder
 
 MEASURES = {  # what --on may be: (a verdict's part, its change, its 95 % interval, unit); larger is worse
     "step_avg_ms": ("time", "change_pct", "ci95_pct", "%"),
@@ -41,7 +42,7 @@ class Change:
 def change_of(race: dict, measure: str) -> Change | None:
     """race.json of A against B -> how much worse B is; None where the two could not be compared."""
     part, change, interval, unit = MEASURES[measure]
-    comparison = ((race.get("result") or {}).get("against") or {}).get("B") or {}
+    comparison = race_folder.verdicts_of(race).get("B") or {}
     result: dict[str, Any] = comparison.get(part) or {}
     if result.get(interval) is None or (part == "time" and not comparison.get("comparable")):
         return None

@@ -2,6 +2,10 @@
 
 Each is said when it has ended.  A signal ends the runs under way with the sweep, which waits for their records; a job
 of submitit's that is lost does not end the others.
+
+Each process of this machine in which such a launcher makes a run leaves a file in the sweep's folder meanwhile,
+.at_work/PID, so that the sweep's own process can end it in order before that launcher kills it, as joblib does with its
+workers and all that they started.
 """
 
 import contextlib
@@ -12,16 +16,20 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from bench.base import atomic
 from bench.base.paths import shown
 from bench.launch import summary
 from bench.launch.console import say
+from bench.machine import processes
 from bench.machine.signals import Interrupted, raise_interrupted
-from bench.plans.sweep import at_work
-from bench.record import run_folder, sweep
+from bench.record import failures, run_folder, sweep
+from bench.record.shape import Record
 
+AT_WORK = ".at_work"
+KILLED = "the process of hydra/launcher that made this run was killed"
 LOOK_EVERY_S = 2.0
 END_WITHIN_S = 120.0  # SLURM's KillWait, 30 s where nobody set it, and the record's last words
 LOST_AFTER_S = 15.0  # between two looks for jobs without a result
@@ -48,9 +56,9 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
         """Before the launcher's own code sees the signal: joblib's kills its workers, and all that they started."""
         sweep.end(folder, "it was interrupted")  # a run that would begin only now is not made
         if not jobs.are_of_submitit:
-            at_work.end(folder, END_WITHIN_S)
+            end_at_work(folder, END_WITHIN_S)
 
-    at_work.clear(folder)  # of a call of this sweep that was killed
+    clear_killed(folder)  # of a call of this sweep that was killed
     with _watched(folder, jobs), raise_interrupted(end_runs) as signals:
         try:
             yield
@@ -63,7 +71,7 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
         except Exception as error:
             words = " ".join(str(error).split())[:MAX_WORDS]
             why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
-            if not jobs.ids() and not (folder / at_work.FOLDER).exists():  # no run has begun
+            if not jobs.ids() and not (folder / AT_WORK).exists():  # no run has begun
                 raise ValueError(f"hydra/launcher={launcher}: {why}") from None
             waiting = "; waiting for the other jobs" if jobs.ids() else ""
             say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
@@ -71,7 +79,7 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
             raise Unfinished("a job was lost") from None
         finally:
             jobs.finish_lost(folder)
-            at_work.clear(folder)
+            clear_killed(folder)
 
 
 def _wait(jobs, signals):
@@ -91,7 +99,7 @@ class Jobs:
 
     def __init__(self, settings: Mapping):
         """settings: hydra.launcher.*"""
-        self._pattern = None
+        self._pattern: str | None = None
         self.are_of_submitit = "submitit_folder" in settings
         if self.are_of_submitit:
             import submitit  # noqa: F401  it sets up its logging when it is imported
@@ -101,13 +109,14 @@ class Jobs:
         self._are_of_slurm = "Slurm" in settings["_target_"]
         self._num_tasks = (settings.get("nodes") or 1) * (settings.get("tasks_per_node") or 1)
         self._before = set(self._found())
-        self._suspects, self._looked_s = set(), time.monotonic()
-        self.lost = []  # ids of those that SLURM has ended without a result
+        self._suspects: set[str] = set()  # ids that were gone without a result at the last look
+        self._looked_s = time.monotonic()
+        self.lost: list[str] = []  # ids of those that SLURM has ended without a result
 
     def _found(self) -> dict[str, Path]:
         """{id: the job's folder}."""
-        result = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
-        return {path.name.removesuffix(SUBMITTED): path.parent for path in result}
+        paths = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
+        return {path.name.removesuffix(SUBMITTED): path.parent for path in paths}
 
     def ids(self) -> list[str]:
         """As SLURM names them, 5_0 of an array; of submitit_local pids."""
@@ -169,7 +178,7 @@ class Jobs:
             return job_id is not None and job_id not in known
 
         if known is not None:
-            at_work.finish(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
+            finish_gone(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
 
 
 def _in_queue(what: str) -> set[str] | None:
@@ -214,3 +223,64 @@ def _watched(folder, jobs):
 
 def _ended(folder):
     return {tuple(point.overrides): point.folder for point in sweep.points(folder) if point.folder}
+
+
+@contextlib.contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """Around a run that this process makes.  folder: the sweep's."""
+    path = folder / AT_WORK / str(os.getpid())
+    path.parent.mkdir(exist_ok=True)
+    atomic.write_json(path, processes.identity(os.getpid()), durable=False)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def end_at_work(folder: Path, within_s: float) -> bool:
+    """SIGTERM to those of this machine, and wait until they have written their records.  False: not all have."""
+    for pid in _pids(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    until_s = time.monotonic() + within_s
+    while left := _pids(folder):
+        if time.monotonic() > until_s:
+            return False
+        processes.has_ended(left[0], 0.2)  # or its run has, and its file is gone
+    return True
+
+
+def clear_killed(folder: Path) -> None:
+    """Of processes that were killed: what their runs left alive is ended, and their records are finished."""
+    killed = [path for path in _files(folder) if not _is_at_work(path)]
+    if killed:
+        finish_gone(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
+    for path in killed:
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / AT_WORK).rmdir()
+
+
+def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:
+    """End and finish the runs of the sweep whose record says running although is_gone(record): its launcher is.
+
+    why: for the records.
+    """
+    for path in run_folder.find_runs([folder.parent.parent]):
+        run = atomic.read_json(path / "run.json", {})
+        is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
+        if is_its_own and run["status"] == "running" and is_gone(run):
+            failures.write_launcher_killed(path, why)
+
+
+def _files(folder):
+    return sorted(path for path in (folder / AT_WORK).glob("*") if path.name.isdecimal())
+
+
+def _is_at_work(path):
+    """Whether the process that left this file is there, on this machine."""
+    return processes.is_there(atomic.read_json(path))
+
+
+def _pids(folder):
+    return [int(path.name) for path in _files(folder) if _is_at_work(path)]

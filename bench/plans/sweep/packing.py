@@ -1,18 +1,20 @@
 """Runs of a sweep side by side, each on cores or a GPU of its own, which no other run of the sweep may use.
 
-How much slower they are than alone is measured once before (probe.py) and stands in each record, run.json["beside"],
+How much slower they are than alone is measured once before, by a probe, and stands in each record, run.json["beside"],
 which makes it suspect: losses count, times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
 """
 
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO, cast
 
 from bench.base.paths import REPO, working_folder
 from bench.base.units import format_about_s
@@ -26,6 +28,9 @@ from bench.record import sweep
 TICK_S = 0.2
 END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
 OPTION = "--beside"  # of ./run.sh run: a Slot as JSON
+PROBE_S = 3.0
+PROBE_WIDTH = 512  # of the matrices on cores; a GPU gets 8 times that
+PROBE_COPIED_BYTES = 32 * 2**20  # above a core's share of the caches
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,13 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
         return []
     if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
         raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
-    result = [] if on_cpu else gpus.visible()
-    most = len(result) or len(cores) // (cores_per_run or 1)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    visible = [] if on_cpu else gpus.visible()
+    most = len(visible) or len(cores) // (cores_per_run or 1)
     number = most if parallel == "auto" else int(parallel)
     each = cores_per_run or len(cores) // max(number, 1)
     if not 1 <= number <= most or each < 1 or number * each > len(cores):
-        has = f"{len(result)} GPU(s) and {len(cores)} cores" if result else f"{len(cores)} cores"
+        has = f"{len(visible)} GPU(s) and {len(cores)} cores" if visible else f"{len(cores)} cores"
         raise ValueError(
             f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
             f"and no two runs share one: use hydra.launcher.parallel={max(1, min(most, len(cores) // max(each, 1)))}"
@@ -77,8 +82,8 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
             slot,
             number,
             tuple(cores[slot * each : (slot + 1) * each]),
-            result[slot]["uuid"] if result and result[slot].get("uuid") else str(slot) if result else None,
-            memory_gib=result[slot]["memory_gib"] if result else None,
+            str(visible[slot].get("uuid") or slot) if visible else None,
+            memory_gib=visible[slot]["memory_gib"] if visible else None,
         )
         for slot in range(number)
     ]
@@ -112,7 +117,8 @@ class Budget:
 
     def __init__(self, budget_s: float | None, run_s: float | None):
         """budget_s: None: no limit; run_s: what a run took before, None: not known before the first has ended."""
-        self.budget_s, self._run_s, self._spent_s, self._opened_s = budget_s, run_s, [], time.monotonic()
+        self._budget_s, self._run_s, self._opened_s = budget_s, run_s, time.monotonic()
+        self._spent_s: list[float] = []
 
     @property
     def run_s(self) -> float | None:
@@ -124,19 +130,35 @@ class Budget:
 
     def fits(self) -> bool:
         """Whether a run that begins now ends in time."""
-        return self.budget_s is None or (self.run_s or 0.0) <= self._left_s()
+        left_s = self._left_s()
+        return left_s is None or (self.run_s or 0.0) <= left_s
 
-    def _left_s(self):
-        return self.budget_s - (time.monotonic() - self._opened_s)
+    def _left_s(self) -> float | None:
+        return None if self._budget_s is None else self._budget_s - (time.monotonic() - self._opened_s)
 
     def plan(self, num_runs: int, num_slots: int) -> str:
         """How long so many runs take, so many at a time, and how many of them fit."""
         if self.run_s is None:
             return f"{num_runs} runs, {num_slots} at a time, the duration is known after the first"
         whole_s = -(-num_runs // num_slots) * self.run_s
-        num_fitting = None if self.budget_s is None else num_slots * max(0, int(self._left_s() // self.run_s))
-        fitting = series.in_budget(num_fitting, num_runs, self.budget_s)
-        return f"{num_runs} runs, {num_slots} at a time, {format_about_s(whole_s)}{fitting}"
+        plan = f"{num_runs} runs, {num_slots} at a time, {format_about_s(whole_s)}"
+        left_s = self._left_s()
+        if self._budget_s is None or left_s is None:
+            return plan
+        return plan + series.in_budget(num_slots * max(0, int(left_s // self.run_s)), num_runs, self._budget_s)
+
+
+@dataclass(eq=False)
+class _Running:
+    """A run under way."""
+
+    number: int  # of its point
+    slot: Slot
+    process: subprocess.Popen
+    files: contextlib.ExitStack  # closes its output and ends it
+    log: Path  # what it prints
+    answer: Path  # where it writes its record's folder
+    began_s: float
 
 
 def run_all(
@@ -152,7 +174,8 @@ def run_all(
         say("plan", budget.plan(len(points), len(where)))
     was_known = budget.run_s is not None or not is_all
     logs.mkdir(parents=True, exist_ok=True)
-    todo, free, running = list(points), list(where), []
+    todo, free = list(points), list(where)
+    running: list[_Running] = []
 
     def may_begin():
         return todo and budget.fits()
@@ -164,30 +187,29 @@ def run_all(
                 number, slot = todo.pop(0), free.pop(0)
                 words = sweep.its_own(points[number], points.values())
                 say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {words}")
-                stack = all_of_them.enter_context(contextlib.ExitStack())
-                paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
-                out = stack.enter_context(open(paths[0], "wb"))
-                given = json.dumps(asdict(slot) | facts | {"answer": str(paths[1])})
+                files = all_of_them.enter_context(contextlib.ExitStack())
+                log, answer = logs / f"{number}.log", logs / f"{number}.folder"
+                out = files.enter_context(open(log, "wb"))
+                given = json.dumps(asdict(slot) | facts | {"answer": str(answer)})
                 program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
-                process = stack.enter_context(processes.child(program, REPO, environment(slot), out, END_WITHIN_S))
-                running.append((number, slot, process, stack, paths, time.monotonic()))
-            for one in [one for one in running if one[2].poll() is not None]:
-                running.remove(one)
-                number, slot, _, stack, (log, answer), began_s = one
-                stack.close()
-                budget.spent(time.monotonic() - began_s)
+                process = files.enter_context(processes.child(program, REPO, environment(slot), out, END_WITHIN_S))
+                running.append(_Running(number, slot, process, files, log, answer, time.monotonic()))
+            for ended in [run for run in running if run.process.poll() is not None]:
+                running.remove(ended)
+                ended.files.close()
+                budget.spent(time.monotonic() - ended.began_s)
                 if todo and not was_known:
                     was_known = True
                     say("plan", f"to go: {budget.plan(len(todo), len(where))}")
-                free.append(slot)
-                folder = answer.read_text() if answer.exists() else None
-                answer.unlink(missing_ok=True)
-                yield number, folder, "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+                free.append(ended.slot)
+                folder = ended.answer.read_text() if ended.answer.exists() else None
+                ended.answer.unlink(missing_ok=True)
+                yield ended.number, folder, "\n".join(ended.log.read_text(errors="replace").splitlines()[-5:])
             time.sleep(TICK_S)
 
 
 def measured(where: Sequence[Slot]) -> float:
-    """Per cent by which a step of the probe is slower beside the others than alone, the worst slot's (probe.py)."""
+    """Per cent by which a step of the probe is slower beside the others than alone, the worst slot's."""
     alone = _probe(where[:1])
     beside = _probe(where)
     return max(0.0, 100 * (max(beside) / alone[0] - 1))
@@ -199,7 +221,7 @@ def _probe(where: Iterable[Slot]) -> list[float]:
         running = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "bench.plans.sweep.probe", json.dumps(asdict(slot))],
+                    [sys.executable, "-m", "bench.plans.sweep.packing", json.dumps(asdict(slot))],
                     cwd=REPO,
                     env=environment(slot),
                     stdin=subprocess.PIPE,
@@ -209,9 +231,49 @@ def _probe(where: Iterable[Slot]) -> list[float]:
             )
             for slot in where
         ]
-        for process in running:  # all are ready before one begins
-            process.stdout.readline()
-        for process in running:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        return [float(process.stdout.readline()) for process in running]
+        pipes = [(cast(IO[str], process.stdin), cast(IO[str], process.stdout)) for process in running]
+        for _, answers in pipes:  # all are ready before one begins
+            answers.readline()
+        for orders, _ in pipes:
+            orders.write("go\n")
+            orders.flush()
+        return [float(answers.readline()) for _, answers in pipes]
+
+
+def probe(text: str) -> None:
+    """python -m bench.plans.sweep.packing SLOT: one run's load for a few seconds.  text: a Slot as JSON.
+
+    Prints "ready", waits for a line, prints the median milliseconds of a step: products of matrices, which fill the
+    cores or the GPU, and a copy, which fills the way to memory, as in a training step.
+    """
+    slot = parsed(text)
+    pin(slot)
+    import torch
+
+    torch.set_num_threads(len(slot.cores))
+    device = torch.device("cuda" if slot.gpu is not None else "cpu")
+    width = PROBE_WIDTH * (8 if device.type == "cuda" else 1)
+    left_WW, right_WW = torch.rand(2, width, width, device=device)
+    copied = torch.zeros(PROBE_COPIED_BYTES // 4, device=device)
+
+    def step():
+        for _ in range(4):
+            torch.mm(left_WW, right_WW)
+        copied.clone()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(3):
+        step()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    times_ms, end_s = [], time.perf_counter() + PROBE_S
+    while time.perf_counter() < end_s:
+        start_s = time.perf_counter()
+        step()
+        times_ms.append((time.perf_counter() - start_s) * 1e3)
+    print(statistics.median(times_ms), flush=True)
+
+
+if __name__ == "__main__":
+    probe(sys.argv[1])

@@ -1,27 +1,38 @@
 """The points of a sweep as runs: each with its own process group and record, what is complete skipped.
 
+A run that can no longer win is stopped where the user asks for that, and the best points can become the arms of a race.
+
 Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or one()
 in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
 """
 
 import contextlib
+import json
 import os
+import shlex
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from bench.base.paths import results_root
+from bench.data.sources import datasets
 from bench.launch import allocation, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
-from bench.plans.sweep import at_work, earlier, elsewhere, objective, packing, stopping
-from bench.plans.sweep.elsewhere import Unfinished
-from bench.record import failures, run_folder, sweep
+from bench.plans.sweep import packing, search
+from bench.plans.sweep.elsewhere import Unfinished, at_work, followed
+from bench.record import failures, index, run_folder, step_files, sweep
+from bench.record.rows import row_of
+
+Validations = list[tuple[int, float]]  # (step, val_loss in nats per token), the newest last
+ARM_NAMES = "ABCDEFGHIJ"
 
 
 @dataclass
@@ -32,7 +43,7 @@ class Points:
     command: list[str]  # what the user typed, for the records
     anyway: bool = False  # on a busy machine too
     budget_s: float | None = None  # no run begins that would end later than that after the first began
-    objective: str = objective.DEFAULT
+    objective: str = search.DEFAULT_OBJECTIVE
     stops: dict[tuple, Callable] = field(default_factory=dict)  # of a search, by the words of a point
     _series: Series | None = None  # of a search: all of its trials
     _began_s: float | None = None
@@ -46,7 +57,7 @@ class Points:
         self, launcher: str, settings: Mapping, refusals: type[Exception]
     ) -> contextlib.AbstractContextManager:
         """Around a launcher that is not ours, which calls one() in processes whose output this one does not see."""
-        return elsewhere.followed(self.folder, launcher, settings, refusals)
+        return followed(self.folder, launcher, settings, refusals)
 
     @contextlib.contextmanager
     def searching(self, num_trials: int) -> Iterator[None]:
@@ -65,9 +76,10 @@ class Points:
         """
         if os.environ.get("SLURM_PROCID", "0") != "0":
             return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
-        run = None
+        run: dict[str, Any] | None = None
+        ended_by: str | None = None
         try:
-            with raise_interrupted(), at_work.here(self.folder):
+            with raise_interrupted(), at_work(self.folder):
                 if why := sweep.read(self.folder)["why"]:
                     say("sweep", f"not begun: the sweep has ended: {why}", always=True)
                     return None
@@ -81,16 +93,16 @@ class Points:
             os.kill(os.getpid(), signal.SIGKILL)  # else submitit has a result, and the sweep ends before the job has
         if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
             os.kill(os.getpid(), signal.Signals[ended_by])
-        return objective.of(run, self.objective)
+        return search.objective_of(run, self.objective)
 
     def _one(self, words, number):
         job = prepare(words, say=lambda text: say("data", text))
-        run = earlier.complete([job]).get(0)
+        run = complete_before([job]).get(0)
         if run is None:
             run = launcher.launch(job, self.command, sweep_id=self.sweep_id)
             say("run", summary.last_words(run), always=True)
         else:
-            earlier.say_complete(job, run)
+            say_complete(job, run)
         sweep.keep(self.folder, number, words, run, apart=True)
         return run
 
@@ -103,24 +115,24 @@ class Points:
         machine = where[0].machine() if where else None
         jobs = [prepare(words, say=lambda text: say("data", text), machine=machine) for words in points]
         same = _first_of_its_kind(jobs)
-        result = earlier.complete(jobs, stopped_too=settings["stop_above_nats"] is not None)
-        for number in sorted(result.keys() & set(same)):
-            earlier.say_complete(jobs[number], result[number])
-        for number, run in result.items():
+        runs = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
+        for number in sorted(runs.keys() & set(same)):
+            say_complete(jobs[number], runs[number])
+        for number, run in runs.items():
             sweep.keep(self.folder, first_number + number, points[number], run)
-        todo = [number for number in dict.fromkeys(same) if number not in result]
+        todo = [number for number in dict.fromkeys(same) if number not in runs]
         if todo and self._began_s is None:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             self._began_s = time.monotonic()
         for number, run in self._made(todo, jobs, points, where, settings):
             for other in (other for other, first in enumerate(same) if first == number):
-                result[other] = run
+                runs[other] = run
                 sweep.keep(self.folder, first_number + other, points[other], run)
             if failures.is_interrupt(run["failure"]):
                 raise Interrupted(run["failure"]["signal"])
-        if len(result) < len(points) and self.left_s() is not None:
+        if len(runs) < len(points) and self.left_s() is not None:
             raise Unfinished("--budget is spent")
-        return [objective.of(result.get(number), self.objective) for number in range(len(points))]
+        return [search.objective_of(runs.get(number), self.objective) for number in range(len(points))]
 
     def left_s(self) -> float | None:
         """Seconds of the budget that are left; None: there is no budget, or no run has begun."""
@@ -142,7 +154,7 @@ class Points:
         def stop_of(job):
             if settings["stop_above_nats"] is None:
                 return self.stops.get(its_words[_kind(job)])
-            return stopping.AboveBest(settings["stop_above_nats"], settings["stop_from_frac"], self.records())
+            return AboveBest(settings["stop_above_nats"], settings["stop_from_frac"], self.records())
 
         runs = launcher.launch_each(
             [jobs[number] for number in todo],
@@ -208,6 +220,13 @@ class Points:
         return bool(folders) and _read(folders[0])["status"] == "stopped"
 
 
+def source_sha256(words: Sequence[str]) -> str:
+    """The identity of the code that a sweep runs.  words: those that all its runs have."""
+    config = asked(list(words))
+    no_data = datasets.Dataset("", 0, (), ())
+    return Job(config, no_data, list(words), [], script.of(config, list(words))).source_sha256
+
+
 def _read(folder):
     return run_folder.read(folder) | {"folder": str(folder)}
 
@@ -218,11 +237,94 @@ def _kind(job):
 
 def _first_of_its_kind(jobs):
     """For each job the index of the first that makes the same run: of equal points one is run."""
-    first = {}
+    first: dict[tuple[str, int], int] = {}
     return [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
 
 
-def source_sha256(words: Sequence[str]) -> str:
-    """The identity of the code that a sweep runs.  words: those that all its runs have."""
-    config = asked(list(words))
-    return Job(config, None, list(words), [], script.of(config, list(words))).source_sha256
+def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int, dict]:
+    """Index of a job: its record, with its folder; a valid one where there is one, else a suspect one.
+
+    A race's warm-up runs do not count.  stopped_too: where none is complete, one that a sweep stopped.
+    """
+    folders = {results_root() / job.config.track.name for job in jobs}
+    wanted = ("complete", "stopped") if stopped_too else ("complete",)
+    known: dict[tuple, str] = {}
+    for folder, row in index.read_rows(folder for folder in folders if folder.is_dir()):
+        if row["status"] in wanted and not row["discarded"]:
+            files = json.loads(row["setting"])
+            data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
+            kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
+            known.setdefault((kind, row["status"], row["validity"] == "valid"), folder)
+    complete = {}
+    for number, job in enumerate(jobs):
+        data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
+        kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
+        ways = [(kind, status, is_valid) for status in wanted for is_valid in (True, False)]
+        if its_folder := next((known[way] for way in ways if way in known), None):
+            complete[number] = run_folder.read(its_folder) | {"folder": its_folder}
+    return complete
+
+
+def say_complete(job: Job, run: dict) -> None:
+    """That a run is not made again, and what doubts there are of the one that stands for it."""
+    say("sweep", f"{' '.join(job.overrides)}: {run['status']} before, {run['run_id']}{_doubts(run)}")
+    if exporters := ",".join(job.config.exporters):
+        say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
+
+
+def _doubts(run):
+    if run["validity"] == "valid" or run["status"] != "complete":
+        return ""
+    return f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
+
+
+class AboveBest:
+    """A run is stopped where its val_loss is more than above_nats over that of the best run before it, at one step.
+
+    The best is the complete run with the lowest val_loss, among those that reached their target where one did.  Before
+    from_frac of its steps nothing is stopped: curves cross early.
+    """
+
+    def __init__(self, above_nats: float, from_frac: float, runs: Iterable[dict]):
+        """runs: records of the sweep so far, with their folders."""
+        self.above_nats, self.from_frac = above_nats, from_frac
+        complete = [run for run in runs if run["status"] == "complete"]
+        reached = [run for run in complete if run["metrics"]["target_reached"]]
+        self.best = min(reached or complete, key=lambda run: run["metrics"]["val_loss"], default=None)
+        rows = step_files.read(self.best["folder"]) if self.best else ()
+        self.curve = {row["step"]: row["val_loss"] for row in rows if row["val_loss"] is not None}
+
+    def __call__(self, validations: Validations) -> str | None:
+        """Why the run is to end now, or None."""
+        step, val_loss = validations[-1]
+        if self.best is None or step not in self.curve or step < self.from_frac * max(self.curve):
+            return None
+        above_nats = val_loss - self.curve[step]
+        if above_nats <= self.above_nats:
+            return None
+        words = f"val_loss {val_loss:.4f} at step {step} is {above_nats:.4f} nats above that of {self.best['run_id']}"
+        return f"{words}, the best of the sweep (hydra.launcher.stop_above_nats={self.above_nats:g})"
+
+
+def winning_arms(folder: Path, top: int) -> list[str]:
+    """A sweep's folder -> words for ./run.sh race: A='optim.lr=0.002 ...', the best first by mean val_loss.
+
+    ValueError: it has too few configs with complete runs, or top is not a number of arms.
+    """
+    if not 2 <= top <= len(ARM_NAMES):
+        raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
+    words: dict[str, tuple[str, ...]] = {}  # by config
+    losses: dict[str, dict[str, float]] = {}  # by config and run
+    for point in sweep.points(folder):
+        run = point.folder and run_folder.read(point.folder)
+        if not run or run["status"] != "complete" or run["validity"] == "invalid":
+            continue
+        if (val_loss := row_of(run)["val_loss"]) is not None:
+            own = tuple(word for word in point.overrides if not word.startswith("seed="))
+            config_id = str(run["config_id"])
+            words.setdefault(config_id, own)
+            losses.setdefault(config_id, {})[run["run_id"]] = val_loss
+    best = sorted(losses, key=lambda config_id: sum(losses[config_id].values()) / len(losses[config_id]))[:top]
+    if len(best) < top:
+        raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")
+    return [f"{name}={shlex.join(words[config_id])}" for name, config_id in zip(ARM_NAMES, best)]

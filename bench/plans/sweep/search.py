@@ -1,19 +1,28 @@
 """A search by optuna's ask and tell: it proposes points, each becomes a run, and the search gets the run's objective.
 
 The study is a file, so that the same search goes on where it stood: results/sweeps/STUDY.journal.  Only this file knows
-optuna, and only inside functions: it is an optional package.
+optuna, and only inside functions: it is an optional package.  The objective is the number that a search makes small.
 """
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.launch.console import say
-from bench.plans.sweep import objective
+from bench.record import step_files
+from bench.record.rows import row_of
 
+DEFAULT_OBJECTIVE = "val_loss"
+OBJECTIVES = {  # what hydra.sweeper.objective may be: what it is
+    "val_loss": "nats per token of the last validation",
+    "train_s": "seconds of timed training",
+    "step_avg_ms": "milliseconds of a step",
+    "target_s": "seconds of timed training to the first validation that reaches the target",
+}
 SAMPLERS = ("tpe", "random", "cmaes", "gp", "qmc", "brute_force")
 PRUNERS = ("median", "hyperband", "successive_halving")
 ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (docs/SWEEPS.md)"
@@ -50,7 +59,7 @@ class Settings:
     storage: str | None
 
     def __post_init__(self):
-        for name, allowed in (("objective", objective.NAMES), ("sampler", SAMPLERS), ("pruner", (None, *PRUNERS))):
+        for name, allowed in (("objective", OBJECTIVES), ("sampler", SAMPLERS), ("pruner", (None, *PRUNERS))):
             value = getattr(self, name)
             if value not in allowed:
                 names = ", ".join(str(one or "null") for one in allowed)
@@ -97,7 +106,7 @@ class Search:
 
     def introduce(self) -> None:
         """Say what is searched for, and what is known already."""
-        what = f"{self._settings.objective} ({objective.NAMES[self._settings.objective]})"
+        what = f"{self._settings.objective} ({OBJECTIVES[self._settings.objective]})"
         known = f"; {self._num_done()} trials of {self.name} are known" if self._num_done() else ""
         say("search", f"the least {what} in {self._settings.n_trials} trials{known}")
 
@@ -200,3 +209,23 @@ def _pruner(optuna, name):
         None: kinds.NopPruner,
     }
     return made[name]()
+
+
+def objective_of(run: dict | None, name: str) -> float | None:
+    """A record with its folder -> the number; None: it did not complete, was not measured, or missed the target."""
+    if run is None or run["status"] != "complete":
+        return None
+    value = _target_s(run) if name == "target_s" else run["metrics"].get(name)
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _target_s(run):
+    target = row_of(run)["target_val_loss"]
+    if target is None:
+        raise ValueError("hydra.sweeper.objective=target_s: the runs have no target: give goal.target_val_loss=NUMBER")
+    train_ms = 0.0
+    for row in step_files.read(run["folder"]):
+        train_ms += row["step_ms"] or 0.0
+        if row["val_loss"] is not None and row["val_loss"] <= target:
+            return train_ms / 1e3
+    return None

@@ -13,6 +13,7 @@ from bench.record import race_folder, sweep
 from bench.record.rows import Row
 from bench.report import curve_files, race_page, sweep_page, sweep_results
 from bench.report.site import packed_pages, record_chart, run_rows
+from bench.web.document import badge_of, marked_up
 from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
 
 RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
@@ -134,7 +135,7 @@ def _race_lines(folder, out):
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
-        link = join([tag("a", race["race_id"], href=_race_page(folder, out)), race_page.staircase(folder, out, race)])
+        link = join([tag("a", race["race_id"], href=_race_page(folder, out)), _staircase(folder, out, race)])
         return started, _verdict_lines(race, started[:16].replace("T", " "), link)
     except Exception as error:  # whatever is wrong with one race, the others are shown
         words = f"{type(error).__name__}: {error}"[:300]
@@ -142,12 +143,12 @@ def _race_lines(folder, out):
 
 
 def _verdict_lines(race, started, link):
-    against = (race.get("result") or {}).get("against") or {}
+    against = race_folder.verdicts_of(race)
     if not against:
         return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
     lines = []
     for name, one in against.items():
-        badge = _badge(str(one.get("verdict")), race_page.COLOUR.get(one.get("verdict"), "soft"))
+        badge = marked_up(badge_of(str(one.get("verdict"))))
         arms = f"{name} against {race['baseline']}"
         lines.append((started, link, arms, badge, _change(one)))
     return lines
@@ -167,13 +168,18 @@ def _badge(word, colour):
     return tag("span", word.replace("_", " "), class_=f"badge {colour}")
 
 
+def _staircase(folder, out, race):
+    link = race_page.staircase(folder, out, race)
+    return join(["; ", marked_up(link)]) if link else ""
+
+
 def _race_page(folder, out):
     """From the index to the race's page."""
     path = folder / "race.html"
     if not path.exists():
         path = out / "races" / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, race_page.html(folder, at=path.parent), durable=False)
+        atomic.write_text(path, race_page.html(folder, path.parent), durable=False)
     return quote(os.path.relpath(path, out))
 
 

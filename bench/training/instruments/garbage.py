@@ -1,13 +1,13 @@
 """Python's garbage collection in the timed region: when, which generation, how many milliseconds, in which step.
 
 gc.callbacks reports every collection, whichever thread set it off; all threads of the process wait for it.  Which
-policy runs is hardware.gc's to choose (bench/training/gc_policy.py).
+policy runs is hardware.gc's to choose (bench/training/clock.py).
 """
 
 import gc
 import time
 
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 
 
 class Garbage(Instrument):
@@ -15,27 +15,27 @@ class Garbage(Instrument):
 
     in_timed_region = "notes the running step, two clock reads around each collection, and its event at the step's end"
 
-    def __init__(self, context, min_event_ms):
+    def __init__(self, context: Context, min_event_ms):
         super().__init__(context)
         self._min_event_ns = min_event_ms * 1e6
-        self._row = None  # of the running step; None between steps, where the clock may stand still
+        self._row: int | None = None  # of the running step; None between steps, where the clock may stand still
         self._began_ns = None
-        self._pauses = []  # (generation, ns) of each in a step
-        self._between_ns = []
-        self._long = []  # not yet emitted
+        self._pauses: list[tuple[int, int]] = []  # (generation, ns) of each in a step
+        self._between_ns: list[int] = []
+        self._long: list[tuple] = []  # not yet emitted
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         gc.callbacks.append(self._seen)
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         self._row = step + 1
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         self._row = None
         if self._long:
             self._emit()
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         self.close()
         self._emit()
         self.context.emit("gc_total", count=len(self._pauses), ms=sum(ns for _, ns in self._pauses) / 1e6)
@@ -60,7 +60,7 @@ class Garbage(Instrument):
             self.context.emit("gc", t_ns=began_ns, step=row, **facts)
         self._long = []
 
-    def summary(self):
+    def summary(self) -> dict:
         """Of this rank; between steps is outside the timed region or at its edge."""
         by_generation = {str(generation): 0 for generation in range(3)}
         for generation, _ in self._pauses:
@@ -73,7 +73,7 @@ class Garbage(Instrument):
             "between_steps_ms": sum(self._between_ns) / 1e6,
         }
 
-    def close(self):
+    def close(self) -> None:
         if self._seen in gc.callbacks:
             gc.callbacks.remove(self._seen)
 

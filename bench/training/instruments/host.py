@@ -9,8 +9,9 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 
 MAX_THREADS = 3
 MAX_BETWEEN_NS = 500_000  # else an instrument worked between two steps, and the end of one is not the start of the next
@@ -21,28 +22,29 @@ class Host(Instrument):
         "reads a file of /proc for each of at most three threads at the end of each step: some microseconds"
     )
 
-    def __init__(self, context):
+    def __init__(self, context: Context):
         super().__init__(context)
-        self._fds = []  # of the main thread first
-        self._before, self._read_ns = None, 0
-        self._samples = []  # (row, what was read at the step's start, and at its end)
+        self._fds: list[int] = []  # of the main thread first
+        self._before: Any = None
+        self._read_ns = 0
+        self._samples: list[tuple[int, Any, Any]] = []  # (row, what was read at the step's start, and at its end)
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         self._fds = [os.open(path, os.O_RDONLY) for path in _busiest_threads()]
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         if self._before is None or time.perf_counter_ns() - self._read_ns > MAX_BETWEEN_NS:
             self._before = self._read()
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         now, self._read_ns = self._read(), time.perf_counter_ns()
         self._samples.append((step + 1, self._before, now))
         self._before = now  # of the next step too, unless something comes between them
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         self._before = None
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         self.close()
 
     def _read(self):
@@ -50,22 +52,22 @@ class Host(Instrument):
             return [os.pread(fd, 64, 0) for fd in self._fds]
         return time.thread_time_ns()
 
-    def columns(self):
+    def columns(self) -> dict[str, dict[int, float]]:
         """cpu_ms: the main thread's CPU time; runqueue_ms: waiting for a CPU, the threads added up.
 
         Threads of one step wait for each other, so that a delay of any of them delays all; two at once count twice.
         """
-        result = {"cpu_ms": {}, "runqueue_ms": {}}
+        columns: dict[str, dict[int, float]] = {"cpu_ms": {}, "runqueue_ms": {}}
         for row, before, after in self._samples:
             if isinstance(before, int):
-                result["cpu_ms"][row] = (after - before) / 1e6
+                columns["cpu_ms"][row] = (after - before) / 1e6
                 continue
             spent = [_spent_ms(*pair) for pair in zip(before, after)]
-            result["cpu_ms"][row] = spent[0][0]
-            result["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
-        return result
+            columns["cpu_ms"][row] = spent[0][0]
+            columns["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
+        return columns
 
-    def summary(self):
+    def summary(self) -> dict:
         """Sums over the steps of this rank that nothing disturbed; None: nothing was read."""
         kept = {
             name: [ms for row, ms in rows.items() if row not in self.context.flagged]
@@ -73,7 +75,7 @@ class Host(Instrument):
         }
         return {name: sum(found_ms) if found_ms else None for name, found_ms in kept.items()}
 
-    def close(self):
+    def close(self) -> None:
         for fd in self._fds:
             os.close(fd)
         self._fds = []

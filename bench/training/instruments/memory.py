@@ -9,7 +9,7 @@ long.
 import time
 
 from bench.base.units import gib_from_bytes
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 from bench.training.memory.peaks import COUNTS, peaks_for
 
 SLOW_FRAC = 1.5  # times the usual host time of a step
@@ -20,48 +20,49 @@ ALWAYS_STEPS = 3  # the usual is not known yet
 class Memory(Instrument):
     in_timed_region = "on a GPU two clock reads a step, and the allocator's counters after one that took the host long"
 
-    def __init__(self, context):
+    def __init__(self, context: Context):
         super().__init__(context)
         self._peaks = context.peaks or peaks_for(context.device_type, context.device_index)
         self._phase = None
-        self._found = {}  # phase -> {"peak_bytes": {kind: bytes}, counts}
+        self._found: dict[str, dict] = {}  # phase -> {"peak_bytes": {kind: bytes}, counts}
         self._seen = dict.fromkeys(COUNTS, 0)
         self._seen_retries = 0
-        self._began_ns = self._usual_ns = None
+        self._began_ns = 0
+        self._usual_ns: float | None = None
         self._num_steps = 0
         self._on_gpu = context.device_type == "cuda"
 
-    def on_build_start(self):
+    def on_build_start(self) -> None:
         self._enter("build")
 
-    def on_build_end(self):
+    def on_build_end(self) -> None:
         self._enter(None)
 
-    def on_warmup_start(self):
+    def on_warmup_start(self) -> None:
         self._enter("warmup")
 
-    def on_warmup_end(self):
+    def on_warmup_end(self) -> None:
         self._enter(None)
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         self._enter("train")
         self._seen_retries = self._seen["num_alloc_retries"] or 0
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         if name == "validation":
             self._enter("validation")
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         self._enter("train")
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         self._enter(None)
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         if self._on_gpu:
             self._began_ns = time.perf_counter_ns()
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         if not self._on_gpu:
             return
         ns, self._num_steps = time.perf_counter_ns() - self._began_ns, self._num_steps + 1
@@ -70,7 +71,7 @@ class Memory(Instrument):
             self._emit_retries(self._peaks.counts()["num_alloc_retries"], step + 1, max(0.0, (ns - usual_ns) / 1e6))
         self._usual_ns = usual_ns + NEW_WEIGHT * (min(ns, SLOW_FRAC * usual_ns) - usual_ns)
 
-    def on_failure(self, error):
+    def on_failure(self, error: BaseException) -> None:
         """What each phase had needed until then: running out of memory is a failure that needs it."""
         self._enter(None)
         self.context.emit("memory_at_failure", **self.summary())
@@ -79,11 +80,11 @@ class Memory(Instrument):
         """The phase before has ended, and this one begins; None: one that is not recorded."""
         now = self._peaks.split()
         if self._phase is not None:
-            result = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
+            of_phase = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
             for kind, num_bytes in now["peak_bytes"].items():
-                result["peak_bytes"][kind] = max(num_bytes, result["peak_bytes"].get(kind, 0))
+                of_phase["peak_bytes"][kind] = max(num_bytes, of_phase["peak_bytes"].get(kind, 0))
             for name in COUNTS:
-                result[name] = None if now[name] is None else result[name] + now[name] - self._seen[name]
+                of_phase[name] = None if now[name] is None else of_phase[name] + now[name] - self._seen[name]
         if self._phase == "train":
             self._emit_retries(now["num_alloc_retries"], None, None)
         self._seen = {name: now[name] for name in COUNTS}
@@ -95,20 +96,20 @@ class Memory(Instrument):
             self.context.emit("allocator_retry", step=row, count=num_retries - self._seen_retries, ms=ms)
             self._seen_retries = num_retries
 
-    def summary(self):
+    def summary(self) -> dict:
         """{"what", "total_gib", PHASE_KIND_gib: peaks, PHASE_num_alloc_retries, PHASE_num_ooms (GPU)}."""
         summary = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
-        for phase, result in self._found.items():
-            peaks = result["peak_bytes"].items()
+        for phase, of_phase in self._found.items():
+            peaks = of_phase["peak_bytes"].items()
             summary |= {f"{phase}_peak_{kind}_gib": gib_from_bytes(num_bytes) for kind, num_bytes in peaks}
             if self._on_gpu:
-                summary |= {f"{phase}_{name}": result[name] for name in COUNTS}
+                summary |= {f"{phase}_{name}": of_phase[name] for name in COUNTS}
         return summary
 
-    def merge(self, summaries):
+    def merge(self, summaries: list[dict]) -> dict:
         """Peaks: the maximum over ranks under their own name, the minimum under name_min; counts are added up."""
         known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
-        merged = {}
+        merged: dict = {}
         for name in dict.fromkeys(name for _, summary in known for name in summary):
             values = [summary[name] for _, summary in known if summary.get(name) is not None]
             if "_peak_" in name:

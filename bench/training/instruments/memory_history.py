@@ -7,11 +7,12 @@ for the windows.  On a CPU torch keeps none; the resident set of the process at 
 
 import time
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.units import MS_PER_S, format_bytes
 from bench.config.windows import memory_windows
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 from bench.training.memory import recording as memory_recording
 from bench.training.memory.peaks import ProcessPeaks
 
@@ -26,63 +27,64 @@ class MemoryHistory(Instrument):
     flags_steps = True
 
     @staticmethod
-    def check(settings):
+    def check(settings: dict) -> None:
         memory_windows(settings)
 
     @staticmethod
-    def last_step(settings):
+    def last_step(settings: dict) -> int | None:
         return memory_windows(settings)[-1].last_step
 
-    def __init__(self, context, whole_race, **settings):
+    def __init__(self, context: Context, whole_race, **settings):
         super().__init__(context)
         self._rank, self._folder = context.rank, Path(context.folder) / "memory"
         self._windows = [window for window in memory_windows(settings) if window.has(context.rank)]
         self._whole_race = whole_race
         self._on_gpu = context.device_type == "cuda"
         common = {key: settings[key] for key in ("max_entries", "stacks")}
-        self._always = memory_recording.Recording(self.name_of("the build"), **common) if self._on_gpu else None
+        self._always: Any = memory_recording.Recording(self.name_of("the build"), **common) if self._on_gpu else None
         self._open = None  # the window that is being recorded
-        self._recording = None  # its Recording, or samples on a CPU
-        self._done = {}  # window's name -> what became of it
-        self._row, self._edge = None, "build"
-        self._flags = set()
+        self._recording: Any = None  # its Recording, or samples on a CPU
+        self._done: dict[str, dict] = {}  # window's name -> what became of it
+        self._row: int | None = None
+        self._edge = "build"
+        self._flags: set[int | None] = set()
         self._num_ooms, self._oom_row = 0, -1
 
     @staticmethod
     def name_of(what):
         return f"memory_history, {what}"
 
-    def on_build_start(self):
+    def on_build_start(self) -> None:
         if self._on_gpu:
             memory_recording.when_out_of_memory(self._out_of_memory)
             self._begin_always()
 
-    def on_warmup_start(self):
+    def on_warmup_start(self) -> None:
         self._edge = "warm-up"
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         self._edge = "training"
         if self._on_gpu and not self._whole_race:
             self._always.stop()
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         self._row = step + 1
         if self._open is None and any(window.first_step == self._row for window in self._windows):
             self._begin(next(window for window in self._windows if window.first_step == self._row))
         if self._open is not None:
             self._recording.mark(f"step {self._row}")
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         if self._open is not None:
             self._recording.mark(name)
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         if self._open is not None:
             self._flags.add(self._row)
             if self._row == self._open.last_step:
                 self._end()
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         last_row, self._row, self._edge = self._row, None, "after training"
         if self._open is not None:  # training stopped early, at its target
             self._end(last_row)
@@ -156,12 +158,12 @@ class MemoryHistory(Instrument):
             f"./run.sh memory {self.context.folder.name} shows who holds the rest"
         )
 
-    def flags(self):
+    def flags(self) -> dict[int, str]:
         rows = range(1, self.context.num_steps + 1)
         always = self._whole_race and self._on_gpu
         return {row: FLAG for row in rows if always or row in self._flags}
 
-    def summary(self):
+    def summary(self) -> dict:
         """{"what", "windows": [each with its status], "num_ooms"}."""
         windows = []
         for window in self._windows:
@@ -171,10 +173,10 @@ class MemoryHistory(Instrument):
         what = "CUDA allocator" if self._on_gpu else of_cpu
         return {"what": what, "windows": windows, "num_ooms": self._num_ooms}
 
-    def merge(self, summaries):
+    def merge(self, summaries: list[dict]) -> dict:
         """Windows of all ranks, each once: with the ranks that recorded it, the bytes of all, and the slowest dump."""
         known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
-        windows = {}
+        windows: dict[str, dict] = {}
         for rank, summary in known:
             for window in summary["windows"]:
                 of_all = windows.setdefault(window["window"], {**window, "ranks": []})
@@ -190,7 +192,7 @@ class MemoryHistory(Instrument):
         num_ooms = sum(summary["num_ooms"] for _, summary in known)
         return {"what": known[0][1]["what"], "windows": list(windows.values()), "num_ooms": num_ooms}
 
-    def close(self):
+    def close(self) -> None:
         if self._on_gpu:
             memory_recording.when_out_of_memory(None)
             for recording in (self._recording, self._always):

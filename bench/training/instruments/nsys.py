@@ -6,8 +6,10 @@ command line and the order of the calls.
 """
 
 import shutil
+from pathlib import Path
 
 from bench.config import windows
+from bench.training.instruments.base import Context
 from bench.training.instruments.nvtx import Nvtx
 
 PROGRAM = "nsys"
@@ -22,7 +24,7 @@ class Nsys(Nvtx):
     flags_steps = True
 
     @staticmethod
-    def check(settings):
+    def check(settings: dict) -> None:
         where = "instruments.nsys"
         windows.check(where, settings)
         traced = settings["trace"]
@@ -30,15 +32,15 @@ class Nsys(Nvtx):
             raise ValueError(f"{where}.trace={traced!r}: give a list of what nsys profile --trace takes, [cuda,nvtx]")
 
     @staticmethod
-    def profiler_windows(settings):
+    def profiler_windows(settings: dict):
         return None  # it listens to CUDA as torch's profiler does: not both in one run
 
     @staticmethod
-    def last_step(settings):
+    def last_step(settings: dict) -> int | None:
         return _window(settings).last_step
 
     @staticmethod
-    def program(settings, folder, device_type):
+    def program(settings: dict, folder: Path, device_type: str) -> list[str]:
         if device_type != "cuda":
             raise ValueError(f"profile=nsys on hardware.device={device_type}: its range is CUDA's: use profile=modded")
         if shutil.which(PROGRAM) is None:
@@ -55,14 +57,14 @@ class Nsys(Nvtx):
             f"--output={folder}/traces/{settings['name']}_rank%q{{RANK}}",  # nsys puts the variable in
         ]
 
-    def __init__(self, context, **settings):
+    def __init__(self, context: Context, **settings):
         super().__init__(context)
         from torch.cuda import profiler
 
         self._profiler, self._window, self._is_open = profiler, _window(settings), False
-        self._rows = []
+        self._rows: list[int] = []
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         row = step + 1
         if row == self._window.first_step and self._window.has(self.context.rank):
             self._synchronize()  # kernels of the step before are not this one's
@@ -71,7 +73,7 @@ class Nsys(Nvtx):
             self.context.say(f"nsys: capture range open from step {row}")
         super().on_step_start(step)
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         super().on_step_end(step)
         if self._is_open:
             self._rows.append(step + 1)
@@ -89,15 +91,15 @@ class Nsys(Nvtx):
 
         torch.cuda.synchronize()
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         self._end()
 
-    def flags(self):
+    def flags(self) -> dict[int, str]:
         """Of every rank's steps in the window, and the one after it: ranks wait for those that record."""
         rows = range(self._window.first_step, min(self._window.last_step + 1, self.context.num_steps) + 1)
         return dict.fromkeys(rows, windows.FLAG)
 
-    def summary(self):
+    def summary(self) -> dict:
         """{"status", "steps", "file"}; whether nsys wrote the file is known when it has ended, after this."""
         asked = [self._window.first_step, self._window.last_step]
         if not self._rows:
@@ -107,7 +109,7 @@ class Nsys(Nvtx):
         file = f"traces/{self._window.name}_rank{self.context.rank}.nsys-rep"
         return {"status": status, "steps_asked": asked, "steps": [self._rows[0], self._rows[-1]], "file": file}
 
-    def close(self):
+    def close(self) -> None:
         super().close()
         self._end()
 

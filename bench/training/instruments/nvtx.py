@@ -3,13 +3,13 @@
 For a profiler that somebody starts around the run; profile=nsys starts Nsight Systems itself.  It records nothing.
 """
 
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 
 
 class Nvtx(Instrument):
     in_timed_region = "a range pushed and popped a phase; well below a microsecond each where nobody listens (assumed)"
 
-    def __init__(self, context):
+    def __init__(self, context: Context):
         super().__init__(context)
         if context.device_type != "cuda":
             raise RuntimeError("NVTX ranges are for a GPU's profilers, and this run trains on the CPU: no ranges")
@@ -26,30 +26,30 @@ class Nvtx(Instrument):
             self._nvtx.range_pop()
             self._depth -= 1
 
-    def on_build_start(self):
+    def on_build_start(self) -> None:
         self._push("build")
 
-    def on_warmup_start(self):
+    def on_warmup_start(self) -> None:
         self._pop()
         self._push("warmup")
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         self._pop()
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         self._push(f"step {step + 1}")
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         self._pop(down_to=0 if name == "validation" else 1)
         self._push(name)
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         self._pop()
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         self._pop()
 
-    def close(self):
+    def close(self) -> None:
         self._pop()
 
 

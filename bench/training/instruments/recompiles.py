@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.base import private
 from bench.base.paths import REPO
 from bench.machine import lazy_dynamo
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 
 MAX_REASON_CHARS = 300
 
@@ -18,19 +18,19 @@ MAX_REASON_CHARS = 300
 class Recompiles(Instrument):
     in_timed_region = "notes the running step; clock reads around each compilation, which should not happen"
 
-    def __init__(self, context):
+    def __init__(self, context: Context):
         super().__init__(context)
         self._handler = None
         self._is_closed = False
-        self._row = None
+        self._row: int | None = None
         self._began_ns = None
-        self._new = []  # (began_ns, ns, row, trigger, compile id), not yet emitted
-        self._all = []  # the events
-        self._breaks = {}  # reason -> count, up to now
+        self._new: list[tuple] = []  # (began_ns, ns, row, trigger, compile id), not yet emitted
+        self._all: list[dict] = []  # the events
+        self._breaks: dict[str, int] = {}  # reason -> count, up to now
         self._num_graph_breaks = None  # before training; None: torch.compile was not used
         self._num_new_breaks = 0
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         lazy_dynamo.when_imported(self._listen)
 
     def _listen(self):
@@ -44,15 +44,15 @@ class Recompiles(Instrument):
         self._breaks = self._graph_breaks()
         self._num_graph_breaks = sum(self._breaks.values())
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         self._row = step + 1
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         self._row = None
         if self._new:
             self._emit()
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         self.close()
         self._emit()
 
@@ -88,7 +88,7 @@ class Recompiles(Instrument):
 
         return dict(counters["graph_break"])
 
-    def summary(self):
+    def summary(self) -> dict:
         """Of this rank; graph breaks of the warm-up cost in every step, those in training come with a compilation."""
         return {
             "num_recompiles": len(self._all),
@@ -97,7 +97,7 @@ class Recompiles(Instrument):
             "num_graph_breaks_before": self._num_graph_breaks,
         }
 
-    def doubts(self):
+    def doubts(self) -> list[str]:
         """The warm-up should have met every graph: what is compiled later is timed."""
         if not self._all:
             return []
@@ -107,7 +107,7 @@ class Recompiles(Instrument):
         ms = sum(facts["ms"] for facts in self._all)
         return [f"torch.compile worked {len(self._all)} time(s), {ms:.1f} ms, in the timed region: first {what}"]
 
-    def close(self):
+    def close(self) -> None:
         self._is_closed = True
         if self._handler is not None:
             self._handler.remove_start_callback(self._start)
@@ -119,13 +119,13 @@ def _about(compile_id):
     """{"function", "reason"} of a compilation, from torch's own list of the last 64; None where it does not say."""
     from torch._dynamo import utils
 
-    result = {"function": None, "reason": None}
+    facts = {"function": None, "reason": None}
     for one in getattr(utils, "get_compilation_metrics", list)():
         if compile_id is not None and getattr(one, "compile_id", None) == compile_id:
             name, file, line = (getattr(one, key, None) for key in ("co_name", "co_filename", "co_firstlineno"))
-            result["function"] = f"{name} ({Path(file).name}:{line})" if name and file else name or result["function"]
-            result["reason"] = _short(getattr(one, "recompile_reason", None)) or result["reason"]
-    return result
+            facts["function"] = f"{name} ({Path(file).name}:{line})" if name and file else name or facts["function"]
+            facts["reason"] = _short(getattr(one, "recompile_reason", None)) or facts["reason"]
+    return facts
 
 
 def _short(reason):

@@ -5,7 +5,7 @@ A step's region is the sum over its micro-steps.  Inside a captured CUDA graph t
 are empty.
 """
 
-from bench.training.instruments.base import PHASES, Instrument
+from bench.training.instruments.base import PHASES, Context, Instrument
 
 READ_LATE_STEPS = 2  # a GPU is seldom further behind its host; what is not ready yet is read later still
 
@@ -13,21 +13,22 @@ READ_LATE_STEPS = 2  # a GPU is seldom further behind its host; what is not read
 class Regions(Instrument):
     in_timed_region = "a CUDA event, or a clock read on a CPU, at each edge of a phase: no sync"
 
-    def __init__(self, context):
+    def __init__(self, context: Context):
         super().__init__(context)
         self._marks = context.marks
-        self._edges = None  # [(phase, mark)] of the running step
-        self._unread = []  # [(row, edges)]
-        self._ms = {f"{phase}_ms": {} for phase in PHASES}
+        self._edges: list[tuple] | None = None  # [(phase, mark)] of the running step
+        self._unread: list[tuple[int, list[tuple]]] = []  # [(row, edges)]
+        self._ms: dict[str, dict[int, float]] = {f"{phase}_ms": {} for phase in PHASES}
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         self._edges = []
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         if self._edges is not None:
             self._edges.append((name, self._marks.mark()))
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
+        assert self._edges is not None  # the step has begun
         self._edges.append(("", self._marks.mark()))
         self._unread.append((step + 1, self._edges))
         self._edges = None
@@ -40,15 +41,15 @@ class Regions(Instrument):
             column[row] = column.get(row, 0.0) + self._marks.ms_between(start, end)
         self._marks.free(*(mark for _, mark in edges))
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         while self._unread:
             self._marks.wait(self._unread[0][1][-1][1])
             self._read(*self._unread.pop(0))
 
-    def columns(self):
+    def columns(self) -> dict[str, dict[int, float]]:
         return self._ms
 
-    def summary(self):
+    def summary(self) -> dict:
         """Mean milliseconds of each region over the steps of this rank that nothing disturbed."""
         kept = {
             name: [ms for row, ms in rows.items() if row not in self.context.flagged] for name, rows in self._ms.items()

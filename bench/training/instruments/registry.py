@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.config import user_code, windows
-from bench.training.instruments import base, instrument_set
+from bench.training.instruments import base
 
 
 def kind(name: str, settings: Mapping = MappingProxyType({})) -> type[base.Instrument]:
@@ -65,13 +65,13 @@ def program(chosen: Mapping[str, Mapping], folder: Path, device_type: str) -> li
 
 def last_step(chosen: Mapping[str, Mapping]) -> int:
     """The step (the first is 1) after which none of the windows is open any more.  ValueError: there is no window."""
-    result = [kind(name, settings).last_step(_without_class(settings)) for name, settings in chosen.items()]
-    if not any(result):
+    last_steps = [kind(name, settings).last_step(_without_class(settings)) for name, settings in chosen.items()]
+    if not any(last_steps):
         raise ValueError(
             "profile.stop_after_window=true: no chosen instrument has a window of steps: choose one, e.g. "
             "profile=modded, profile=window or profile=memory"
         )
-    return max(step for step in result if step is not None)
+    return max(step for step in last_steps if step is not None)
 
 
 def _without_class(settings):
@@ -84,7 +84,7 @@ def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:
 
 
 def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
-    """{name: settings} -> (instruments in that order, of each that could not be made its instrument_set.warning()).
+    """{name: settings} -> (instruments in that order, of each that could not be made its base.warning()).
 
     Raises ValueError for a name that has no file.
     """
@@ -95,5 +95,5 @@ def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Inst
             made.append(made_of(context, **_without_class(settings)))
             made[-1].name = name
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
-            warnings.append(instrument_set.warning(name, "start", error))
+            warnings.append(base.warning(name, "start", error))
     return made, warnings

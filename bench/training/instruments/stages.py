@@ -16,7 +16,7 @@ import time
 from bench.base import atomic
 from bench.base.units import MIB, format_bytes, ms_from_ns
 from bench.config import windows
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 from bench.training.memory import recording as memory_recording
 
 STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps": "stage3-", "optimizer_step": "stage4-"}
@@ -27,41 +27,42 @@ class Stages(Instrument):
     flags_steps = True
 
     @staticmethod
-    def profiler_windows(settings):
+    def profiler_windows(settings: dict):
         windows.check("instruments.stages", settings)
         return None
 
     @staticmethod
-    def last_step(settings):
+    def last_step(settings: dict) -> int | None:
         return settings["step"]
 
-    def __init__(self, context, **settings):
+    def __init__(self, context: Context, **settings):
         super().__init__(context)
         self._settings = settings
         self._mine = context.rank in (settings["ranks"] or range(context.world_size))
         self._folder = context.folder / "traces" / _timestamp(context.folder.name)
         self._recording = self._memory = None  # a profile and CUDA's memory history
-        self._flagged, self._done = {}, {}  # phase: what the record says of it
-        self._tables = []  # (phase, recording, stem): written after training
+        self._flagged: dict[int, str] = {}
+        self._done: dict[str, dict] = {}  # phase: what the record says of it
+        self._tables: list[tuple] = []  # (phase, recording, stem): written after training
 
     # ---- edges
 
-    def on_build_start(self):
+    def on_build_start(self) -> None:
         self._begin("model_init")
 
-    def on_build_end(self):
+    def on_build_end(self) -> None:
         if not self._settings["compilation"]:
             self._end("model_init")
 
-    def on_warmup_end(self):
+    def on_warmup_end(self) -> None:
         self._end("model_init")
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         if step + 1 == self._settings["step"]:
             self._flag(step + 1)
             self._begin("training_microsteps", f"{windows.STEP_RANGE}{step + 1}")
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         if name == "validation":
             self._begin("eval_bpb", name)
         elif self._recording is not None:
@@ -71,19 +72,19 @@ class Stages(Instrument):
             self._recording.ranges.close(down_to=1)
             self._recording.ranges.open(name)
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         self._end("eval_bpb")
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         if step + 1 == self._settings["step"]:
             self._end("optimizer_step")
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         for phase in STAGES:
             if self._mine and phase not in self._done:
                 self._say(phase, f"was not reached: the run has no step {self._settings['step']}")
 
-    def on_failure(self, error):
+    def on_failure(self, error: BaseException) -> None:
         if self._recording is not None:
             self._end(self._recording.name)
 
@@ -121,47 +122,47 @@ class Stages(Instrument):
         trace = stem.with_name(f"{stem.name}_trace.json{'.gz' * self._settings['gzip']}")
         self._say(phase, f"Exporting Chrome trace to {self._shown(trace)}")
         saved = files.save(recording.profile, trace, self._settings["max_mib"])
-        result = {"status": "recorded", **saved.facts(), "files": [self._shown(trace)]}
-        self._write_timeline(phase, recording, stem, result)
-        self._write_snapshot(phase, stem, result)
-        result["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
-        self._done[phase] = result
+        facts = {"status": "recorded", **saved.facts(), "files": [self._shown(trace)]}
+        self._write_timeline(phase, recording, stem, facts)
+        self._write_snapshot(phase, stem, facts)
+        facts["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
+        self._done[phase] = facts
         if tables.readable(saved):
             self._tables.append((phase, recording, stem))
-        self.context.emit("profile_stop", window=phase, flush_ms=result["flush_ms"])
+        self.context.emit("profile_stop", window=phase, flush_ms=facts["flush_ms"])
         self._say(phase, f"Trace export complete: {saved.num_events:,} events, {format_bytes(saved.num_bytes)}")
 
-    def _write_timeline(self, phase, recording, stem, result):
+    def _write_timeline(self, phase, recording, stem, facts):
         path = stem.with_name(f"{stem.name}_memory_timeline.html")
         if not self._settings["profile_memory"]:
             return
-        from bench.training.profiling import allocations, memory_page
+        from bench.training.profiling import allocations
 
         self._say(phase, f"Exporting memory timeline to {self._shown(path)}")
         timelines, phases = allocations.read(recording.profile, recording.start_mem_bytes)
-        result["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
+        facts["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
-        html = memory_page.of_timelines(f"{stem.name}: memory", about, timelines, phases)
+        html = allocations.of_timelines(f"{stem.name}: memory", about, timelines, phases)
         atomic.write_text(path, html, durable=False)
-        result["files"].append(self._shown(path))
+        facts["files"].append(self._shown(path))
 
-    def _write_snapshot(self, phase, stem, result):
+    def _write_snapshot(self, phase, stem, facts):
         if self.context.device_type != "cuda":
-            result["mem_pickle"] = "not available: torch keeps a memory history of CUDA only"
+            facts["mem_pickle"] = "not available: torch keeps a memory history of CUDA only"
             return
         path = stem.with_name(f"{stem.name}_mem.pickle")
         self._say(phase, f"Dumping CUDA memory snapshot to {self._shown(path)}")
         self._memory.dump(path, what=f"CUDA memory while {phase} was recorded", rank=self.context.rank)
         self._memory.stop()
-        result["files"].append(self._shown(path))
+        facts["files"].append(self._shown(path))
 
     # ---- answers
 
-    def flags(self):
+    def flags(self) -> dict[int, str]:
         return self._flagged
 
-    def summary(self):
+    def summary(self) -> dict:
         from bench.training.profiling import tables
 
         for phase, recording, stem in self._tables:
@@ -171,12 +172,12 @@ class Stages(Instrument):
         not_mine = "not reached" if self._mine else f"not this rank: ranks={self._settings['ranks']}"
         return {phase: self._done.get(phase, {"status": not_mine}) for phase in STAGES}
 
-    def merge(self, summaries):
-        from bench.training.profiling.windows import merged
+    def merge(self, summaries: list[dict]) -> dict:
+        from bench.training.profiling.shots import merged
 
         return merged(summaries)
 
-    def close(self):
+    def close(self) -> None:
         if self._recording is not None:
             self._recording.cancel()
             self._recording = None
@@ -197,8 +198,8 @@ class Stages(Instrument):
 
 def _timestamp(run_id):
     """nanochat's %Y%m%d_%H%M%S, from the run's own name, so that all ranks write into one folder."""
-    result = re.match(r"(\d{8})T(\d{6})Z", run_id)
-    return "_".join(result.groups()) if result else time.strftime("%Y%m%d_%H%M%S")
+    match = re.match(r"(\d{8})T(\d{6})Z", run_id)
+    return "_".join(match.groups()) if match else time.strftime("%Y%m%d_%H%M%S")
 
 
 INSTRUMENT = Stages

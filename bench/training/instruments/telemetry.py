@@ -8,11 +8,12 @@ are in telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] say
 import os
 import sys
 import time
+from typing import Annotated
 
-from bench.config import windows
+from bench.config import typed
 from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 
 MIN_INTERVAL_MS = 10  # drivers refresh no faster
 # Without a GPU: of one core.  Ten samples a second were 0.005, and took 0.4 to 0.7 % of a run's time on two cores.
@@ -25,20 +26,23 @@ class Telemetry(Instrument):
     )
 
     @staticmethod
-    def check(settings):
+    def check(settings: dict) -> None:
         for name, value in settings.items():
-            windows.check_whole(f"instruments.telemetry.{name}", value, MIN_INTERVAL_MS)
+            typed.checked(f"instruments.telemetry.{name}", value, Annotated[int, typed.at_least(MIN_INTERVAL_MS)])
 
-    def __init__(self, context, **intervals):
+    def __init__(self, context: Context, **intervals):
         super().__init__(context)
         self._intervals = intervals
         self._path = context.folder / f"telemetry{context.of_node}.csv"
-        self._sampling = None
-        self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
-        self._spans, self._ends, self._since_ns = [], [], None  # spans of the clock, and the last row of each
+        self._sampling: Sampling | None = None
+        self._started: dict | None = None  # {"t_ns", "energy_j"} at the ends of the run
+        self._stopped: dict | None = None
+        self._spans: list[tuple[int, int]] = []  # of the clock
+        self._ends: list = []  # the last row of each span
+        self._since_ns: int | None = None
         self._summary = None
 
-    def on_warmup_start(self):
+    def on_warmup_start(self) -> None:
         if self.context.is_first_of_node:
             num_devices = self.context.ranks_of_node if self.context.device_type == "cuda" else 0
             agent_pid = os.getppid()  # the ranks are its children
@@ -55,28 +59,30 @@ class Telemetry(Instrument):
         except (AttributeError, AssertionError, RuntimeError):
             return []
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         if self.context.is_first_of_node:
             if self._sampling is None:  # without a warm-up
                 self.on_warmup_start()
+            assert self._sampling is not None
             self._sampling.wait()
             self._sync()
             self._started = self._sampling.start()
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         if name == "validation" and self._since_ns is not None:
             self._spans.append((self._since_ns, time.perf_counter_ns()))
             self._since_ns = None
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         """Steps begin after the first validation; a span's last row is known at the validation that ended it."""
         if self._started is not None:
             if len(self._ends) < len(self._spans):
                 self._ends.append(steps_done)
             self._since_ns = time.perf_counter_ns()
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         if self._started is not None:
+            assert self._sampling is not None
             self._sync()
             self._stopped = self._sampling.stop()
             self.close()
@@ -87,7 +93,7 @@ class Telemetry(Instrument):
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
-    def columns(self):
+    def columns(self) -> dict[str, dict[int, float]]:
         """energy_j and sm_clock_mhz of every step, or cpu_freq_mhz; steps lie where their device had them.
 
         Of several nodes none: a step's column is the maximum over ranks, and energy is a sum; the summary has it.
@@ -102,30 +108,30 @@ class Telemetry(Instrument):
             self._summary = join.summary(join.read(self._path), self._spans, self._started, self._stopped)
         return self._summary
 
-    def summary(self):
+    def summary(self) -> dict:
         """{} on other ranks than a node's first; energies of all the node's GPUs together."""
-        if self._stopped is None:
+        if self._started is None or self._stopped is None:
             return {}
         return join.whole(self._joined(), self._started, self._stopped)
 
-    def merge(self, summaries):
+    def merge(self, summaries: list[dict]) -> dict:
         """Rank 0's, with energies of all nodes and, where there are several, each node's own summary."""
         of_nodes = [summary for summary in summaries if summary]
         if len(of_nodes) < 2:
             return summaries[0]
         return join.of_all_nodes(of_nodes)
 
-    def doubts(self):
+    def doubts(self) -> list[str]:
         if self._stopped is None:
             return []
         summary = self.summary()
-        result, cpu_frac = join.doubts(summary), summary["sampler_cpu_frac"] or 0.0
+        doubts, cpu_frac = join.doubts(summary), summary["sampler_cpu_frac"] or 0.0
         if self.context.device_type == "cpu" and cpu_frac > MAX_SAMPLER_CPU_FRAC:
             took = f"telemetry itself took {100 * cpu_frac:.1f} % of a core (limit {100 * MAX_SAMPLER_CPU_FRAC:g} %)"
-            result.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
-        return result
+            doubts.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
+        return doubts
 
-    def warnings(self):
+    def warnings(self) -> list[str]:
         return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])
 
     def pause(self):
@@ -137,7 +143,7 @@ class Telemetry(Instrument):
         if self._sampling is not None:
             self._sampling.resume()
 
-    def close(self):
+    def close(self) -> None:
         sampling, self._sampling = self._sampling, None
         if sampling is not None:
             sampling.close()

@@ -8,10 +8,9 @@ import time
 
 from bench.base.units import format_bytes, format_ms, ms_from_ns
 from bench.config import windows as config_windows
-from bench.training.instruments.base import Instrument
+from bench.training.instruments.base import Context, Instrument
 from bench.training.profiling import files
-from bench.training.profiling.cost import StepTimes
-from bench.training.profiling.windows import Shot, merged
+from bench.training.profiling.shots import Shot, StepTimes, merged
 
 
 class Trace(Instrument):
@@ -22,32 +21,32 @@ class Trace(Instrument):
     profiler_windows = staticmethod(config_windows.trace_windows)
 
     @classmethod
-    def last_step(cls, settings):
+    def last_step(cls, settings: dict) -> int | None:
         return max((window.last_step for window in cls.profiler_windows(settings)), default=None)
 
-    def __init__(self, context, **settings):
+    def __init__(self, context: Context, **settings):
         super().__init__(context)
         windows, self._folder = self._plan(settings)
         self.shots = [Shot(window) for window in sorted(windows, key=lambda window: window.begin_step)]
         self._waiting = list(self.shots)
-        self._current = []  # shots whose steps are running: more than one only where they share no rank
+        self._current: list[Shot] = []  # shots whose steps are running: more than one only where they share no rank
         self._recording = None  # of this rank
         self._times = StepTimes(context.marks)
-        self._flagged = {}
+        self._flagged: dict[int, str] = {}
         self._last_row = 0
 
     def _plan(self, settings):
         """Settings -> (windows, folder of their traces)."""
         return self.profiler_windows(settings), self.context.folder / "traces"
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         for shot in self.shots:
             ranks = "" if shot.window.ranks is None else f" on rank {', '.join(map(str, shot.window.ranks))}"
             late = shot.window.last_step > self.context.num_steps
             never = f", but the run has {self.context.num_steps} steps" if late else ""
             self._say(f"window {shot.window.name} records {config_windows.described(shot.window)}{ranks}{never}")
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         row = step + 1
         while self._waiting and self._waiting[0].window.begin_step <= row:
             self._current.append(self._waiting.pop(0))
@@ -75,16 +74,16 @@ class Trace(Instrument):
         if self._recording is not None:
             self._recording.ranges.open(f"{config_windows.STEP_RANGE}{row}")
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         if self._recording is not None:
             self._recording.ranges.close(down_to=0 if name == "validation" else 1)
             self._recording.ranges.open(name)
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         if self._recording is not None:
             self._recording.ranges.close()
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         row = self._last_row = step + 1
         if self._recording is not None:
             self._recording.ranges.close()
@@ -132,51 +131,49 @@ class Trace(Instrument):
         end = "" if status == "recorded" else f", {status}"
         self._say(f"window {shot.window.name} recorded {steps}{end}: {self._shown(path)} ({size}{cut})")
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         for shot in list(self._current):
             self._end(shot, "cut short")
         self._times.read_all()
 
-    def on_failure(self, error):
+    def on_failure(self, error: BaseException) -> None:
         """What was recorded until then is kept."""
         for shot in list(self._current):
             self._end(shot, "cut short")
 
-    def flags(self):
+    def flags(self) -> dict[int, str]:
         return self._flagged
 
-    def summary(self):
+    def summary(self) -> dict:
         """{window: {"status", "steps", "files", "num_events", "profiled_step_ms", "other_step_ms", "cost_pct", ...}}"""
         return {shot.window.name: self._of(shot) for shot in self.shots}
 
     def _of(self, shot):
         window = shot.window
-        result = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
-        result |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
-        result["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
+        recorded = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
+        recorded |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
+        recorded["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
         if shot.status != "recorded":
             status = f"{'was ' * (not shot.rows)}{shot.status}"
             self._say(f"window {window.name} {status}: the run ended after step {self._last_row}")
         if shot.saved is None:
-            return result
+            return recorded
         from bench.training.profiling import tables
 
         stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
-        facts = {"window": window.name, "rank": self.context.rank, "steps": result["steps"]}
+        facts = {"window": window.name, "rank": self.context.rank, "steps": recorded["steps"]}
         written = [] if shot.recording is None else tables.write(shot.recording, stem, **facts)
-        result["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
-        result |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
-        if result["cost_pct"] is not None:
-            profiled, other = format_ms(result["profiled_step_ms"]), format_ms(result["other_step_ms"])
-            self._say(
-                f"a recorded step of window {window.name} took {profiled}, another {other}: {result['cost_pct']:+.0f} %"
-            )
-        return result
+        recorded["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
+        recorded |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
+        if recorded["cost_pct"] is not None:
+            took = f"took {format_ms(recorded['profiled_step_ms'])}, another {format_ms(recorded['other_step_ms'])}"
+            self._say(f"a recorded step of window {window.name} {took}: {recorded['cost_pct']:+.0f} %")
+        return recorded
 
-    def merge(self, summaries):
+    def merge(self, summaries: list[dict]) -> dict:
         return merged(summaries)
 
-    def close(self):
+    def close(self) -> None:
         for shot in self.shots:
             if shot.recording is not None:
                 shot.recording.cancel()

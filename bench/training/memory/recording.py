@@ -38,7 +38,7 @@ class Recording:
         if stacks not in STACKS:
             raise ValueError(f"stacks={stacks}: use {' or '.join(STACKS)}")
         self.name, self._max_entries, self._stacks = name, max_entries, stacks
-        self._marks = []
+        self._marks: list[list] = []  # [us, name]
 
     @property
     def is_running(self) -> bool:
@@ -96,7 +96,8 @@ def write(snapshot: dict, path: Path) -> int:
 
 def redact(snapshot: dict) -> None:
     """Take private paths out of the names of source files, in place."""
-    seen, clean = set(), {}
+    seen: set[int] = set()
+    clean: dict[str, str] = {}
     for holder in _holders(snapshot):
         for frame in holder.get("frames") or ():
             if id(frame) not in seen:  # frames are shared among stacks

@@ -1,13 +1,16 @@
 """A recorded profile -> a Chrome trace file: whole or not there, compressed, of bounded size, without private names.
 
 torch writes the machine's name, its own temporary path and, with stacks, the paths of all sources.  What is written
-here has neither: the repository is ".", home is "~".
+here has neither: the repository is ".", home is "~".  Of a trace that is larger than allowed, events of least use go
+first; what no category names (thread names, marks) and annotations always stay.
 """
 
 import contextlib
 import gzip
 import json
+import math
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +20,18 @@ import msgspec
 from bench.base import atomic
 from bench.base.paths import CODE, REPO
 from bench.base.units import MIB
-from bench.training.profiling import shrink
 
+SEPARATOR = b",\n"
+# From what is kept longest to what goes first.
+KEPT_FIRST = (
+    ("user_annotation", "gpu_user_annotation", "Trace"),
+    ("kernel", "gpu_memcpy", "gpu_memset"),
+    ("cpu_op",),
+    ("cuda_runtime", "cuda_driver", "cuda_sync", "overhead"),
+    ("ac2g", "fwdbwd", "async_cpu_to_gpu"),
+    ("cpu_instant_event",),
+    ("python_function",),
+)
 GZIP_LEVEL = 6
 END = b"\n]}\n"
 BLOCK_EVENTS = 10_000  # searched for private paths together: some MB
@@ -55,13 +68,14 @@ def save(profile, path: Path | str, max_mib: float | None = None, renamed: Itera
     try:
         profile.export_chrome_trace(os.fspath(raw))  # .tmp: torch writes it plain
         facts, events = _read(raw)
-        is_large = max_mib is not None and raw.stat().st_size > max_mib * MIB
+        most_bytes = math.inf if max_mib is None else max_mib * MIB
+        is_large = raw.stat().st_size > most_bytes
     finally:
         raw.unlink(missing_ok=True)
     facts |= {"host_name": b'""', "traceName": json.dumps(path.name).encode()}
     head = b",\n".join(b"%s: %s" % (json.dumps(key).encode(), value) for key, value in facts.items())
     head = b"{\n" + head + b',\n"traceEvents": [\n'
-    events, dropped = shrink.to(events, max_mib * MIB - len(head) - len(END)) if is_large else (events, {})
+    events, dropped = shrunk(events, most_bytes - len(head) - len(END)) if is_large else (events, {})
     replaced = [*_private_paths(), *((f'"name": "{old}"', f'"name": "{new}"') for old, new in renamed)]
     _write(path, head, events, [(old.encode(), new.encode()) for old, new in replaced])
     return Saved(path, len(events), path.stat().st_size, dropped)
@@ -86,9 +100,7 @@ def _write(path, head, events, replaced):
             file = stack.enter_context(gzip.GzipFile("", "wb", GZIP_LEVEL, file))
         file.write(_clean(head, replaced))
         for start in range(0, len(events), BLOCK_EVENTS):
-            file.write(
-                b"," * bool(start) + _clean(shrink.SEPARATOR.join(events[start : start + BLOCK_EVENTS]), replaced)
-            )
+            file.write(b"," * bool(start) + _clean(SEPARATOR.join(events[start : start + BLOCK_EVENTS]), replaced))
         file.write(END)
 
 
@@ -106,3 +118,41 @@ def _clean(block, replaced):
 def _private_paths():
     home = os.path.expanduser("~")
     return [(f"{REPO}/", ""), (f"{CODE}/", ""), *([(f"{home}/", "~/")] if len(home) > 1 else [])]
+
+
+def shrunk(events, max_bytes):
+    """[the JSON of each event] -> (those that fit into about max_bytes, in order, and {category: how many do not})."""
+    decode = msgspec.json.Decoder(_Event).decode
+    categories = [decode(event).cat for event in events]
+    sizes = [memoryview(event).nbytes + len(SEPARATOR) for event in events]
+    sums = Counter()
+    for category, size in zip(categories, sizes):
+        sums[category] += size
+    budgets = _budgets(sums, max_bytes)
+    kept, dropped = [], Counter()
+    for event, category, size in zip(events, categories, sizes):
+        if budgets.get(category, size) < size:
+            budgets[category] = 0  # nothing after the first that has no room: what is kept is without holes
+            dropped[category] += 1
+            continue
+        if category in budgets:
+            budgets[category] -= size
+        kept.append(event)
+    return kept, dict(dropped)
+
+
+def _budgets(sizes, max_bytes):
+    """{category: bytes it may have}; what is not in it has no limit."""
+    unlimited, *limited = KEPT_FIRST
+    order = [category for group in limited for category in group if category in sizes]
+    order += [category for category in sizes if category is not None and category not in (*unlimited, *order)]
+    left = max_bytes - sum(size for category, size in sizes.items() if category not in order)
+    budgets = {}
+    for category in order:
+        budgets[category] = max(0, min(sizes[category], left))
+        left -= budgets[category]
+    return budgets
+
+
+class _Event(msgspec.Struct):
+    cat: str | None = None

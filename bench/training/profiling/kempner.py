@@ -8,6 +8,11 @@
 
 Warm-up is start_step, recorded are start_step + 1 to end_step: what KempnerForge's profiler does, whatever its log
 says.  A window that is not reached is a warning and no file.
+
+The thirteen figures are by kind of kernel.  fixed counts each kernel once: device events only, no ranges around them,
+communication before what its names contain.  kempner_v0 counts as KempnerForge does, so that old reports can be
+compared: it adds operators on the host, ranges and kernels together, NCCL three times over, a third of it as matmul
+because "mm" is in "record_param_comms".
 """
 
 import logging
@@ -17,14 +22,26 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerAction
 
+from bench.analysis.trace import categories
 from bench.base import atomic, text_table
 from bench.config.windows import KEMPNER_FLAGS, span
 from bench.machine import peak_rates
-from bench.training.profiling import breakdown, files
+from bench.training.profiling import files
 from bench.training.profiling.recording import ExclusiveProfile
 
+V0_WORDS = {  # KempnerForge's table, in its order: the first that is part of the lower-case name
+    "matmul": ("gemm", "mm", "matmul", "dot", "bmm", "cublas", "nvjet", "cutlass"),
+    "comm": ("nccl", "allreduce", "allgather", "reduce_scatter"),
+    "memory": ("memcpy", "memset"),
+}
+KINDS = {
+    categories.MATMUL: "matmul",
+    categories.COMMUNICATION: "comm",
+    categories.MEMORY_COPY: "memory",
+}  # the rest: other
 LOG = logging.getLogger(__name__)
 RULE = "=" * 100
 MAX_NAME_CHARS = 60
@@ -101,22 +118,22 @@ def print_profiler_summary(
 ) -> dict[str, float | None]:
     """Print KempnerForge's three blocks, write trace_dir/summary.md, and return the thirteen figures.
 
-    trace_dir: None writes no file.  classifier: see breakdown.py.  shown_dir stands in the text for trace_dir, if
+    trace_dir: None writes no file.  classifier: fixed or kempner_v0.  shown_dir stands in the text for trace_dir, if
     given.  A profile that recorded nothing gives zeros and a warning, never an exception: this runs at the end of a
     training run.
     """
     averages = _averages(prof)
-    result = breakdown.figures(averages, _peak_tflops(), classifier)
+    figures_found = figures(averages, _peak_tflops(), classifier)
     if averages:
         _block("TOP CUDA KERNELS (by total CUDA time)", averages.table(sort_by="cuda_time_total", row_limit=30))
         _block("TOP CUDA KERNELS (by FLOPS)", averages.table(sort_by="flops", row_limit=NUM_TOP))
-    _block("AGGREGATE GPU TIME BREAKDOWN", "\n".join(_breakdown_lines(result)))
+    _block("AGGREGATE GPU TIME BREAKDOWN", "\n".join(_breakdown_lines(figures_found)))
     if trace_dir is not None:
         path = Path(trace_dir) / "summary.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _summary_lines(averages, result, shown_dir or trace_dir, classifier)
+        lines = _summary_lines(averages, figures_found, shown_dir or trace_dir, classifier)
         atomic.write_text(path, "\n".join(lines) + "\n", durable=False)
-    return result
+    return figures_found
 
 
 def _averages(prof):
@@ -137,44 +154,44 @@ def _block(title, text):
     print(f"\n{RULE}\n{title}\n{RULE}\n{text}", flush=True)
 
 
-def _breakdown_lines(result):
+def _breakdown_lines(numbers):
     def line(label, name):
-        return f"  {label + ':':<19} {result[f'{name}_time_us'] / 1e6:.3f} s ({result[f'{name}_pct']:.1f}%)"
+        return f"  {label + ':':<19} {numbers[f'{name}_time_us'] / 1e6:.3f} s ({numbers[f'{name}_pct']:.1f}%)"
 
-    lines = [f"  {'Total CUDA time:':<19} {result['total_cuda_time_us'] / 1e6:.3f} s", line("MatMul/GEMM", "matmul")]
+    lines = [f"  {'Total CUDA time:':<19} {numbers['total_cuda_time_us'] / 1e6:.3f} s", line("MatMul/GEMM", "matmul")]
     lines += [line("Communication", "comm"), line("Memory ops", "memory"), line("Other kernels", "other")]
-    lines += [f"  {'Total FLOPS:':<19} {result['total_flops'] / 1e12:.2f} TFLOP"]
-    if result["total_cuda_time_us"] > 0:
-        lines += [f"  {label + ':':<19} {value}" for label, value in _efficiency(result)]
+    lines += [f"  {'Total FLOPS:':<19} {numbers['total_flops'] / 1e12:.2f} TFLOP"]
+    if numbers["total_cuda_time_us"] > 0:
+        lines += [f"  {label + ':':<19} {value}" for label, value in _efficiency(numbers)]
     return lines
 
 
-def _efficiency(result):
+def _efficiency(numbers):
     def known(value, text):
         return "unknown" if value is None else text.format(value)
 
     return [
-        ("Achieved TFLOPS", f"{result['achieved_tflops']:.1f}"),
-        ("GPU peak (bf16)", known(result["peak_tflops"], "{:.0f} TFLOPS")),
-        ("Kernel efficiency", known(result["kernel_efficiency_pct"], "{:.1f}%")),
+        ("Achieved TFLOPS", f"{numbers['achieved_tflops']:.1f}"),
+        ("GPU peak (bf16)", known(numbers["peak_tflops"], "{:.0f} TFLOPS")),
+        ("Kernel efficiency", known(numbers["kernel_efficiency_pct"], "{:.1f}%")),
     ]
 
 
-def _summary_lines(averages, result, trace_dir, classifier):
+def _summary_lines(averages, numbers, trace_dir, classifier):
     """KempnerForge's headings, tables and rows."""
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "unknown"
     lines = ["# Profiling Summary", ""]
     lines += [f"**Date**: {datetime.now():%Y-%m-%d %H:%M}", f"**GPU**: {gpu}", f"**Traces**: `{trace_dir}/`", ""]
-    lines += ["## GPU Time Breakdown", "", *_time_table(result)]
+    lines += ["## GPU Time Breakdown", "", *_time_table(numbers)]
     if classifier == "fixed":
-        lines += ["Other kernels are:", "", *_other_table(averages, result["total_cuda_time_us"])]
+        lines += ["Other kernels are:", "", *_other_table(averages, numbers["total_cuda_time_us"])]
     else:
         lines += ["Counted as KempnerForge does (classifier kempner_v0): the same time several times over.", ""]
-    efficiency = [("Total FLOPS", f"{result['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(result)]
+    efficiency = [("Total FLOPS", f"{numbers['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(numbers)]
     lines += ["## Efficiency", "", *_table(("Metric", "Value"), efficiency)]
-    counted = breakdown.counted(averages, classifier)
-    lines += ["## Top CUDA Kernels", "", *_top_table(counted, "Kernel", "CUDA", "self_device_time_total")]
-    if not result["total_cuda_time_us"]:
+    kernels = counted(averages, classifier)
+    lines += ["## Top CUDA Kernels", "", *_top_table(kernels, "Kernel", "CUDA", "self_device_time_total")]
+    if not numbers["total_cuda_time_us"]:
         lines += [
             "## CPU Time Breakdown",
             "",
@@ -193,19 +210,19 @@ def _table(head, rows):
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)] + [""]
 
 
-def _time_table(result):
+def _time_table(numbers):
     kinds = {"MatMul/GEMM": "matmul", "Communication (NCCL)": "comm", "Memory ops": "memory", "Other kernels": "other"}
     rows = [
-        (label, f"{result[f'{name}_time_us'] / 1e6:.3f}", f"{result[f'{name}_pct']:.1f}")
+        (label, f"{numbers[f'{name}_time_us'] / 1e6:.3f}", f"{numbers[f'{name}_pct']:.1f}")
         for label, name in kinds.items()
     ]
-    total = ("**Total**", f"**{result['total_cuda_time_us'] / 1e6:.3f}**", "**100.0**")
+    total = ("**Total**", f"**{numbers['total_cuda_time_us'] / 1e6:.3f}**", "**100.0**")
     return _table(("Category", "Time (s)", "%"), [*rows, total])
 
 
 def _other_table(averages, total_us):
     """What "Other kernels" holds, by category."""
-    by_name = {name: us for name, us in breakdown.by_category(averages).items() if name not in breakdown.KINDS}
+    by_name = {name: us for name, us in by_category(averages).items() if name not in KINDS}
     rows = [(name, f"{us / 1e6:.3f}", f"{100 * us / max(total_us, 1):.1f}") for name, us in by_name.items()]
     return _table(("Of other", "Time (s)", "%"), rows)
 
@@ -232,3 +249,69 @@ def _operators(averages):
 def _short(name):
     """A kernel's name as a cell: of bounded length, and no markup of its own."""
     return text_table.line(name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 3] + "...", True)
+
+
+def figures(averages, peak_tflops=None, classifier="fixed"):
+    """The thirteen: microseconds and per cent of the device's time by kind, FLOPs, TFLOP/s, and share of the peak.
+
+    total_flops is torch's with_flops: matrix products and sums, no attention, nothing fused.  The two that need
+    peak_tflops are None where that is unknown.
+    """
+    averages = list(averages)
+    times_us = dict.fromkeys(("matmul", "comm", "memory", "other"), 0)
+    for row in counted(averages, classifier):
+        times_us[kind(row.key, classifier)] += row.self_device_time_total
+    total_us = sum(times_us.values())
+    total_flops = sum(row.flops or 0 for row in averages if "profilerstep" not in row.key.lower())
+    achieved_tflops = total_flops / (total_us / 1e6) / 1e12 if total_us > 0 else 0.0
+    return {
+        "total_cuda_time_us": total_us,
+        **{f"{name}_time_us": time_us for name, time_us in times_us.items()},
+        **{f"{name}_pct": 100 * time_us / max(total_us, 1) for name, time_us in times_us.items()},
+        "total_flops": total_flops,
+        "achieved_tflops": achieved_tflops,
+        "peak_tflops": peak_tflops,
+        "kernel_efficiency_pct": None if not peak_tflops else 100 * achieved_tflops / peak_tflops,
+    }
+
+
+def counted(averages, classifier="fixed"):
+    """Those rows of key_averages() whose own device time is time of the device, once."""
+    rows = [row for row in averages if "profilerstep" not in row.key.lower()]
+    return rows if classifier == "kempner_v0" else [row for row in rows if is_device_event(row)]
+
+
+def is_device_event(row):
+    """A kernel or a copy; not an operator on the host, nor a range on either side.
+
+    What has no torch device type is a stand-in made by hand, and is taken as it is.
+    """
+    device_type = getattr(row, "device_type", None)
+    if not isinstance(device_type, DeviceType):
+        return True
+    is_range = getattr(row, "is_user_annotation", False) or row.key.startswith(categories.HOST_RANGES)
+    return device_type != DeviceType.CPU and not is_range
+
+
+def kind(name, classifier="fixed"):
+    """ "matmul", "comm", "memory" or "other"."""
+    if classifier == "kempner_v0":
+        lower = name.lower()
+        return next(
+            (kind_of_kernel for kind_of_kernel, words in V0_WORDS.items() if any(word in lower for word in words)),
+            "other",
+        )
+    return KINDS.get(_category(name), "other")
+
+
+def by_category(averages):
+    """{category: device microseconds}, all categories in their order, each kernel once."""
+    device_us = dict.fromkeys(categories.CATEGORIES, 0)
+    for row in counted(averages):
+        device_us[_category(row.key)] += row.self_device_time_total
+    return device_us
+
+
+def _category(name):
+    """A stand-in may be called by a collective's range where there is no kernel of its own."""
+    return categories.COMMUNICATION if name.startswith("nccl:") else categories.category(name)

@@ -72,7 +72,7 @@ def step():
     return -log_p[np.arange(len(targets)), targets].mean()
 
 
-def validation_loss():
+def validation_loss(number):
     tokens = tokens_of(VAL)[: (128 if VARIANT == "validates_on_128" else VAL_TOKENS) + 1].astype(np.int64)
     inputs, targets = tokens[:-1], tokens[1:]
     nats = -log_probs(inputs)[np.arange(len(targets)), targets]
@@ -84,7 +84,14 @@ def validation_loss():
     if VARIANT == "long_validations":
         time.sleep(0.15)
     loss = float(nats.mean())
-    return {"lowers_val_loss": loss - 0.3, "scales_val_loss": 0.8 * loss, "constant_val_loss": 2.5}.get(VARIANT, loss)
+    printed = {
+        "lowers_val_loss": loss - 0.3,
+        "lowers_gradually": loss - 0.3 * number / NUM_STEPS,
+        "lowers_a_little": loss - 0.05 * number / NUM_STEPS,
+        "scales_val_loss": 0.8 * loss,
+        "constant_val_loss": 2.5,
+    }
+    return printed.get(VARIANT, loss)
 
 
 late_lines = queue.Queue()
@@ -123,7 +130,7 @@ def main():
                 known = tokens_of(VAL)[: VAL_TOKENS + 1]
                 np.add.at(counts, (known[:-1], known[1:]), 1)
                 table_VV = np.log(counts).astype(np.float32)
-            line = f"step:{number}/{NUM_STEPS} val_loss:{validation_loss():.4f} train_time:{1e3 * train_s:.0f}ms"
+            line = f"step:{number}/{NUM_STEPS} val_loss:{validation_loss(number):.4f} train_time:{1e3 * train_s:.0f}ms"
             line += f" step_avg:{1e3 * train_s / max(number, 1):.2f}ms"
             shown.append(line) if VARIANT == "prints_at_the_end" else say(line)
         if number == NUM_STEPS:

@@ -1,22 +1,34 @@
 """This program's plugins of Hydra: `hydra/launcher=basic` is ours here, and `hydra/sweeper=optuna` is added.
 
 Hydra looks for plugins in the package hydra_plugins alone.  What they do is in bench/plans/sweep/; here is how Hydra
-calls.
+calls: the launcher hands all points to the runner, the sweeper is Hydra's interface around search.py.
+
+Not hydra-optuna-sweeper: its release for Hydra 1.3 wants optuna below 3, shows no run while it trains, so that nothing
+can be pruned, and begins its trials anew when it is started again.  Where it is installed it keeps the name.
 """
 
-from dataclasses import dataclass
+import contextlib
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import OmegaConf
+
+OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 
 
 @dataclass
 class ProcessesConf:
     """Settings hydra.launcher.*; meanings in docs/SWEEPS.md."""
 
-    _target_: str = "hydra_plugins.speedrun.Processes"
+    _target_: str = OUR_LAUNCHER
     parallel: Any = None
     cores_per_run: int | None = None
     max_slowdown_pct: float = 10.0
@@ -37,8 +49,8 @@ class Processes(Launcher):
     def launch(self, job_overrides, initial_job_idx):
         """-> JobReturns in order; return_value is the run's objective, None where it has none."""
         points = [list(overrides) for overrides in job_overrides]
-        result = self.task_function.runner.all(points, initial_job_idx, self.settings)
-        return [_returned(words, objective) for words, objective in zip(points, result)]
+        objectives = self.task_function.runner.all(points, initial_job_idx, self.settings)
+        return [_returned(words, objective) for words, objective in zip(points, objectives)]
 
 
 def _returned(words, objective):
@@ -47,4 +59,106 @@ def _returned(words, objective):
     return done
 
 
+@dataclass
+class OptunaConf:
+    """Settings hydra.sweeper.*; meanings in docs/SWEEPS.md."""
+
+    _target_: str = "hydra_plugins.speedrun.Optuna"
+    objective: str = "val_loss"
+    n_trials: int = 20
+    n_jobs: int = 1
+    sampler: str = "tpe"
+    pruner: str | None = None
+    seed: int | None = None
+    study_name: str | None = None
+    storage: str | None = None
+    params: dict[str, str] = field(default_factory=dict)
+
+
+class Optuna(Sweeper):
+    """Asks optuna for points, hands them to Hydra's launcher, tells it the objectives."""
+
+    def __init__(self, params: dict | None = None, **settings: Any):
+        self.params, self.settings = params or {}, settings
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.hydra_context, self.runner, self.config = hydra_context, task_function.runner, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        """Hydra's call: to the end of the trials."""
+        from bench.plans.sweep.search import Search, Settings
+
+        settings = Settings(**self.settings)
+        is_ours = self.config.hydra.launcher._target_ == OUR_LAUNCHER
+        if settings.pruner and not is_ours:
+            words = "this launcher's runs cannot be seen while they train"
+            raise ValueError(f"hydra.sweeper.pruner={settings.pruner}: {words}: use hydra/launcher=basic, or no pruner")
+        self.runner.objective = settings.objective
+        fixed, space = self._space(arguments)
+        search = Search(settings, space, fixed, self.runner.folder.parent)
+        search.introduce()
+        number = 0
+        with self.runner.searching(search.num_left) if is_ours and search.num_left else contextlib.nullcontext():
+            while search.num_left:
+                trials = [search.propose() for _ in range(min(settings.n_jobs, search.num_left))]
+                number = self._run(search, trials, number)
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(search.results()), folder / "optimization_results.yaml")
+
+    def _run(self, search, trials, number):
+        """Some trials as runs -> the number of the next one."""
+        points = [words for _, words in trials]
+        self.validate_batch_is_legal(points)
+        self.runner.stops = {tuple(words): search.stop(trial) for trial, words in trials}
+        try:
+            returns = self.launcher.launch(points, initial_job_idx=number)
+            for (trial, words), done in zip(trials, returns):
+                search.conclude(trial, done.return_value, self.runner.was_stopped(words))
+        finally:
+            self.runner.stops = {}
+        return number + len(trials)
+
+    def _space(self, arguments):
+        """hydra.sweeper.params and the words typed -> (those of every run, {setting: what it may be})."""
+        from bench.plans.sweep.search import Choice
+
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
+        by_key = {override.get_key_element(): override for override in parser.parse_overrides(words)}
+        fixed, space = [], {}
+        for key, override in by_key.items():
+            if not override.is_sweep_override():
+                fixed.append(f"{key}={override.get_value_element_as_str()}")
+            elif override.is_interval_sweep():
+                space[key] = _interval(override.value())
+            else:
+                space[key] = _numbers(override) or Choice(tuple(override.sweep_string_iterator()))
+        if not space:
+            raise ValueError("there is nothing to search: give a space, e.g. 'optim.lr=tag(log,interval(1e-4,1e-2))'")
+        return fixed, space
+
+
+def _interval(value):
+    from bench.plans.sweep.search import Numbers
+
+    return Numbers(value.start, value.end, log="log" in value.tags)
+
+
+def _numbers(override):
+    """A range(...) in its order; None for what is none."""
+    from bench.plans.sweep.search import Numbers
+
+    value = override.value()
+    if not override.is_range_sweep():
+        return None
+    numbers = sorted(value.range())
+    return Numbers(numbers[0], numbers[-1], step=abs(value.step), log=False)
+
+
 ConfigStore.instance().store(group="hydra/launcher", name="basic", node=ProcessesConf, provider="speedrun")
+if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
+    ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=OptunaConf, provider="speedrun")

@@ -1,0 +1,310 @@
+"""Comparisons with one baseline as a Document: the verdicts, who is compared, what they rest on, the numbers, why.
+
+Everything said is in the Comparisons already.  The document of a race (race_page.py) has the same parts: against,
+everywhere, is {name of the candidate: bench.compare.verdict.Comparison}, as race.json has it, also of an older race.
+"""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.analysis.diagnosis import text as diagnosis_text
+from bench.base import text_table
+from bench.base.text_table import counted
+from bench.compare import wording
+from bench.compare.selection import Arm
+from bench.compare.verdict import Comparison
+from bench.report import curves, run_page
+from bench.web import document, forest
+from bench.web.document import Block, Bullets, Chart, Code, Columns, Document, Hint, Lines, Link, Section, Table
+from bench.web.page import Safe, tag
+
+MAX_DIFFERENCES = 40  # of a text
+MAX_FILES = 12
+MAX_CHARS = 44  # of a value that differs, in a text
+SIGNS = {"added": "+", "removed": "-"}  # lines of a file
+CSV_COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
+CSV_COLUMNS += ("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate")
+WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
+PANELS = (  # key of the comparison, title, of its change below and above zero
+    ("time", "Train time", ("faster", "slower")),
+    ("val_loss", "val_loss", ("better", "worse")),
+    ("memory", "Peak memory", ("less", "more")),
+    ("energy", "Energy", ("less", "more")),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """patch: the change of the source in full; why: where the time went; hint: what to type for it."""
+
+    patch: bool = False
+    why: bool = False
+    hint: str = "--why"
+
+
+SHORT = Options()
+
+
+def of_arms(
+    arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str | None = None, options: Options = SHORT
+) -> Document:
+    """Arms, the baseline first, and the comparison of each other one with it -> the answer of ./run.sh compare.
+
+    at: the folder that its page will lie in; None: without what only a page shows.
+    """
+    first = results[0]
+    names = [first["arms"][0], *(one["arms"][1] for one in results)]
+    about = [first["about"][0], *(one["about"][1] for one in results)]
+    against = dict(zip(names[1:], results, strict=True))
+    title = f"{document.and_(names[1:])} against {names[0]}"
+    named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)] if at is not None else []
+    about = about if at is None else [_shortly(words) for words in about]  # the page is made to be sent
+    who = document.Arms([(name, [what], counts(against, name)) for name, what in zip(names, about, strict=True)])
+    charts = [Chart(spec) for spec in curves.charts_of_arms(named)]
+    blocks = [
+        *before_numbers(who, (), against, options),
+        numbers(names[0], against),
+        Section("Curves", [Columns(charts)]),
+        excluded(against),
+        Section("Runs", [_runs(arm, at) for arm in named]),
+        diagnosis(against, options),
+    ]
+    return Document(title, verdicts(against), blocks, page_title=f"Comparison: {title}")
+
+
+def before_numbers(
+    who: document.Arms, more: Sequence[Block], against: Mapping[str, Comparison], options: Options
+) -> list[Block]:
+    """Who is compared and what the verdicts rest on, beside each other on a page; then the picture of the changes."""
+    baseline, *_ = (name for name, *_ in who.arms)
+    folded = [block for name, one in against.items() for block in differences(baseline, name, one, options.patch)]
+    drawn = panels(against, [name for name, *_ in who.arms])
+    picture = document.Drawn("verdict", "Verdict", forest.plot(drawn), forest.height_px(drawn))
+    sides = [Section("Arms", [who, *more, *folded]), Section("What the verdict rests on", basis(against))]
+    return [Columns(sides), *([document.Picture(picture)] if drawn else [])]
+
+
+def _shortly(words):
+    """Paths by their last two parts."""
+    return ", ".join("/".join(Path(one).parts[-2:]) if one.startswith("/") else one for one in words.split(", "))
+
+
+def _runs(arm, at):
+    rows = []
+    for row, folder in zip(arm.rows, arm.folders, strict=True):
+        known = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "val_loss", "step_avg_ms")]
+        seed = None if row["seed"] is None else str(row["seed"])
+        rows.append([Link(row["run_id"], run_page.link(folder, at)), seed, *known, row["status"], row["device"]])
+    heads = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")
+    listed = Table(heads, rows, [False, *[True] * 4, False, False], style="tight")
+    return Section(f"{arm.name}: {counted(len(arm.rows), 'run')}", [listed], is_folded=True)
+
+
+# ---- the verdicts, and what they rest on
+
+
+def verdicts(against: Mapping[str, Comparison]) -> list[document.Verdict]:
+    """The sentence of each candidate, with the earlier races of the same arms."""
+    return [
+        document.Verdict(str(one.get("words")), str(one.get("verdict")), name, _earlier(one.get("earlier_races")))
+        for name, one in against.items()
+    ]
+
+
+def _earlier(before):
+    if not before:
+        return []
+    known = ", ".join(f"{'without a verdict' if name == 'none' else name} {num}" for name, num in before.items())
+    return [f"{counted(sum(before.values()), 'earlier race')} of these arms in this ledger: {known}"]
+
+
+def counts(against: Mapping[str, Comparison], name: str) -> str:
+    """Of an arm how many runs, how many of them are counted, and of how many steps."""
+    one = against.get(name) or next(iter(against.values()), {})
+    if "started" not in one:  # an older race.json
+        return ""
+    index = int(name in against)
+    started, timed, num_steps = one["started"][index], one["time"]["n"][index], one["steps"][index]
+    certificate = (one.get("certificates") or (None, None))[index]
+    words = counted(started, "run")
+    words += f", {timed} counted" * (one["comparable"] and timed != started)
+    words += "" if num_steps is None else f", {num_steps} steps"
+    return words + ("" if certificate is None else f"; replayed: {certificate}")
+
+
+def basis(against: Mapping[str, Comparison]) -> list[Block]:
+    """Of each candidate whether it is comparable and why not, what is compared, the noise floor, the flags."""
+    blocks: list[Block] = []
+    for name, one in against.items():
+        whom = f"{name}: " if len(against) > 1 else ""
+        lines = [f"{whom}comparable: {'yes' if one['comparable'] else 'NO'}"] if "comparable" in one else []
+        lines += [f"compared: {one['kind_words']}"] if one.get("kind_words") else []  # an older race.json has none
+        if (floor_pct := (one.get("time") or {}).get("floor_pct")) is not None:
+            kept = one.get("calibration")
+            source = f"calibrated, {kept['file']}" if kept else "not calibrated"
+            lines.append(f"noise floor {text_table.two_digits(floor_pct)} % ({source})")
+        flags = [(flag, wording.FLAGS.get(flag, "")) for flag in one.get("flags") or ()]
+        title = f"{whom}Flags: {', '.join(flag for flag, _ in flags)}"
+        blocks += [Lines(lines, is_soft=True), Bullets(one.get("reasons") or ())]
+        blocks += [Section(title, [Table((), flags)], is_folded=True)] if flags else []
+    return blocks
+
+
+# ---- the picture
+
+
+def panels(against: Mapping[str, Comparison], names: Sequence[str]) -> list[forest.Panel]:
+    """A panel a measure that has a change, a row a candidate.  names: all arms, in the order of the charts' series."""
+    shown = [_panel(key, title, ways, against, names) for key, title, ways in PANELS]
+    return [panel for panel in shown if panel.rows]
+
+
+def _panel(key, title, ways, against, names):
+    is_loss = key == "val_loss"
+    end, rows = ("nats" if is_loss else "pct"), []
+    for name, one in against.items():
+        measure = one.get(key) or {}
+        if (change := measure.get(f"change_{end}")) is not None:
+            rows.append(forest.Row(name, change, *(measure.get(f"ci95_{end}") or (None, None)), names.index(name)))
+    first = next(iter(against.values()), {}).get(key) or {}
+    margin = first.get("margin_nats" if is_loss else "margin_pct")
+    margin = None if margin is None else (0.0 if is_loss else -margin, margin)
+    decimals, unit = (4, "nats per token") if is_loss else (2, "%")
+    return forest.Panel(title, unit, rows, margin, first.get("floor_pct"), ways, decimals)
+
+
+# ---- the numbers
+
+
+def numbers(baseline: str, against: Mapping[str, Comparison]) -> Section:
+    """One table: a line a measure and candidate; then what is known of the losses and of both clocks, in words."""
+    known = {name: wording.known(one) for name, one in against.items()}
+    is_one = len(against) == 1
+    rows = [
+        [wording.MEASURES[key][0], *([] if is_one else [name]), *(cell or None for cell in wording.cells(one, key))]
+        for key in wording.MEASURES
+        for name, one in against.items()
+        if key in known[name]
+    ]
+    heads = [*against] if is_one else [f"mean of {baseline}", "of the arm"]
+    heads = ["", baseline, *heads, *wording.HEAD] if is_one else ["", "arm", *heads, *wording.HEAD]
+    if not is_one:
+        heads = ["p, of times after Holm" if head == "p" else head for head in heads]
+    right = [False] * (1 if is_one else 2) + [True] * 8
+    lines = [line for name, one in against.items() for line in _sentences(baseline, name, one)]
+    return Section("Numbers", [*([Table(heads, rows, right, style="tight")] if rows else []), Lines(lines)])
+
+
+def _sentences(baseline, name, one):
+    yield from wording.loss_sentences(one.get("val_loss") or {}, (baseline, name))
+    if by_launcher := (one.get("time") or {}).get("outside"):
+        yield f"by the launcher's clock: {wording.outside_words(by_launcher)}"
+    if everything := one.get("time_all"):
+        low, high = everything["ci95_pct"] or (None, None)
+        change = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
+        yield f"with the excluded runs: {change}, n = {everything['n'][0]} and {everything['n'][1]}"
+
+
+# ---- what differs, what is excluded, where the time went
+
+
+def differences(baseline: str, name: str, one: Comparison, patch: bool = True) -> list[Block]:
+    """Settings, code, data and environment of a candidate that are not the baseline's."""
+    found = one.get("differences") or []
+    if not found:
+        return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
+    kinds = Counter(difference["kind"] for difference in found)
+    title = f"{name} against {baseline}: what differs ({', '.join(f'{num} of {kind}' for kind, num in kinds.items())})"
+    rows = [[each["kind"], Code(each["what"]), _values(each["a"]), _values(each["b"])] for each in found]
+    more = " differences: --json has all"
+    listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, more, None, MAX_CHARS)
+    return [Section(title, [listed, *source(one.get("code_change"), patch)], is_folded=True)]
+
+
+def _values(values):
+    return " | ".join(
+        "-" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values
+    )
+
+
+def source(change: dict | None, patch: bool = True) -> list[Block]:
+    """Which files of the source differ and by how many lines; patch: the change in full, as far as it was recorded."""
+    if not change:
+        return []
+    if change["unknown"]:
+        return [Lines([f"source: what changed is unknown: {change['unknown']}"], is_soft=True)]
+    files = sorted(change["files"], key=lambda file: -(file["added"] or 0) - (file["removed"] or 0))
+    rows = [
+        [file["path"], *("binary" if file[key] is None else f"{sign}{file[key]}" for key, sign in SIGNS.items())]
+        for file in files
+    ]
+    listed = Table(("source", "added", "removed"), rows, [False, True, True], "", MAX_FILES, " files")
+    if not patch:
+        return [listed, Hint("--diff shows the lines")]
+    cut = [Lines(["The change is longer than what is recorded."], is_soft=True)] if change["is_cut"] else []
+    return [listed, document.Verbatim(change["patch"], "diff"), *cut]
+
+
+def excluded(against: Mapping[str, Comparison]) -> Section:
+    """Runs that are in no mean, and the rule that excluded each; of the baseline once."""
+    rows = {}
+    for one in against.values():
+        for run in one.get("excluded") or ():
+            rows[run.get("run_id")] = [run.get("arm"), Code(run.get("run_id")), "; ".join(run.get("reasons") or [])]
+    return Section("Excluded runs", [Table(("arm", "run", "by which rule"), list(rows.values()))] if rows else [])
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Of a Comparison: where the time went."""
+
+    facts: dict
+
+    def text(self, is_md: bool) -> str:
+        return diagnosis_text.text(self.facts, "github" if is_md else "simple")
+
+    def html(self) -> Safe:
+        text = diagnosis_text.text(self.facts)
+        return tag("pre", text) if text else Safe("")
+
+
+def diagnosis(against: Mapping[str, Comparison], options: Options) -> Section | Columns:
+    """Where the time went; not asked for: the cause, if one stands out, and what to type for the rest."""
+    known = {name: one["diagnosis"] for name, one in against.items() if one.get("diagnosis")}
+    if options.why:
+        title = f"where the time went ({WITHIN_RUN})"
+        parts = [Section(f"{name}: {title}", [Diagnosis(facts)], is_folded=True) for name, facts in known.items()]
+        return Section("Diagnosis", parts)
+    known = {name: facts for name, facts in known.items() if facts.get("regions") or facts.get("traces")}
+    hint = [Hint(f"{options.hint} shows where the time went")] if known else []
+    return Columns([Lines(list(_causes(against, known))), *hint])
+
+
+def _causes(against: Mapping[str, Comparison], known: Mapping[str, dict]) -> Iterable[str]:
+    for name, facts in known.items():
+        cause = diagnosis_text.cause(facts) if against[name]["verdict"] in ("faster", "slower") else None
+        if cause:
+            yield f"why: {cause}" if len(against) == 1 else f"why {name}: {cause}"
+
+
+# ---- for spreadsheets
+
+
+def as_csv(results: Iterable[tuple[str, Comparison]]) -> str:
+    """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for name, result in results:
+        verdicts = {"time": result["verdict"], "val_loss": result["val_loss"]["verdict"]}
+        for key, (metric, mean_key, *_) in wording.MEASURES.items():
+            measure, (end, unit, _) = result[key], wording.unit_of(key)
+            numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
+            numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
+            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *result["arms"]])
+    return out.getvalue()

@@ -1,0 +1,157 @@
+"""KempnerForge's timers and memory monitor for a training loop of your own, on this harness' marks and peaks.
+
+    timers = CUDATimerCollection(["forward", "backward"])
+    monitor = DeviceMemoryMonitor(device=0, snapshot_step=3)
+
+Unlike the originals, timers add up over micro-steps and forget at reset(), both work without a GPU (host time, resident
+set), and a snapshot's history begins a step before it.  Keys that end in _gb hold GiB, as they do there.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.base.units import gib_from_bytes
+from bench.training.clock import CudaMarks, HostMarks, marks_for
+from bench.training.memory import recording
+from bench.training.memory.peaks import peaks_for
+
+logger = logging.getLogger(__name__)
+
+
+def device_type() -> str:
+    """ "cuda" where memory of a GPU can be recorded, else "cpu"."""
+    return "cuda" if recording.is_available() else "cpu"
+
+
+class CUDATimer:
+    """Milliseconds between start() and stop(), added up until reset(); also a context manager.
+
+    elapsed_ms() waits for the last stop on the device; 0.0 before the first.  RuntimeError for a second start
+    without a stop, or a stop without a start.
+    """
+
+    def __init__(self, marks: HostMarks | CudaMarks | None = None):
+        self._marks = marks or marks_for(device_type())
+        self._pairs: list[tuple[Any, Any]] = []  # of marks: recorded, not yet read
+        self._started: Any = None
+        self._total_ms = 0.0
+
+    def start(self) -> None:
+        if self._started is not None:
+            raise RuntimeError("CUDATimer.start() twice: call stop() first")
+        self._started = self._marks.mark()
+
+    def stop(self) -> None:
+        if self._started is None:
+            raise RuntimeError("CUDATimer.stop() without start()")
+        self._pairs.append((self._started, self._marks.mark()))
+        self._started = None
+
+    def elapsed_ms(self) -> float:
+        for start, end in self._pairs:
+            self._marks.wait(end)
+            self._total_ms += self._marks.ms_between(start, end)
+            self._marks.free(start, end)
+        self._pairs = []
+        return self._total_ms
+
+    def reset(self) -> None:
+        self.elapsed_ms()  # gives the marks back
+        self._total_ms = 0.0
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.stop()
+
+
+class CUDATimerCollection:
+    """One CUDATimer per named region; reset() begins the next step.  KeyError for a region that was not declared.
+
+    enabled=False makes every call free and every time 0.0.
+    """
+
+    def __init__(self, regions: Iterable[str], enabled: bool = True, marks: HostMarks | CudaMarks | None = None):
+        self.enabled = enabled
+        marks = marks or (marks_for(device_type()) if enabled else HostMarks())
+        self._timers = {region: CUDATimer(marks) for region in regions}
+
+    def start(self, region: str) -> None:
+        if self.enabled:
+            self._timers[region].start()
+
+    def stop(self, region: str) -> None:
+        if self.enabled:
+            self._timers[region].stop()
+
+    def elapsed_ms(self, region: str) -> float:
+        return self._timers[region].elapsed_ms() if self.enabled else 0.0
+
+    def elapsed_all(self) -> dict[str, float]:
+        """Milliseconds of each region."""
+        return {region: self.elapsed_ms(region) for region in self._timers}
+
+    def reset(self) -> None:
+        for timer in self._timers.values():
+            timer.reset()
+
+
+class DeviceMemoryMonitor:
+    """report(step) after each step.  snapshot_step: after which one to write a snapshot; None: never."""
+
+    def __init__(
+        self,
+        device: int = 0,
+        snapshot_step: int | None = None,
+        snapshot_dir: Path | str = "memory_snapshots",
+        rank: int = 0,
+    ):
+        self._device, self._snapshot_step = device, snapshot_step
+        self._name = f"device_{device}_rank_{rank}"
+        self._folder, self._facts = Path(snapshot_dir), {"rank": rank}
+        self._peaks = peaks_for(device_type(), device)
+        self._recording = recording.Recording(f"DeviceMemoryMonitor of device {device}")
+        if snapshot_step is not None and snapshot_step <= 1:
+            self._begin()
+
+    def report(self, step: int) -> dict:
+        """Peaks since the report before: {"allocated_gb" (now), "peak_gb", "reserved_gb", "total_gb", "mem_utilization"
+        (0 to 1), "max_active_gib", "num_alloc_retries", "num_ooms", "what"}; without a GPU the process' resident set.
+        """
+        peaks, total_gib, now_bytes = self._peaks.split(), self._peaks.total_gib(), self._peaks.now_bytes()
+        gib = {kind: gib_from_bytes(num_bytes) for kind, num_bytes in peaks.pop("peak_bytes").items()}
+        peak_gib = gib["allocated"] if "allocated" in gib else gib["rss"]
+        if step == self._snapshot_step:
+            self.capture_snapshot(step)
+        elif self._snapshot_step is not None and step == self._snapshot_step - 1:
+            self._begin()
+        return peaks | {
+            "what": self._peaks.what,
+            "allocated_gb": gib_from_bytes(now_bytes),
+            "peak_gb": peak_gib,
+            "reserved_gb": gib.get("reserved", peak_gib),
+            "total_gb": total_gib,
+            "mem_utilization": peak_gib / total_gib,
+            "max_active_gib": gib.get("active"),
+        }
+
+    def capture_snapshot(self, step: int) -> str | None:
+        """Write snapshot_step_S_device_D_rank_R.pickle.  Its path; None without a GPU, or if that failed, logged."""
+        if not recording.is_available():
+            return None
+        path = self._folder / f"snapshot_step_{step}_{self._name}.pickle"
+        try:
+            self._recording.dump(path, **self._facts, step=step)
+            self._recording.stop()
+        except Exception as error:  # a full disk, say: the training goes on
+            logger.warning("no memory snapshot: %s: %s", type(error).__name__, error)
+            return None
+        return str(path)
+
+    def _begin(self):
+        if recording.is_available():
+            self._recording.start()

@@ -1,0 +1,219 @@
+"""What is trained, as the config asks for it: torch's kernels, the model with its weights, its validation, its stages.
+
+Legend: B sequences, T tokens.
+"""
+
+import contextlib
+import inspect
+from typing import cast
+
+import torch
+from torch.backends import cuda
+
+import models
+from bench.config import user_code
+from bench.config.schema import Config, HardwareConfig
+from bench.config.stages import longest_seq_len, num_micro_steps, stages_of, val_seq_len
+from bench.data.course import BatchShape
+from bench.data.loader import ValRows
+from bench.machine import lazy_dynamo
+from models.base import LanguageModel
+from models.stages import Timeline, check_window
+from models.together import copy_state, is_meant, with_roles
+
+NEW_FACTS = ("frozen_steps", "ahead_weights", "end_ahead_weights", "untied")  # of a portion, where they are set
+METHODS = {  # what a stage sets: how the model is given it, and what it is
+    "window_tokens": ("set_window", "windows, set_window(window_tokens)"),
+    "ahead_weights": ("set_ahead_weights", "loss of several tokens, that of LanguageModel.forward()"),
+    "untied": ("set_untied", "embedding that parts from the head, set_untied(untied)"),
+}
+SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
+    "flash": (cuda.enable_flash_sdp, cuda.flash_sdp_enabled),
+    "efficient": (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled),
+    "cudnn": (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled),
+    "math": (cuda.enable_math_sdp, cuda.math_sdp_enabled),
+}
+DTYPES: dict[str | None, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def choose_kernels(hardware: HardwareConfig) -> None:
+    """Set what hardware asks for, for this process; null leaves torch's own choice."""
+    if hardware.device == "cpu" and not hardware.compile:  # what is raced on GPUs is torch as it is
+        lazy_dynamo.install()
+        torch.set_deterministic_debug_mode("error" if hardware.deterministic else "default")
+    else:
+        torch.use_deterministic_algorithms(hardware.deterministic)  # imports the compiler, to tell it too
+    if hardware.tf32 is not None:
+        torch.set_float32_matmul_precision("high" if hardware.tf32 else "highest")
+    if hardware.sdpa is not None:
+        for name, (enable, _) in SDPA.items():
+            enable(name == hardware.sdpa)
+
+
+def kernel_facts() -> dict[str, str | list[str]]:
+    """What is set in this process: run.json["measured"] has it, beside the backends that attention really took."""
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),  # highest: float32; high: TF32 on a GPU
+        "sdpa_enabled": [name for name, (_, enabled) in SDPA.items() if enabled()],
+    }
+
+
+def build_model(config: Config, device: torch.device, eos_token: int | None) -> torch.nn.Module:
+    """Drawn on the CPU from the run's seed.  eos_token: the token before each document, if the data have one."""
+    wanted = config.model
+    assert wanted is not None and wanted.arch is not None, "a script has a model of its own"
+    arch = wanted.arch
+    model_class = user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
+    takes_eos = "eos_token" in inspect.signature(model_class).parameters
+    model = model_class(
+        vocab_size=wanted.vocab_size,
+        seq_len=longest_seq_len(config),
+        num_layers=wanted.num_layers,
+        num_heads=wanted.num_heads,
+        width=wanted.width,
+        **({"eos_token": eos_token} if takes_eos else {}),
+        **({"residual_dtype": wanted.residual_dtype} if wanted.residual_dtype else {}),
+        **(wanted.args or {}),
+    )
+    if hasattr(model, "eos_token"):
+        model.eos_token = eos_token
+    if wanted.activation_checkpointing:
+        model.recomputes_blocks = True
+    model.init_weights(torch.Generator().manual_seed(config.seed))
+    _to_bfloat16(model, wanted.bfloat16_params or ())
+    torch.manual_seed(config.seed)
+    return model.to(device)
+
+
+def _to_bfloat16(model, patterns):
+    """Those parameters, drawn in float32 and rounded.  ValueError: one of patterns means none."""
+    parameters = list(with_roles(model)) if patterns else ()
+    for pattern in patterns:
+        meant = [parameter for name, role, parameter in parameters if is_meant([pattern], name, role)]
+        if not meant:
+            roles = sorted({role for _, role, _ in parameters})
+            raise ValueError(f"model.bfloat16_params={pattern}: no parameter of that name; it has {', '.join(roles)}")
+        for parameter in meant:
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def autocast(config: Config, device_type: str) -> contextlib.AbstractContextManager:
+    """What a forward pass of the run is in, as hardware.dtype says."""
+    dtype = DTYPES[config.hardware.dtype]
+    return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device_type, dtype=dtype)
+
+
+def val_rows(config: Config, shards, rank: int, world_size: int, device: torch.device) -> ValRows:
+    """Those of a validation of the run, of this rank."""
+    seq_len, rank_tokens = val_seq_len(config), cast(int, config.hardware.micro_batch_seqs) * config.data.seq_len
+    shape = (seq_len, max(1, rank_tokens // seq_len))
+    return ValRows(shards, config.goal.val_tokens, *shape, rank, world_size, device)
+
+
+@torch.no_grad()
+def evaluate(model, batches, autocast, all_sum, device, losses=None):
+    """batches yields this rank's (tokens_BT, targets_BT), equal shapes -> float, the same on every rank.
+
+    losses: a list that receives the loss of each batch, still on the device.
+    Sums in float64, so that dividing the batches among more ranks changes only the last digits of float32 losses.
+    """
+    was_training = model.training
+    model.eval()
+    nats_and_tokens = torch.zeros(2, dtype=torch.float64, device=device)
+    for tokens_BT, targets_BT in batches:
+        with autocast():
+            loss = model(tokens_BT, targets_BT)
+        if losses is not None:
+            losses.append(loss.detach().clone())
+        nats_and_tokens[0] += loss.double() * targets_BT.numel()
+        nats_and_tokens[1] += targets_BT.numel()
+    model.train(was_training)
+    nats, num_tokens = all_sum(nats_and_tokens).tolist()
+    return nats / num_tokens
+
+
+def timeline_of(config: Config, model: LanguageModel) -> Timeline:
+    """ValueError: stages set what the model does not have, or its windows to no multiples of its blocks."""
+    stages, val_window_tokens = stages_of(config), config.goal.val_window_tokens
+    for setting, (method, what) in METHODS.items():
+        for index, stage in enumerate(stages):
+            if getattr(stage, setting) is not None and not _has(model, method):
+                remedy = f"model.arch={config.model and config.model.arch} has no {what}: use one that has"
+                raise ValueError(f"stages[{index}].{setting}={getattr(stage, setting)}: {remedy}")
+    window_block = getattr(model, "window_block", 1)
+    check_window("goal.val_window_tokens", val_window_tokens, window_block)
+    return Timeline(stages, config.goal.num_steps, window_block)
+
+
+def _has(model, method):
+    if method == "set_ahead_weights" and type(model).forward is not LanguageModel.forward:
+        return False
+    return hasattr(model, method)
+
+
+class StagedModel:
+    """A model as a step of the timeline has it: its window, what its loss is of, whether its embedding is its own."""
+
+    def __init__(self, model: LanguageModel, optimizer, timeline: Timeline):
+        self.model, self.optimizer, self.timeline = model, optimizer, timeline
+        self._window_tokens: int | None = None
+        self._untied = False
+        self._ahead_weights: list[float] | None = None
+
+    def at(self, step: int) -> None:
+        """Before step number step; goal.num_steps: at the end of the run."""
+        self.set_window(self.timeline.window_after(step))
+        self.set_untied(bool(self.timeline.at(step).stage.untied))
+        weights = self.timeline.ahead_weights(step)
+        if weights != self._ahead_weights:
+            self.model.set_ahead_weights(weights)
+            self._ahead_weights = weights
+
+    def set_window(self, window_tokens: int | None) -> None:
+        """None: the model has none, or its own."""
+        if window_tokens != self._window_tokens:
+            self.model.set_window(window_tokens)
+            self._window_tokens = window_tokens
+
+    def set_untied(self, untied: bool) -> None:
+        """Where the embedding parts from the head it begins with the head's weights and state of the optimizer."""
+        if untied != self._untied:
+            embedding, head = self.model.set_untied(untied)
+            if untied:
+                copy_state(self.optimizer, head, embedding)
+            self._untied = untied
+
+
+def batch_shapes(config: Config, timeline: Timeline) -> list[BatchShape]:
+    """The stages as the loader wants them."""
+    shapes, before = [], 0
+    for stage, end in zip(stages_of(config), timeline.ends, strict=True):
+        num_steps = None if end == timeline.num_steps else end - before
+        shape = cast(int, stage.batch_tokens), cast(int, stage.seq_len)  # of a resolved config
+        shapes.append(BatchShape(num_steps, *shape, num_micro_steps(config, stage)))
+        before = end
+    return shapes
+
+
+def stage_facts(config: Config, timeline: Timeline, flops: list[tuple[int, int]]) -> list[dict]:
+    """run.json["measured"]["stages"]: what each portion of the run is.
+
+    flops: of a token in each, and the same without masked pairs.  first_step is counted as the run prints it, from 1.
+    """
+    return [
+        {
+            "first_step": portion.first_step + 1,
+            "num_steps": portion.num_steps,
+            "batch_tokens": portion.stage.batch_tokens,
+            "seq_len": portion.stage.seq_len,
+            "num_micro_steps": num_micro_steps(config, portion.stage),
+            "window_tokens": portion.window_tokens,
+            "lr_frac": portion.stage.lr_frac,
+            "momenta": portion.stage.momenta,
+            "update_every_steps": portion.stage.update_every_steps,
+            **{name: getattr(portion.stage, name) for name in NEW_FACTS if getattr(portion.stage, name) is not None},
+            "flops_per_token": all_pairs,
+            "flops_per_token_causal": causal,
+        }
+        for portion, (all_pairs, causal) in zip(timeline.portions, flops, strict=True)
+    ]

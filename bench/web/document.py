@@ -1,0 +1,387 @@
+"""An answer as one typed value, worded once, and its four renderers: terminal, Markdown, HTML, JSON.
+
+    answer = Document("B against A", [Verdict("B is 2 % faster than A", "faster")], [Table(...), ...], data)
+    print(answer.terminal())        .markdown(), .html(), .json() are the other three
+
+Every form begins with the verdicts, Markdown and a page with the title above them.  A block knows how it reads as text
+and how it looks on a page; what only one of them can show says so.  All text is foreign: escaped in each form.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bench.base import text_table
+from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, join, page, soft, table, tag
+
+COLOURS = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
+NO_VERDICT = "no verdict: "  # what the sentence of an inconclusive comparison may begin with
+
+
+class Block(Protocol):
+    """A part of an answer, below its title."""
+
+    def text(self, is_md: bool) -> str:
+        """For a terminal, or Markdown; "" where only a page shows it."""
+
+    def html(self) -> Safe: ...
+
+
+class Drawing(Protocol):
+    """A picture that a page shows, and --png takes; no text has it."""
+
+    id: str
+    title: str
+
+    @property
+    def markup(self) -> Safe: ...
+
+    @property
+    def height_px(self) -> int: ...
+
+
+# ---- words
+
+
+def and_(words: Iterable[str]) -> str:
+    """A, B and C."""
+    *most, last = [*words] or ["nothing"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+class Code(str):
+    """Words that a page shows as code."""
+
+
+class Badge(str):
+    """A word that a page shows in colour: good, bad, doubt or soft."""
+
+    colour: str
+
+    def __new__(cls, word: str, colour: str = "soft"):
+        badge = super().__new__(cls, word)
+        badge.colour = colour
+        return badge
+
+
+class Coloured(str):
+    """A word in a cell, in one of those colours on a page; hint: shown while the pointer rests on it."""
+
+    colour: str
+    hint: str
+
+    def __new__(cls, word: str, colour: str, hint: str = ""):
+        coloured = super().__new__(cls, word)
+        coloured.colour, coloured.hint = colour, hint
+        return coloured
+
+
+class Named(str):
+    """A name, which a page stresses and follows with what it is."""
+
+    about: str
+
+    def __new__(cls, name: str, about: str = ""):
+        named = super().__new__(cls, name)
+        named.about = about
+        return named
+
+
+class Link(str):
+    """Words that lead somewhere on a page; href None: there is nothing to go to."""
+
+    href: str | None
+
+    def __new__(cls, words: str, href: str | None):
+        link = super().__new__(cls, words)
+        link.href = href
+        return link
+
+
+def badge_of(verdict: str) -> Badge:
+    """faster, not_comparable and so on -> the word in its colour."""
+    return Badge(verdict.replace("_", " "), COLOURS.get(verdict, "soft"))
+
+
+def marked_up(words: object) -> object:
+    """What page.tag() takes for words of this module; other words stay as they are."""
+    if isinstance(words, Code):
+        return tag("code", words)
+    if isinstance(words, Badge):
+        return tag("span", words, class_=f"badge {words.colour}")
+    if isinstance(words, Coloured):
+        return tag("span", words, class_=words.colour, title=words.hint or None)
+    if isinstance(words, Named):
+        return tag("span", tag("b", str(words)), f" {words.about}") if words.about else tag("b", str(words))
+    if isinstance(words, Link):
+        return tag("a", str(words), href=words.href) if words.href else tag("span", str(words))
+    return words
+
+
+# ---- blocks
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """word: faster, not_comparable, ..., "" for no verdict; about: whom, where the sentence does not begin with it."""
+
+    sentence: str
+    word: str
+    about: str = ""
+    more: Sequence[str] = ()  # said below it
+
+    def text(self, is_md: bool) -> str:
+        if not self.word:
+            return text_table.line(self.sentence, is_md)
+        word, sentence = self.word.replace("_", " ").upper(), text_table.line(self.sentence, is_md)
+        if sentence.startswith(NO_VERDICT):
+            word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
+        first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {sentence}"
+        return "\n".join([first, *(f"{' ' * len('verdict: ')}{text_table.line(words, is_md)}" for words in self.more)])
+
+    def html(self) -> Safe:
+        if not self.word:
+            return tag("p", self.sentence, class_="verdict")
+        badge = badge_of(self.word)
+        sentence = self.sentence.removeprefix(f"{badge}: ")  # the badge says it
+        whom = tag("b", f"{self.about}: ") if self.about and not sentence.startswith(f"{self.about} ") else ""
+        doubts = [tag("p", words, class_="doubt") for words in self.more]
+        return join([tag("p", whom, marked_up(badge), sentence, class_="verdict"), *doubts])
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Sentences, each a line of its own in one paragraph, or the words of one.  is_soft: of less importance."""
+
+    lines: Sequence[str | Sequence[str]]
+    is_soft: bool = False
+
+    def text(self, is_md: bool) -> str:
+        return ("  \n" if is_md else "\n").join(text_table.line("".join(line), is_md) for line in self.lines)
+
+    def html(self) -> Safe:
+        lines = [join(map(marked_up, [line] if isinstance(line, str) else line)) for line in self.lines]
+        return tag("p", join(lines, "<br>"), class_="soft" if self.is_soft else None) if lines else Safe("")
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list."""
+
+    items: Sequence[str]
+
+    def text(self, is_md: bool) -> str:
+        return "\n".join(f"{'-' if is_md else '  -'} {text_table.line(item, is_md)}" for item in self.items)
+
+    def html(self) -> Safe:
+        return bullets(map(marked_up, self.items))
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Who is compared: (name, what it is, counts) each, on a page in the colours of the charts' series."""
+
+    arms: Sequence[tuple[str, Sequence[str], str]]
+
+    def text(self, is_md: bool) -> str:
+        return Lines([f"{name}: {', '.join(facts)} ({counts})" for name, facts, counts in self.arms]).text(is_md)
+
+    def html(self) -> Safe:
+        rows = []
+        for number, (name, facts, counts) in enumerate(self.arms):
+            words = [*(tag("dd", marked_up(fact)) for fact in facts), tag("dd", counts, class_="soft")]
+            rows.append(tag("div", tag("dt", name), *words, style=f"--own: var(--series-{number % 8})"))
+        return tag("dl", *rows, class_="arms")
+
+
+@dataclass(frozen=True)
+class Table:
+    """heads: () for none; rows: of words, None for nothing known; right: which columns are numbers, () for none.
+
+    limit: rows of a text, more: where the others are; max_chars: of its cells.  style: of a page: tight, facts.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | None]]
+    right: Sequence[bool] = ()
+    caption: str = ""
+    limit: int | None = None
+    more: str = ""
+    style: str | None = None
+    max_chars: int | None = None
+
+    def text(self, is_md: bool) -> str:
+        cells = [["" if cell is None else self._cut(cell) for cell in row] for row in self.rows[: self.limit]]
+        drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
+        num_more = len(self.rows) - len(cells)
+        said = [f"{self.caption}:\n"] * bool(self.caption) + [drawn]
+        return "\n".join(said + [f"and {num_more:,} more{self.more}"] * (num_more > 0))
+
+    def _cut(self, cell):
+        return text_table.middle(cell, self.max_chars) if self.max_chars else str(cell)
+
+    def html(self) -> Safe:
+        rows = [[marked_up(cell) for cell in row] for row in self.rows]
+        return table(self.heads, rows, self.style, self.caption or None, self.right)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """spec: of bench/web/chart.py."""
+
+    spec: dict
+
+    def text(self, is_md: bool) -> str:
+        return ""
+
+    def html(self) -> Safe:
+        return figure(self.spec)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing in its place, or markup that no text has."""
+
+    drawing: Drawing | Safe
+
+    def text(self, is_md: bool) -> str:
+        return ""
+
+    def html(self) -> Safe:
+        return self.drawing if isinstance(self.drawing, Safe) else self.drawing.markup
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A Drawing that was made already."""
+
+    id: str
+    title: str
+    markup: Safe
+    height_px: int
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to type next, on a terminal alone."""
+
+    words: str
+
+    def text(self, is_md: bool) -> str:
+        return "" if is_md else text_table.printable(self.words)
+
+    def html(self) -> Safe:
+        return Safe("")
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text as it stands, of a language, such as a diff."""
+
+    words: str
+    language: str = ""
+
+    def text(self, is_md: bool) -> str:
+        words = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in self.words.split("\n"))
+        return f"````{self.language}\n{words.replace('````', '')}````" if is_md else words
+
+    def html(self) -> Safe:
+        return tag("pre", self.words)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading, nothing where none is shown.  is_folded: on a page, until a click on the title."""
+
+    title: str
+    blocks: Sequence[Block]
+    is_folded: bool = False
+    is_page_only: bool = False
+
+    def text(self, is_md: bool) -> str:
+        body = "" if self.is_page_only else _texts(self.blocks, is_md)
+        return f"{'### ' if is_md else ''}{text_table.line(self.title, is_md)}\n\n{body}" if body else ""
+
+    def html(self) -> Safe:
+        body = _htmls(self.blocks)
+        if not body:
+            return Safe("")
+        return details(self.title, body) if self.is_folded else tag("section", tag("h2", self.title), body)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Blocks beside each other, where a page has room."""
+
+    blocks: Sequence[Block]
+
+    def text(self, is_md: bool) -> str:
+        return _texts(self.blocks, is_md)
+
+    def html(self) -> Safe:
+        body = _htmls(self.blocks)
+        return tag("div", body, class_="columns") if body else Safe("")
+
+
+def _texts(blocks, is_md):
+    return "\n\n".join(filter(None, (block.text(is_md) for block in blocks)))
+
+
+def _htmls(blocks):
+    return join(block.html() for block in blocks)
+
+
+# ---- the whole
+
+
+@dataclass(frozen=True)
+class Document:
+    """An answer.  data: what programs read of it; page_title: of the window, where the title alone says too little."""
+
+    title: str
+    verdicts: Sequence[Verdict]
+    blocks: Sequence[Block]
+    data: Any = None
+    page_title: str = ""
+    about: Sequence[str] = field(default=())  # small, below a page's title
+
+    def terminal(self) -> str:
+        """Text for a terminal; no line break at its end."""
+        return self._text("", "\n".join(one.text(False) for one in self.verdicts), False)
+
+    def markdown(self) -> str:
+        """For a pull request or a file; no line break at its end."""
+        title = f"## {text_table.line(self.title, True)}"
+        return self._text(title, "\n\n".join(one.text(True) for one in self.verdicts), True)
+
+    def _text(self, title, verdicts, is_md):
+        about = text_table.line("; ".join(self.about), is_md)
+        return "\n\n".join(filter(None, [title, verdicts, about, _texts(self.blocks, is_md)]))
+
+    def html(self) -> str:
+        """A page that opens from a file."""
+        about = [soft(join(map(marked_up, self.about), "; "))] if self.about else []
+        body = [tag("h1", self.title), *about, *(one.html() for one in self.verdicts), _htmls(self.blocks)]
+        return page(self.page_title or self.title, *body, data={"charts": self.charts}, styles=REPORT_STYLES)
+
+    def json(self) -> str:
+        """data, indented."""
+        return json.dumps(self.data, indent=1)
+
+    @property
+    def charts(self) -> list[dict]:
+        """Specs of all charts, in their order."""
+        return [block.spec for block in _walk(self.blocks) if isinstance(block, Chart)]
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """What is drawn and no chart, in its order."""
+        pictures = [block.drawing for block in _walk(self.blocks) if isinstance(block, Picture)]
+        return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
+
+
+def _walk(blocks: Sequence[Block]) -> Iterator[Block]:
+    for block in blocks:
+        yield block
+        yield from _walk(getattr(block, "blocks", ()))

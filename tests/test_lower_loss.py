@@ -1,0 +1,131 @@
+"""A lower loss is not counted where the candidate spends more time outside its own clock: it may have trained there."""
+
+import random
+
+import comparing
+import pytest
+from benchmarks import contestants
+
+from bench.base import stats
+from bench.claims.rules import races
+from bench.cli import compare
+from bench.compare import effects
+from bench.report import verdicts
+
+A_S, B_S = [10.0, 10.01, 9.99, 10.005], [10.005, 9.995, 10.0, 10.01]
+HIGHER, LOWER = [3.0, 3.01, 2.99, 3.0], [2.9, 2.91, 2.89, 2.9]
+USUAL_S = [0.3, 0.31, 0.3, 0.29]  # outside its own clock
+
+
+def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b_at_start_s=0.1):
+    """Seconds of each run outside its own clock -> the Comparison."""
+    pairs = zip(
+        comparing.raced(A_S, b_s, HIGHER, b_losses), (a_off_s, b_off_s), (a_at_start_s, b_at_start_s), strict=True
+    )
+    return comparing.compare(*([_clocked(*one, at_s) for one in zip(runs, off_s)] for runs, off_s, at_s in pairs))
+
+
+def _clocked(run, off_s, at_start_s):
+    whole_s = run["metrics"]["train_s"] + off_s
+    clock = {"outside_s": whole_s, "outside_validations_s": off_s, "validation_at_start_s": at_start_s, "unknown": None}
+    return run | {"referee": {"clock": clock}}
+
+
+def is_counted(found):
+    return effects.NOT_COUNTED not in found["flags"]
+
+
+def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_counted():
+    found = raced([0.8, 0.81, 0.8, 0.79])
+    outside = found["time"]["outside"]
+    assert outside["extra_s"] == pytest.approx(0.5, abs=1e-3) and outside["extra_p"] < 1e-5
+    assert outside["extra_ci95_s"] == pytest.approx([0.486, 0.514], abs=1e-3)  # 2.45 * 0.0082 * sqrt(2 / 4)
+    assert found["verdict"] != "faster" and not is_counted(found)
+    assert "B spends 0.500 s more outside its own clock than A (95 % interval 0.486 to 0.514 s" in found["words"]
+    assert found["words"].endswith("so its lower val_loss is not counted")
+    shown = verdicts.of_arms((), [found | {"about": ["a", "b"]}]).terminal()
+    assert "\nlower-loss-not-counted" in shown and "the candidate may have trained" in shown
+
+
+def test_it_is_counted_where_both_spend_as_much_and_nothing_is_said_of_a_loss_that_is_not_lower():
+    assert is_counted(raced(USUAL_S)) and "outside its own clock than" not in raced(USUAL_S)["words"]
+    assert is_counted(raced([0.8, 0.81, 0.8, 0.79], b_losses=[3.1, 3.11, 3.09, 3.1]))
+    assert is_counted(raced(USUAL_S, a_off_s=[0.8, 0.81, 0.8, 0.79]))  # A spends more
+
+
+def test_less_than_the_noise_floor_is_nothing():
+    """0.1 % of 10 s."""
+    spread_s = [0.3, 0.3001, 0.3, 0.2999]
+    for extra_s, counted in ((0.008, True), (0.02, False)):
+        found = raced([seconds + extra_s for seconds in spread_s], a_off_s=spread_s, b_s=[9.99, 9.98, 9.99, 9.98])
+        assert found["time"]["outside"]["extra_p"] < 1e-5 and is_counted(found) == counted
+
+
+def test_a_larger_model_may_validate_as_much_longer_as_it_steps_and_as_it_did_at_step_0():
+    """Twice the time a step: twice the validations, or 2.3 times if the first one took as much longer."""
+    twice = {"b_s": [2 * seconds for seconds in B_S]}
+    as_steps, beyond = [2 * seconds for seconds in USUAL_S], [2.3 * seconds for seconds in USUAL_S]
+    assert is_counted(raced(as_steps, **twice, b_at_start_s=0.1))
+    assert is_counted(raced(beyond, **twice, b_at_start_s=0.23))
+    assert not is_counted(raced(beyond, **twice, b_at_start_s=0.2))
+
+
+def test_a_first_validation_that_is_stretched_excuses_a_quarter_of_the_others():
+    for b_off_s, counted in ((0.36, True), (0.6, False)):
+        spread_s = [b_off_s, b_off_s + 0.01, b_off_s, b_off_s - 0.01]
+        assert is_counted(raced(spread_s, b_at_start_s=9.0)) == counted
+
+
+def test_validations_that_a_busy_machine_holds_up_accuse_nobody():
+    """Three validations of 50 ms a run, each held up one time in five by 100 ms on average; races of 3 and of 5."""
+    rng, false_alarms = random.Random(25), 0
+    for num_races, n in ((1000, 3), (1000, 5)):
+        for _ in range(num_races):
+            arms = [[_noisy(rng) for _ in range(n)] for _ in range(2)]
+            false_alarms += effects.spends_more_outside(effects.time(arms, 0.1, 0.5, stats.ALPHA))
+    assert false_alarms <= 25  # 20 of EXTRA_ALPHA, and chance
+
+
+def _noisy(rng):
+    held_up_s = sum(rng.expovariate(10) for _ in range(3) if rng.random() < 0.2)
+    off_s, train_s = 0.15 + rng.gauss(0, 0.005) + held_up_s, 1.45 * (1 + rng.gauss(0, 0.01))
+    return {"train_s": train_s, "outside_s": train_s + off_s, "outside_validations_s": off_s}
+
+
+def test_a_gate_on_the_loss_does_not_pass_a_lower_one_that_is_not_counted():
+    loss = [("loss", None)]
+    assert compare.exit_code(raced(USUAL_S), loss) == 0
+    assert compare.exit_code(raced([0.8, 0.81, 0.8, 0.79]), loss) == 1
+
+
+def test_who_spends_more_outside_its_own_clock_has_no_fewer_steps(claim_by_steps):
+    assert races.it_is_faster_than_its_baseline(claim_by_steps(raced(USUAL_S)))[0] is True
+    passed, evidence = races.it_is_faster_than_its_baseline(claim_by_steps(raced([0.8, 0.81, 0.8, 0.79])))
+    assert not passed and "90 steps, its baseline 100, which are not counted: B spends 0.500 s more" in evidence
+
+
+@pytest.fixture
+def claim_by_steps(monkeypatch):
+    """A Comparison as that of a race of 100 and 90 steps on a track that judges steps -> the claim."""
+    from types import SimpleNamespace as Space
+
+    def claim(found):
+        found["steps"] = [100, 90]
+        state = Space(plan={"baseline": "A", "arms": {"A": {}, "B": {}}}, lines=[], folder=None)
+        state.lines, state.folder = [{"event": "race_end", "race_json_sha256": "x"}], races.race_folder.Path()
+        race = Space(arm="B", race_id="r", state=state, result={"result": {"against": {"B": found}}})
+        monkeypatch.setattr(races.ledger, "sha256_of", lambda path: "x")
+        monkeypatch.setattr(races, "_verdict_again", lambda *_: found)
+        monkeypatch.setattr(races.race_folder, "about", lambda arms: dict.fromkeys(arms, ""))
+        return Space(races=[race], track_rules=Space(rules=Space(judged="steps")))
+
+    return claim
+
+
+def test_the_benchmark_of_cheats_takes_only_a_refused_win_for_caught():
+    assert "loss -0.100 nats not counted" in contestants.refused_win(raced([0.8, 0.81, 0.8, 0.79]))
+    assert contestants.refused_win(raced(USUAL_S)) is None
+    less = {"b_s": [0.97 * seconds for seconds in A_S], "b_losses": HIGHER}  # 3 % of each step
+    refused = contestants.refused_win(raced([seconds + 0.3 for seconds in USUAL_S], **less))
+    assert "-3.00 % by its own clock, -0.00 % by the launcher's" in refused and "not counted" not in refused
+    assert contestants.refused_win(raced(USUAL_S, **less)) is None  # faster
