@@ -260,7 +260,7 @@ def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and
     shown = capsys.readouterr().out
     order = [
         "verdict: SLOWER",
-        "what differs",
+        "nothing in the records differs",
         "comparable: yes",
         "compared: ",
         "noise floor 0.1 %",
