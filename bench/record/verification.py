@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from bench.base import private
 from bench.base.paths import REPO
@@ -17,6 +18,7 @@ from bench.record import run_folder, shape, step_rules
 from bench.record.metrics import metrics
 from bench.record.step_rules import RunFiles
 
+Passed = TypeVar("Passed", bool, bool | None)  # None: the rule does not apply
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 # Not in the first records: absent there, checked where recorded.
 LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
@@ -46,7 +48,9 @@ def check(folder: Path | str, run: dict) -> Iterator[tuple[str, bool, str]]:
         yield name, passed, private.redact(evidence, REPO)
 
 
-def applied(rules: Iterable[Callable[..., tuple[bool, str]]], *args: object) -> Iterator[tuple[str, bool, str]]:
+def applied(
+    rules: Iterable[Callable[..., tuple[Passed, str]]], *args: object
+) -> Iterator[tuple[str, Passed | bool, str]]:
     """Functions of args -> (name, passed, evidence) of each, also after one that failed; an error is a failure."""
     for rule in rules:
         try:
