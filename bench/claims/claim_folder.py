@@ -122,7 +122,7 @@ def _others(claim: claims.Claim) -> list[tuple[str, list[claims.Run]]]:
     by_arm: dict[str, list[claims.Run]] = {}
     plans = [race.state.plan for race in claim.races if race.state]
     for run in claim.others:
-        by_arm.setdefault(run.record["race"]["arm"], []).append(run)
+        by_arm.setdefault(run.arm, []).append(run)
     if len(by_arm) < 2:
         return [("raced against", runs) for runs in by_arm.values()]
     baselines = {plan["baseline"] for plan in plans}

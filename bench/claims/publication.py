@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
         yield Leaving(f"{name}/{path}", path, reason, (folder / path).stat().st_size)
 
 
-def _reasons_of(folder: Path, run: dict[str, Any]) -> dict[str, str]:
+def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     """{path in the run's folder: why it goes} of what has no role that says so."""
     code = run.get("code") or {}
     result = dict.fromkeys(WHICH_CODE, "which code ran") | {"run.json": "the record, written by the referee"}
@@ -231,7 +231,7 @@ def _reasons_of(folder: Path, run: dict[str, Any]) -> dict[str, str]:
     return result
 
 
-def _of_script(folder: Path, run: dict[str, Any]) -> dict[str, str]:
+def _of_script(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     """{source of a script in code/: why}.  Of older records: programs, and what those name."""
     script = run.get("script") or {}
     if not script or "used" in script:

@@ -12,12 +12,14 @@ import signal
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.record import run_folder, step_files
+from bench.record.shape import Section
 
 KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
@@ -64,12 +66,12 @@ NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
-def failure(kind: str, message: str, *where: int | str | None, **more: int | str | None) -> dict:
+def failure(kind: str, message: str, *where: Any, **more: Any) -> Section:
     """run_folder.failure() with the hint of its kind."""
     return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
-def of_data(changed: list[str], result: dict | None) -> dict:
+def of_data(changed: list[str], result: Section | None) -> Section:
     """changed: sentences; result: the failure that the changed data led to, None: the run ended well -> its failure."""
     words = "; ".join(changed)
     if result is None:
@@ -78,7 +80,7 @@ def of_data(changed: list[str], result: dict | None) -> dict:
     return result | more
 
 
-def is_interrupt(result: dict | None) -> bool:
+def is_interrupt(result: Section | None) -> bool:
     """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
     return result is not None and result["kind"] == "interrupted"
 
@@ -120,7 +122,7 @@ def kind_of(error: BaseException) -> str:
     return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
 
 
-def classify(folder: Path, exit_code: int) -> dict | None:
+def classify(folder: Path, exit_code: int) -> Section | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
     reported = [atomic.read_json(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
     reported = [one for one in reported if one and "kind" in one]
@@ -149,7 +151,7 @@ def classify(folder: Path, exit_code: int) -> dict | None:
     return _not_started(folder, exit_code)
 
 
-def _not_started(folder, exit_code):
+def _not_started(folder: Path, exit_code: int) -> Section:
     """The agent ended before any rank could speak: what it printed last says why."""
     text = _log(folder, "agent.log")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -162,7 +164,7 @@ def _not_started(folder, exit_code):
     return failure(kind, message, exit_code=exit_code)
 
 
-def _killed(folder, ended):
+def _killed(folder: Path, ended: Section) -> Section:
     number = -ended["exit_code"]
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     kind = "rank_killed" if number in (signal.SIGKILL, signal.SIGINT, signal.SIGHUP) else "rank_crashed"
@@ -172,7 +174,7 @@ def _killed(folder, ended):
     return failure(kind, f"rank {ended['rank']} was ended by {name}", ended["rank"], step, name, ended["exit_code"])
 
 
-def _log(folder, name):
+def _log(folder: Path, name: str) -> str:
     try:
         return plain_file.text(folder / "logs" / name, plain_file.MAX_LINES_BYTES, errors="replace")
     except Damaged:
@@ -200,5 +202,5 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         run_folder.remove_temporary(folder)
 
 
-def _without_private(result):
-    return {key: value for key, value in result.items() if key not in ("failed_at_s", "traceback")}
+def _without_private(facts: Section) -> Section:
+    return {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, Required, TypedDict, cast
 
 from bench.base.paths import REPO, results_root
 from bench.base.reading import json_file
@@ -52,11 +52,11 @@ class Race(TypedDict, total=False):
     started_at: str  # UTC, as ended_at
     ended_at: str
     baseline: str
-    plan: dict | None  # bench/plans/race/plan.py
+    plan: dict[str, Any] | None  # bench/plans/race/plan.py
     plan_sha256: str
     arms: Required[dict[str, Arm]]
-    order: list[dict]  # position, arm, seed, discarded, run, status
-    looks: list[dict] | None  # at, started, planned
+    order: list[dict[str, Any]]  # position, arm, seed, discarded, run, status
+    looks: list[dict[str, Any]] | None  # at, started, planned
     unplanned_look: bool  # there was an interim look that the plan has not
     result: Result | None  # None: abandoned
 
@@ -101,22 +101,22 @@ def read(folder: Path | str) -> Race:
             _rename(comparison, "left_out", "excluded")
             _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
-    return race
+    return cast(Race, race)
 
 
-def _rename(facts, before, today):
+def _rename(facts: dict[str, Any], before: str, today: str) -> None:
     """In place: a key of an older file by its name of today."""
     if before in facts:
         facts[today] = facts.pop(before)
 
 
-def _name_arms(comparison, baseline, candidate):
+def _name_arms(comparison: dict[str, Any], baseline: str, candidate: str) -> None:
     """Before a comparison kept its arms' names every sentence called them A and B, whatever they were in the race."""
     if "arms" not in comparison:
         comparison["arms"] = [baseline, candidate]
         names = {"A": baseline, "B": candidate}
-        said = str(comparison.get("words") or "")
-        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
+        sentence = str(comparison.get("words") or "")
+        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], sentence)
         for run in comparison.get("excluded") or ():
             run["arm"] = names.get(run.get("arm"), run.get("arm"))
 

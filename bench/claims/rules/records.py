@@ -1,12 +1,12 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from bench.base import utc
 from bench.base.text_table import counted, some
 from bench.claims.claim import Claim, Judged, Run
 from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
+from bench.record.shape import Record
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
@@ -150,11 +150,12 @@ def every_record_is_that_of_the_ledger(claim: Claim) -> Judged:
     return of_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
 
 
-def _times_fault(run: dict[str, Any], start: str | None, end: str | None) -> str | None:
+def _times_fault(run: Record, start: str | None, end: str | None) -> str | None:
     """What contradicts the ledger's times of the run's start and end, or None."""
-    if start is None or end is None or None in (run["started_at"], run["ended_at"]):
+    started_at, ended_at = run["started_at"], run["ended_at"]
+    if start is None or end is None or started_at is None or ended_at is None:
         return None
-    began, ended = utc.parse(run["started_at"]), utc.parse(run["ended_at"])
+    began, ended = utc.parse(started_at), utc.parse(ended_at)
     if (began - ended).total_seconds() > MAX_SLACK_S:
         return f"it ended at {run['ended_at']}, before it was started at {run['started_at']}"
     known_s = (utc.parse(end) - utc.parse(start)).total_seconds()

@@ -59,7 +59,7 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
 
 def every_run_has_its_own_seed(claim: Claim) -> Judged:
     """Each run has its own seed and its own training losses; two runs that share either are one run."""
-    by_seed: dict[int, list[str]] = {}
+    by_seed: dict[int | None, list[str]] = {}
     by_losses: dict[str, list[str]] = {}
     for run in claim.runs:
         by_seed.setdefault(run.record["seed"], []).append(run.name)
@@ -179,7 +179,7 @@ def the_hardware_is_that_of_the_track(claim: Claim) -> Judged:
 
     def fault_of(run: Run) -> str | None:
         gpus = [gpu["name"] for gpu in run.record["environment"]["gpus"]]
-        device = run.record["hardware"]["device"]
+        device = (run.record["hardware"] or {})["device"]
         if wanted.device not in (None, device):
             return f"it ran on {device}, the track's device is {wanted.device}"
         if wanted.gpu is not None and set(gpus) != {wanted.gpu}:
