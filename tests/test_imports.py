@@ -4,6 +4,7 @@ Read from the sources, imports inside functions included, so that nothing hides.
 """
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -234,3 +235,16 @@ def _strict_rooms():
 
 def _returns(function):
     return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
+
+
+def test_every_file_of_bench_that_the_documentation_names_is_there():
+    pages = [*REPO.glob("*.md"), *(REPO / "docs").glob("*.md")]
+    named = {
+        (page.name, path)
+        for page in pages
+        if page.name != "CHANGELOG.md"
+        for path in re.findall(r"`(bench/[\w./-]+)`", page.read_text())
+        if "NAME" not in path
+    }
+    assert len(named) > 20
+    assert sorted((page, path) for page, path in named if not (REPO / path).exists()) == []
