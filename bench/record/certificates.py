@@ -1,5 +1,6 @@
-"""certificate.json of a run folder, as ./run.sh replay writes it: whether the run came out again.
+"""What was found of a record later, in files beside it: certificate.json and audit.json.
 
+The first is how its replay ended (./run.sh replay), the second how its counterfactual audit did (./run.sh audit).
 The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
 machine's own replays (results/replays) have written the same into their ledger.  ./run.sh judge --replayed believes
 neither: it compares the losses again (bench/plans/replay/replaying.py).
@@ -24,6 +25,9 @@ EVENT = "certificate"  # of the ledger of replays: record, losses_sha256, outcom
 HOLDS = ("identical", "equal within rounding", "statistically reproduced")  # of its "outcome"
 CLAIMED = "claimed: "
 MALFORMED = "malformed"
+AUDIT_FILE = "audit.json"
+AUDITS_FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
+PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
 
 Word = Literal[
     "identical", "equal within rounding", "statistically reproduced", "not reproduced", "undecided", "impossible here"
@@ -141,9 +145,7 @@ def sentence(folder: Path | str) -> str | None:
     return f"{word}{machine}{time}, {certificate['made_at'][:10]}"
 
 
-AUDIT_FILE = "audit.json"
-AUDITS_FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
-PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
+# ---- audit.json
 
 
 class OfKind(TypedDict):

@@ -340,6 +340,6 @@ def home(folders: Iterable[Path | str]) -> Path:
     homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
         one, other = sorted(homes)[:2]
-        words = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
-        raise ValueError(f"{one} and {other}: {words}")
+        remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
+        raise ValueError(f"{one} and {other}: {remedy}")
     return homes.pop()

@@ -201,8 +201,8 @@ def flops_per_token(run: Facts, num_steps: int, without: Collection[int] = ()) -
     tokens = tokens_in_steps(run["measured"], num_steps, without)
     if not run["measured"].get("stages") or not tokens:
         return {name: run["model"].get(name) for name in names}
-    result = _in_stages(run["measured"], num_steps, without)
-    return {name: sum(num * one["batch_tokens"] * one[name] for one, num in result) / tokens for name in names}
+    shares = _in_stages(run["measured"], num_steps, without)
+    return {name: sum(num * stage["batch_tokens"] * stage[name] for stage, num in shares) / tokens for name in names}
 
 
 def mean_flops_per_token(stages: Sequence[Section]) -> dict[str, int]:
@@ -214,9 +214,9 @@ def mean_flops_per_token(stages: Sequence[Section]) -> dict[str, int]:
 
 def _in_stages(measured: Facts, num_steps: int, without: Collection[int]) -> list[tuple[Section, int]]:
     """[(stage, how many of those steps it has)]."""
-    result = []
+    shares = []
     for stage in measured["stages"]:
         first, last = stage["first_step"], min(num_steps, stage["first_step"] + stage["num_steps"] - 1)
         excluded = sum(first <= step <= last for step in without)
-        result.append((stage, max(0, last - first + 1) - excluded))
-    return result
+        shares.append((stage, max(0, last - first + 1) - excluded))
+    return shares

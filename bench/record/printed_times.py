@@ -50,18 +50,18 @@ class Line(NamedTuple):
 
 def events(rows: Sequence[StepRow]) -> list[Line]:
     """Every line with a time, in the order of coming."""
-    result = []
+    lines = []
     holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # whose own time holds the validation
     for row in rows:
         time_ms = row.get("train_time_ms")
         if row.get("line_t_ns") is not None and time_ms is not None:
-            result.append(Line(row["line_t_ns"], row["step"], False, time_ms))
+            lines.append(Line(row["line_t_ns"], row["step"], False, time_ms))
         at_val_ms = row.get("train_time_at_val_ms")
         at_val_ms = time_ms if at_val_ms is None else at_val_ms
         at_val_ms = 0.0 if at_val_ms is None and not row["step"] else at_val_ms
         if row.get("val_line_t_ns") is not None and at_val_ms is not None and row["step"] + 1 not in holders:
-            result.append(Line(row["val_line_t_ns"], row["step"], True, at_val_ms))
-    return sorted(result)
+            lines.append(Line(row["val_line_t_ns"], row["step"], True, at_val_ms))
+    return sorted(lines)
 
 
 def restarted_at(rows: Sequence[StepRow]) -> int:
@@ -164,11 +164,11 @@ def _portions(lines: Sequence[Line]) -> tuple[float, list[float]]:
 def _overcounted_s(lines: Sequence[Line]) -> float:
     """The most that was counted and had not passed since two neighbouring lines said so."""
     uncounted_s = [(line.t_ns - lines[0].t_ns) / 1e9 - (line.time_ms - lines[0].time_ms) / 1e3 for line in lines]
-    most_s, result = -float("inf"), 0.0
+    most_s, overcounted_s = -float("inf"), 0.0
     for number in range(2, len(lines)):
         most_s = max(most_s, min(uncounted_s[number - 2 : number]))
-        result = max(result, most_s - uncounted_s[number])
-    return result
+        overcounted_s = max(overcounted_s, most_s - uncounted_s[number])
+    return overcounted_s
 
 
 def _untimed(rows: Sequence[StepRow], num_untimed_steps: int) -> Iterator[str]:
@@ -218,7 +218,7 @@ def doubts(
     lines = timed(rows, num_untimed_steps)
     if len(lines) < 2:
         return ["fewer than two lines name a time: what the script counted cannot be checked"]
-    found, result = _account(lines), []
+    found, sentences = _account(lines), []
     wall_s, counted_s = found["wall_of_lines_s"], found["counted_s"]
     num_vals = sum(line.is_val for line in events(rows))
     if outside is None:
@@ -232,17 +232,17 @@ def doubts(
         over = f" ({over_s:.2f} s too much in a row, tolerance {limit_s:.2f} s)"
     seen = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
     if over_s > limit_s:
-        result.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
+        sentences.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
     elif between_s > limit_s + _waited_s(outside, counted_s):
         passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted{more}"
-        result.append(f"it claims less time than its lines took: {seen}; {passed}")
+        sentences.append(f"it claims less time than its lines took: {seen}; {passed}")
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
         passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
-        result.append(f"{passed}: whether it validated or trained is not to be seen")
+        sentences.append(f"{passed}: whether it validated or trained is not to be seen")
     if outside is not None:
-        result += _untimed(rows, num_untimed_steps)
+        sentences += _untimed(rows, num_untimed_steps)
     all_lines = [line for line in events(rows) if line.step >= num_untimed_steps]
     back = [b for a, b in pairwise(all_lines) if b.step < a.step or (b.time_ms < a.time_ms and not num_untimed_steps)]
     if back:
-        result.append(f"its lines are out of order: at step {back[0].step} the step or the time goes back")
-    return result
+        sentences.append(f"its lines are out of order: at step {back[0].step} the step or the time goes back")
+    return sentences

@@ -25,7 +25,7 @@ def faults(book: ledger.Ledger) -> list[str]:
     own = {line["sha256"] for line in book.lines if "sha256" in line}
     first = next((line["sha256"] for line in book.lines if "sha256" in line), None)
     is_live = book.results.resolve() == results_root().resolve()
-    result = []
+    sentences = []
     for where, text in _copies():
         lines = _lines(text)
         missing = [line for line in lines if line["sha256"] not in own]
@@ -36,8 +36,8 @@ def faults(book: ledger.Ledger) -> list[str]:
         facts: Mapping[str, Any] = missing[0]
         what = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))
         remedy = f"the first is {what}: restore them, or merge the two ledgers line by line"
-        result.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
-    return result
+        sentences.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
+    return sentences
 
 
 def _copies() -> list[tuple[str, str]]:

@@ -83,8 +83,8 @@ def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Overrides that all arms have, in the order of the first."""
-    words = [arm.get("overrides") or [] for arm in arms.values()]
-    return [word for word in words[0] if all(word in some for some in words)]
+    overrides = [arm.get("overrides") or [] for arm in arms.values()]
+    return [override for override in overrides[0] if all(override in others for others in overrides)]
 
 
 def read(folder: Path | str) -> Race:

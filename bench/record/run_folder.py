@@ -237,8 +237,8 @@ def failure(
 
 def progress(folder: Path | str) -> dict[str, Any]:
     """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
-    result = atomic.read_json(Path(folder) / PROGRESS, {})
-    return result if isinstance(result, dict) and type(result.get("step")) in (int, type(None)) else {}
+    facts = atomic.read_json(Path(folder) / PROGRESS, {})
+    return facts if isinstance(facts, dict) and type(facts.get("step")) in (int, type(None)) else {}
 
 
 # ---- its files
@@ -246,13 +246,13 @@ def progress(folder: Path | str) -> dict[str, Any]:
 
 def listed(folder: Path | str) -> list[Section]:
     """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
-    result = []
+    artifacts = []
     for path in files(folder):
         with open(Path(folder) / path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         num_bytes = (Path(folder) / path).stat().st_size
-        result.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
-    return result
+        artifacts.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
+    return artifacts
 
 
 def _role(path: str) -> str:

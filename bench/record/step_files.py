@@ -103,9 +103,9 @@ def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list[Any
     """{name: its values in order of step}, as read() has them, ten times as fast.  No file or column: None for each."""
     with contextlib.suppress(ValueError):
         head, *lines, cut = plain_file.text(Path(folder) / "steps.csv", plain_file.MAX_LINES_BYTES).split("\n")
-        result = None if cut else _whole(head.split(","), lines, names)
-        if result:
-            return {name: result.get(name) or [None] * len(lines) for name in names}
+        columns = None if cut else _whole(head.split(","), lines, names)
+        if columns:
+            return {name: columns.get(name) or [None] * len(lines) for name in names}
     rows = read(folder)
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -138,9 +138,9 @@ def _whole(columns: list[str], lines: list[str], names: Sequence[str] | None = N
         return None
     wanted = columns if names is None else {"step", *names}
     try:
-        result = {name: _column(name, cells[at::width]) for at, name in enumerate(columns) if name in wanted}
-        steps = result["step"]
-        return result if None not in steps and all(map(operator.lt, steps, steps[1:])) else None
+        values = {name: _column(name, cells[at::width]) for at, name in enumerate(columns) if name in wanted}
+        steps = values["step"]
+        return values if None not in steps and all(map(operator.lt, steps, steps[1:])) else None
     except (ValueError, KeyError):
         return None
 
@@ -178,15 +178,15 @@ def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
     except Missing:
         return {}
     columns = [name.rpartition("_rank") for name in head.split(",")[1:]]
-    result: dict[str, list[dict[int, float]]] = {
+    by_rank: dict[str, list[dict[int, float]]] = {
         name: [{} for other, _, _ in columns if other == name] for name, _, _ in columns
     }
     for line in lines[:-1]:
         row, *cells = line.split(",")
         for (name, _, rank), cell in zip(columns, cells):
             if cell:
-                result[name][int(rank)][int(row)] = float(cell)
-    return result
+                by_rank[name][int(rank)][int(row)] = float(cell)
+    return by_rank
 
 
 def append_event(folder: Path | str, event: Mapping[str, Any]) -> None:

@@ -69,9 +69,9 @@ def contestant_doubts(run: Facts) -> list[str]:
 def of_referee(run: Facts) -> list[str]:
     """All that the rules say of what the referee found in a complete run."""
     clock = (run["referee"] or {}).get("clock")
-    said = [*_faults_of_model(run), *faults_of_run(run)[0], *contestant_doubts(run)]
-    said += [words for _, words in outside_clock.doubts(clock)] if clock is not None else []
-    return said + [why for why in [_of_other_code(run)] if why]
+    sentences = [*_faults_of_model(run), *faults_of_run(run)[0], *contestant_doubts(run)]
+    sentences += [sentence for _, sentence in outside_clock.doubts(clock)] if clock is not None else []
+    return sentences + [why for why in [_of_other_code(run)] if why]
 
 
 def _of_other_code(run: Facts) -> str | None:
@@ -168,7 +168,7 @@ def faults_of_run(run: Facts) -> tuple[list[str], list[str]]:
 def faults(facts: Section) -> tuple[list[str], list[str]]:
     """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
     vocab_size, bound = facts["vocab_size"], bound_nats(facts["dtype"], facts["is_compiled"])
-    wrong = [_mismatch(one, f"on the validation at step {one['step']}", bound) for one in facts["checked"]]
+    wrong = [_mismatch(checked, f"on the validation at step {checked['step']}", bound) for checked in facts["checked"]]
     random_tokens, held_out = facts["random_tokens"], facts["held_out"]
     wrong += [_mismatch(random_tokens, "on random tokens", bound), _impossible(random_tokens, vocab_size)]
     doubts = []
@@ -179,7 +179,7 @@ def faults(facts: Section) -> tuple[list[str], list[str]]:
     first_nats = facts.get("val_loss_at_start")  # of all its tokens: of a few batches chance would decide
     if first_nats is not None and is_trained(first_nats, vocab_size):
         doubts.append(words_of_start(first_nats, vocab_size))
-    return [one for one in wrong if one], [one for one in doubts if one]
+    return list(filter(None, wrong)), list(filter(None, doubts))
 
 
 def _mismatch(checked: Section, where: str, bound: float) -> str | None:

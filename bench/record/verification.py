@@ -139,8 +139,8 @@ def nothing_is_unrecorded(files: RunFiles, run: Record) -> tuple[bool, str]:
     needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # it may have had no step
     missing = needed - listed
     unlisted = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
-    words = [f"{path} is not listed" for path in unlisted + sorted(missing)]
-    return not words, "; ".join(words) or f"{len(listed)} listed"
+    sentences = [f"{path} is not listed" for path in unlisted + sorted(missing)]
+    return not sentences, "; ".join(sentences) or f"{len(listed)} listed"
 
 
 def metrics_follow_from_the_facts(files: RunFiles, run: Record) -> tuple[bool, str]:

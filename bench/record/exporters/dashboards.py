@@ -32,6 +32,9 @@ from bench.record.step_files import StepRow
 FOLDER = "dashboards"  # of a run
 OUTCOMES = "dashboards.json"
 TIMEOUT_S = 120.0
+NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
+NOT_EXPORTED = ("step", "flags", "t_ns")
+MAX_TEXT = 250  # characters of a setting's value: what all three take
 
 
 def names() -> list[str]:
@@ -116,13 +119,13 @@ def note(run_folder: Path | str, name: str, error: str | None = None, **facts: o
         atomic.write_json(path, outcomes, durable=False)
 
 
-NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
-NOT_EXPORTED = ("step", "flags", "t_ns")
-MAX_TEXT = 250  # characters of a setting's value: what all three take
+# ---- what every exporter needs
 
 
 @dataclass
 class Exported:
+    """A run in plain values: settings, series by step, and the final numbers."""
+
     folder: Path
     run: Record
     settings: dict[str, Any]  # "optim.lr": 0.003, ...
@@ -144,32 +147,32 @@ def read(folder: Path | str) -> Exported:
             last_s = row["t_ns"] / 1e9 + offset_s
         points.append((row["step"], last_s, series_of(row)))
     final = {f"final/{name}": float(value) for name, value in run["metrics"].items() if isinstance(value, (int, float))}
-    words = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
+    names = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
     facts: Facts = run
-    tags = {name: str(facts[name]) for name in (*words, "seed")} | {"commit": str(run["code"].get("commit"))}
+    tags = {name: str(facts[name]) for name in (*names, "seed")} | {"commit": str(run["code"].get("commit"))}
     return Exported(folder, run, _settings(folder), points, final, tags)
 
 
 def series_of(row: StepRow) -> dict[str, float]:
     """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed are under "disturbed/"."""
-    result = {}
+    series = {}
     for column, value in row.items():
         if column in NOT_EXPORTED or not isinstance(value, (int, float)):
             continue
         of_time = "disturbed" if row.get("flags") else "time"
         group = of_time if column.endswith("_ms") else "steps"
-        result[NAMES.get(column, f"{group}/{column}")] = float(value)
-    return result
+        series[NAMES.get(column, f"{group}/{column}")] = float(value)
+    return series
 
 
 def _settings(folder: Path) -> dict[str, Any]:
     """config.yaml, flat; a list or None as its words."""
     try:
-        result = leaves(schema.upgraded(yaml_file.read(folder / "config.yaml")))
+        settings = leaves(schema.upgraded(yaml_file.read(folder / "config.yaml")))
     except Damaged:  # verify says so
         return {}
     plain = (bool, int, float)
-    return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in result if one != {}}
+    return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings if value != {}}
 
 
 def _offset_s(events: Iterable[Mapping[str, Any]], run: Record) -> float | None:

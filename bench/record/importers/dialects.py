@@ -112,23 +112,23 @@ def of_name(name: str) -> Modded | Console:
 def read_yaml(path: str, where: str) -> Console:
     """The dialect that a yaml of patterns describes.  ValueError says what is wrong with it; where: the setting."""
     try:
-        result = yaml_file.read(path)
+        described = yaml_file.read(path)
     except Damaged as error:
         known = f"give one of {', '.join(NAMES)}, or a yaml of patterns"
         raise ValueError(f"{where}: cannot be read ({error}): {known}") from None
-    if not {"step", "val"} & set(result) or set(result) - {"step", "val", "first_step"}:
+    if not {"step", "val"} & set(described) or set(described) - {"step", "val", "first_step"}:
         raise ValueError(f"{where}: give the patterns step and val, and first_step: 0 where it counts from 0")
-    first_step = result.get("first_step", 1)
+    first_step = described.get("first_step", 1)
     if type(first_step) is not int:
         raise ValueError(f"{where}: first_step={first_step!r}: give a whole number, 0 or 1")
-    patterns = [_pattern(f"{where}: {name}", result[name]) for name in ("step", "val") if name in result]
+    patterns = [_pattern(f"{where}: {name}", described[name]) for name in ("step", "val") if name in described]
     return Console("patterns", lambda: Patterns(patterns, first_step))
 
 
 def edge(path: str) -> tuple[str, int]:
     """Of a readable yaml of patterns: that of a step's line, its number the first group, and what to add to it."""
-    result = yaml_file.read(path)
-    return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", result["step"]), 1 - result.get("first_step", 1)
+    described = yaml_file.read(path)
+    return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", described["step"]), 1 - described.get("first_step", 1)
 
 
 def _pattern(where: str, text: str) -> re.Pattern[str]:
@@ -138,8 +138,8 @@ def _pattern(where: str, text: str) -> re.Pattern[str]:
         raise ValueError(f"{where}={text!r}: is not a regular expression ({error})") from None
     unknown = set(pattern.groupindex) - set(GROUPS)
     if "step" not in pattern.groupindex or unknown:
-        words = f"unknown group {sorted(unknown)[0]}" if unknown else "the group (?P<step>...) is missing"
-        raise ValueError(f"{where}={text!r}: {words}; a pattern may have {', '.join(GROUPS)}")
+        why = f"unknown group {sorted(unknown)[0]}" if unknown else "the group (?P<step>...) is missing"
+        raise ValueError(f"{where}={text!r}: {why}; a pattern may have {', '.join(GROUPS)}")
     return pattern
 
 

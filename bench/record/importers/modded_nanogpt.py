@@ -203,11 +203,11 @@ def _words(text: bytes) -> str:
 def _started(data: bytes) -> tuple[str | None, str | None]:
     """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
     with contextlib.suppress(ValueError):
-        if result := UTC_STAMP.search(data):
-            return utc.parse(_words(result[1])).astimezone(UTC).strftime(STAMP), "UTC"
+        if match := UTC_STAMP.search(data):
+            return utc.parse(_words(match[1])).astimezone(UTC).strftime(STAMP), "UTC"
     with contextlib.suppress(ValueError):
-        if result := SMI_DATE.search(data):
-            moment = datetime.strptime(" ".join(_words(result[1]).split()), "%b %d %H:%M:%S %Y")
+        if match := SMI_DATE.search(data):
+            moment = datetime.strptime(" ".join(_words(match[1]).split()), "%b %d %H:%M:%S %Y")
             return moment.strftime(STAMP), "unknown: the machine's own"
     return None, None
 

@@ -15,6 +15,13 @@ from bench.record.run_folder import SCHEMA_VERSION
 from bench.record.shape import Record, Section
 from bench.record.step_files import StepRow
 
+TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization": 3.28}  # modded-nanogpt README
+CLOCK = "as printed by the log's own program; its lines are not synchronised with the device"
+# Printed with four digits.  Of the 1,700 runs in modded-nanogpt's public logs, of which all but 21 have 7 or more, no
+# two agree in all of them that are not one: the same 35 copies as with the time.
+MIN_VALIDATIONS = 5
+UNKNOWN_TIME = "00000000T000000Z"
+
 
 @dataclass
 class Run:
@@ -44,14 +51,6 @@ class Run:
     model: str = "unknown"
     batch_tokens: int | None = None
     num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
-
-
-TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization": 3.28}  # modded-nanogpt README
-CLOCK = "as printed by the log's own program; its lines are not synchronised with the device"
-# Printed with four digits.  Of the 1,700 runs in modded-nanogpt's public logs, of which all but 21 have 7 or more, no
-# two agree in all of them that are not one: the same 35 copies as with the time.
-MIN_VALIDATIONS = 5
-UNKNOWN_TIME = "00000000T000000Z"
 
 
 def _unknown() -> Section:
