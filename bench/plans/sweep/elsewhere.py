@@ -26,6 +26,7 @@ from bench.launch.console import say
 from bench.machine import processes
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import failures, run_folder, sweep
+from bench.record.shape import Record
 
 AT_WORK = ".at_work"
 KILLED = "the process of hydra/launcher that made this run was killed"
@@ -260,7 +261,7 @@ def clear_killed(folder: Path) -> None:
         (folder / AT_WORK).rmdir()
 
 
-def finish_gone(folder: Path, is_gone: Callable[[dict], bool], why: str) -> None:
+def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:
     """End and finish the runs of the sweep whose record says running although is_gone(record): its launcher is.
 
     why: for the records.
