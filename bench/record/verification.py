@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.base import private
 from bench.base.paths import REPO
@@ -19,6 +19,7 @@ from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
 from bench.record.step_rules import RunFiles
 
+Passed = TypeVar("Passed", bool, bool | None)  # None: the rule does not apply
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 # Not in the first records: absent there, checked where recorded.
 LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
@@ -50,7 +51,9 @@ def check(folder: Path | str, run: Record) -> Iterator[tuple[str, bool, str]]:
         yield name, passed, private.redact(evidence, REPO)
 
 
-def applied(rules: Iterable[Callable[..., tuple[bool, str]]], *args: object) -> Iterator[tuple[str, bool, str]]:
+def applied(
+    rules: Iterable[Callable[..., tuple[Passed, str]]], *args: object
+) -> Iterator[tuple[str, Passed | bool, str]]:
     """Functions of args -> (name, passed, evidence) of each, also after one that failed; an error is a failure."""
     for rule in rules:
         try:
