@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.config import compose, schema
+from bench.config import groups, schema
 from bench.plans.race import state
 from bench.record import ledger, race_folder, run_folder
 
@@ -189,7 +189,7 @@ def of_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
 
 def tracks() -> list[str]:
     """Those that conf/ has."""
-    return compose.choices("track")
+    return groups.choices("track")
 
 
 @functools.cache

@@ -164,7 +164,7 @@ def _run_job(job, args, argv, of_nodes):
 
 
 def _parser():
-    listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    listed = "\n".join(f"  {group}={' | '.join(groups.choices(group))}" for group in groups.GROUPS)
     parser = arguments.Parser(
         "./run.sh run",
         main=main,
