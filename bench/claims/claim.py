@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.config import groups, schema
+from bench.config import compose, groups, schema
 from bench.plans.race import state
 from bench.record import ledger, race_folder, run_folder
 
