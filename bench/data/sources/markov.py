@@ -76,11 +76,12 @@ class Markov(Made):
         return shards.num_bytes(self._train_tokens) + shards.num_bytes(NUM_VAL_DOCS * DOC_TOKENS)
 
     def make(self, folder: Path, say: Callable[[str], None]) -> None:
+        counts = self.counts()
         for split, stream, num_tokens in (
             ("train", TRAIN, self._train_tokens),
             ("val", VAL, NUM_VAL_DOCS * DOC_TOKENS),
         ):
-            tokens = draw(self.counts(), self._lags, self._seed, stream, num_tokens)
+            tokens = draw(counts, self._lags, self._seed, stream, num_tokens)
             shards.write(folder / f"{split}_000000.bin", tokens)
 
     def counts(self) -> np.ndarray:

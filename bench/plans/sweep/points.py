@@ -231,11 +231,11 @@ def _read(folder):
     return run_folder.read(folder) | {"folder": str(folder)}
 
 
-def _kind(job):
+def _kind(job: Job) -> tuple[str, int]:
     return job.config_id, job.config.seed
 
 
-def _first_of_its_kind(jobs):
+def _first_of_its_kind(jobs: Sequence[Job]) -> list[int]:
     """For each job the index of the first that makes the same run: of equal points one is run."""
     first: dict[tuple[str, int], int] = {}
     return [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
