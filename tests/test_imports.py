@@ -32,9 +32,7 @@ TABLE = {
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",
     "data/loader.py",
-    "plans/overhead/gpu.py",
-    "plans/overhead/loop.py",
-    "plans/overhead/ranks.py",
+    "plans/overhead.py",
     "training/profiling/allocations.py",
     "training/profiling/kempner.py",
     "training/profiling/recording.py",

@@ -77,6 +77,17 @@ class Coloured(str):
         return coloured
 
 
+class Named(str):
+    """A name, which a page stresses and follows with what it is."""
+
+    about: str
+
+    def __new__(cls, name: str, about: str = ""):
+        named = super().__new__(cls, name)
+        named.about = about
+        return named
+
+
 class Link(str):
     """Words that lead somewhere on a page; href None: there is nothing to go to."""
 
@@ -101,6 +112,8 @@ def marked_up(words: object) -> object:
         return tag("span", words, class_=f"badge {words.colour}")
     if isinstance(words, Coloured):
         return tag("span", words, class_=words.colour, title=words.hint or None)
+    if isinstance(words, Named):
+        return tag("span", tag("b", str(words)), f" {words.about}") if words.about else tag("b", str(words))
     if isinstance(words, Link):
         return tag("a", str(words), href=words.href) if words.href else tag("span", str(words))
     return words

@@ -148,19 +148,19 @@ def _ranked(lines):
     return table(shown, columns)
 
 
-def difference_as_text(result: dict, title: str) -> str:
+def difference_as_text(difference: dict, title: str) -> str:
     """result: of difference.of(); title: what was compared."""
-    return "\n".join(_difference_lines(result, title))
+    return "\n".join(_difference_lines(difference, title))
 
 
-def _difference_lines(result, title):
-    a, b, pct = result["a"], result["b"], result["change_pct"]
+def _difference_lines(difference, title):
+    a, b, pct = difference["a"], difference["b"], difference["change_pct"]
     by_pct = "" if pct is None else f", {pct:+.1f} %"
     yield f"What changed: {text_table.line(plain(title, 200))}\n"
-    change = f"{_signed(result['change_ms'])} ms{by_pct}"
+    change = f"{_signed(difference['change_ms'])} ms{by_pct}"
     yield f"a step took {format_ms(a['step_ms'])} and takes {format_ms(b['step_ms'])}: {change}"
     yield f"by {OF[a['of']]}\n"
-    rows = [row | {"sum_ms": 0.0} for row in result["parts"]]
+    rows = [row | {"sum_ms": 0.0} for row in difference["parts"]]
     at_ns = 0
     for row in rows:
         at_ns += row["change_ns"]
@@ -172,13 +172,13 @@ def _difference_lines(result, title):
         ("change, ms", "change_ms", _signed),
     ]
     yield table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
-    if result["lines"]:
+    if difference["lines"]:
         yield "\nWhat changed most\n"
-        lines = [line | {"evidence": evidence(line)} for line in result["lines"][:NUM_CHANGES]]
+        lines = [line | {"evidence": evidence(line)} for line in difference["lines"][:NUM_CHANGES]]
         yield table(
             lines, [*[(head.removesuffix(", ms"), *rest) for head, *rest in columns[1:]], ("what", "evidence", str)]
         )
-        rest_ms = result["change_ms"] - sum(line["change_ms"] for line in lines)
+        rest_ms = difference["change_ms"] - sum(line["change_ms"] for line in lines)
         yield f"\n{_signed(rest_ms)} ms in all others together"
 
 

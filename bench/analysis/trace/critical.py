@@ -94,15 +94,15 @@ def links(rank, rows, kinds):
     of_steps = _rows_of_steps(rank, rows, kinds) or [(None, (rows, kinds, window.launch_times(rank, rows)))]
     number, chosen = max(of_steps, key=lambda one: rank.end[one[1][0]].max() - rank.ts[one[1][0]].min())
     low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
-    result = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
+    picture = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
     names = timeline.Names()
 
-    def words(index):
-        _, _, kind, row = result[index]
+    def name_of(index):
+        _, _, kind, row = picture[index]
         return KINDS[kind] if row is None else rank.names[rank.name[row]]
 
-    start, end, of_kind, _ = zip(*result) if result else ((), (), (), ())
-    bars = timeline.bars_of(start, end, of_kind, words, low, high, names)
+    start, end, of_kind, _ = zip(*picture) if picture else ((), (), (), ())
+    bars = timeline.bars_of(start, end, of_kind, name_of, low, high, names)
     return {"step": number, "us": (high - low) / US, "bars": bars, "names": list(names)}
 
 

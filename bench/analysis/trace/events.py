@@ -107,9 +107,9 @@ def nanoseconds(values):
     if kinds == {int} and max(values) < LARGEST_US and min(values) > -LARGEST_US:
         return np.array(values, np.int64) * 1000
     if kinds <= {int, float}:
-        result = _floats(values)
-        good = np.abs(result) < LARGEST_US  # and not nan
-        return np.where(good, np.rint(np.where(good, result, 0) * 1000), BAD).astype(np.int64)
+        stamps_us = _floats(values)
+        good = np.abs(stamps_us) < LARGEST_US  # and not nan
+        return np.where(good, np.rint(np.where(good, stamps_us, 0) * 1000), BAD).astype(np.int64)
     return np.array([_one_ns(value) for value in values], np.int64)
 
 
@@ -171,5 +171,5 @@ def integers(values):
             return np.array(values, np.int64)
     except OverflowError:
         pass
-    result = [value if type(value) is int else NO_NUMBER if value is None else whole(value) for value in values]
-    return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in result], np.int64)
+    numbers = [value if type(value) is int else NO_NUMBER if value is None else whole(value) for value in values]
+    return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in numbers], np.int64)

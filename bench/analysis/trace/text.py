@@ -15,16 +15,16 @@ BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous name
 
 def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
     """Words from outside: without control characters, and of bounded length with both ends."""
-    words = text_table.printable("" if value is None else str(value))
-    return text_table.middle(words, limit)
+    text = text_table.printable("" if value is None else str(value))
+    return text_table.middle(text, limit)
 
 
 def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
     """A kernel's name without what all have: return type, namespaces and arguments; what is left distinguishes them."""
-    words = BOILERPLATE.sub("", str(name))
-    head, bracket, _ = words.rpartition("(")
-    is_call = words.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
-    return plain(head if bracket and is_call else words, limit)
+    text = BOILERPLATE.sub("", str(name))
+    head, bracket, _ = text.rpartition("(")
+    is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
+    return plain(head if bracket and is_call else text, limit)
 
 
 def decimals(num, per=1.0):
@@ -49,7 +49,7 @@ MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB)
 
 def table(lines: Sequence[dict], columns: Sequence[Column], form: str = "simple") -> str:
     """lines: dicts."""
-    cells = [[words(line[key]) for _, key, words in columns] for line in lines]
+    cells = [[format_cell(line[key]) for _, key, format_cell in columns] for line in lines]
     right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]
     return text_table.render([head for head, _, _ in columns], cells, right, form)
 

@@ -71,10 +71,10 @@ def of_gap(rank, rows, kinds, gaps) -> dict | None:
     return facts | {"lanes": lanes[:MAX_LANES], "names": list(names)}
 
 
-def bars_of(start, end, kinds, words, low, high, names):
+def bars_of(start, end, kinds, name_of, low, high, names):
     """Ranges by start, as sequences of nanoseconds -> bars from low to high, cut at both.
 
-    words(index): the name of a range; names: Names, in which a bar's is looked up.
+    name_of(index): the name of a range; names: Names, in which a bar's is looked up.
     """
     thin, bars, open_of = (high - low) / NUM_COLUMNS, [], {}
     for index, (begin, stop, kind) in enumerate(zip(start, end, kinds)):
@@ -88,7 +88,12 @@ def bars_of(start, end, kinds, words, low, high, names):
         open_of[kind] = [begin, stop, kind, index, 1]
         bars.append(open_of[kind])
     return [
-        [(begin - low) / US, (stop - begin) / US, kind, names.index(words(index) if num == 1 else f"{num:,} of these")]
+        [
+            (begin - low) / US,
+            (stop - begin) / US,
+            kind,
+            names.index(name_of(index) if num == 1 else f"{num:,} of these"),
+        ]
         for begin, stop, kind, index, num in bars
     ]
 
@@ -107,7 +112,7 @@ def _bars(rank, rows, kinds, low, high, names):
     order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))
     rows, kinds = rows[order], kinds[order]
 
-    def words(index):
+    def name_of(index):
         return rank.names[rank.name[rows[index]]]
 
-    return bars_of(rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist(), words, low, high, names)
+    return bars_of(rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist(), name_of, low, high, names)

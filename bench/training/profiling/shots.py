@@ -68,8 +68,8 @@ class StepTimes:
 
     def median_ms(self, rows: Iterable[int]) -> float | None:
         """Of those rows that were measured; None if none was."""
-        result = [self._ms[row] for row in rows if row in self._ms]
-        return statistics.median(result) if result else None
+        known_ms = [self._ms[row] for row in rows if row in self._ms]
+        return statistics.median(known_ms) if known_ms else None
 
     def cost(self, profiled_rows: Iterable[int], disturbed_rows: Iterable[int]) -> dict[str, float | None]:
         """{"profiled_step_ms", "other_step_ms", "cost_pct"}: medians, and by how much the first is above the second."""
