@@ -66,10 +66,10 @@ def _of_race(folder, arm):
 
 def text(verdict):
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
-    head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
+    header = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
     word = text_table.coloured("accepted" if verdict["accepted"] else "refused")
     last = f"{'judge':>8}  {word}: {verify.rule_count(verdict['rules'])}"
-    return "\n".join([text_table.printable(head), verify.rule_lines(verdict["rules"]), last])
+    return "\n".join([text_table.printable(header), verify.rule_lines(verdict["rules"]), last])
 
 
 def _show(leaving):

@@ -94,8 +94,8 @@ def _show_cfg(args):
     if points is None:
         raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
     for point in points:
-        head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
-        print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+        header = f"---\n# {' '.join(point)}\n" if args.multirun else ""
+        print(header + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
 
 
 def _seconds_of_budget(words):

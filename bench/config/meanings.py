@@ -80,8 +80,8 @@ def of_file(path: Path) -> tuple[str, dict[str, str]]:
     text = path.read_text()
     lines = text.splitlines()
     comments: dict[str, str] = {}
-    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    about = [line.removeprefix("#").strip() for line in head if not line.startswith("# @package")]
+    header = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    about = [line.removeprefix("#").strip() for line in header if not line.startswith("# @package")]
     _of_node(yaml.compose(text), "", lines, comments)
     return " ".join(about), comments
 

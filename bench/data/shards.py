@@ -86,13 +86,13 @@ def check(path: Path | str) -> Shard:
     path = Path(path)
     try:
         with plain_file.opened(path) as file:
-            size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
+            size, header = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
     except Damaged as error:
         raise CheckFailed(f"{error}; check the name and the permissions") from error
-    if len(head) < HEADER_BYTES:
+    if len(header) < HEADER_BYTES:
         why = f"{size} bytes, and a header alone has {HEADER_BYTES}"
         raise CheckFailed(f"{path}: {why}: truncated or no shard; get it again")
-    magic, version, num_tokens, *_ = HEADER.unpack(head)
+    magic, version, num_tokens, *_ = HEADER.unpack(header)
     if magic != MAGIC:
         kind = "llm.c's format for llama, with uint32 tokens" if magic == LLAMA_MAGIC else "no shard of this format"
         hint = "./run.sh data make text makes one from text"

@@ -233,7 +233,7 @@ class Points:
 
 
 def source_sha256(words: Sequence[str]) -> str:
-    """The identity of the code that a sweep runs.  words: those that all its runs have."""
+    """The fingerprint of the code that a sweep runs.  words: those that all its runs have."""
     config = asked(list(words))
     no_data = datasets.Dataset("", 0, (), ())
     return Job(config, no_data, list(words), [], script.of(config, list(words))).source_sha256
