@@ -83,7 +83,7 @@ def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[
     files = []
     for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
         names = composed[group] if group in LISTS else [chosen.get(group)]
-        files += [(group, one) for name in names if name for one in _with_bases(group, name)]
+        files += [(group, choice) for name in names if name for choice in _with_bases(group, name)]
         if group == "experiment":  # the root's own values win over all groups but this
             files.append(("", config_name()))
     return {override.key_or_group: override.input_line for override in settings}, files

@@ -181,15 +181,15 @@ def _of_group(key: str, now: "_Composition") -> str:
         for name, word in zip(names, words):
             about = meanings.about(group, name).split(". ")[0].rstrip(".")
             lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
-    inside = [one for one in meanings.settings() if one.startswith(f"{key}.")]
+    inside = [key_inside for key_inside in meanings.settings() if key_inside.startswith(f"{key}.")]
     if key in groups.LISTS:  # those of the others are shown with their name: --help trace
-        inside = [one for one in inside if now.value(one) != MISSING]
+        inside = [key_inside for key_inside in inside if now.value(key_inside) != MISSING]
     if inside:
         lines += ["", "settings, as this run has them (./run.sh run --help KEY says more of one):"]
-    for one in inside:
-        setting, value = meanings.settings()[one], now.value(one)
+    for key_inside in inside:
+        setting, value = meanings.settings()[key_inside], now.value(key_inside)
         shown = f", only with {' or '.join(setting.brought_by)}" if value == MISSING else f" = {_yaml(value)}"
-        lines.append(_wrapped(one + shown, 2, 6))
+        lines.append(_wrapped(key_inside + shown, 2, 6))
         lines.append(_wrapped(f"{setting.meaning} [{setting.allowed}]", 6, 6))
     return "\n".join(lines)
 

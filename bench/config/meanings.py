@@ -119,10 +119,10 @@ def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     known: dict[str, Setting] = {}
     of_cluster = _of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
-    for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
-        before = known.setdefault(one.key, one)
-        if before is not one:
-            known[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
+    for setting in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
+        before = known.setdefault(setting.key, setting)
+        if before is not setting:
+            known[setting.key] = dataclasses.replace(before, brought_by=before.brought_by + setting.brought_by)
     return known
 
 

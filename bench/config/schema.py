@@ -290,7 +290,7 @@ def config_id(config: Config) -> str:
 
 def config_ids(config: Config) -> list[str]:
     """config_id() of today and those that earlier versions gave the same config, the newest first."""
-    return list(dict.fromkeys(_hash(_hashed(copy.deepcopy(one))) for one in _settings(config)))
+    return list(dict.fromkeys(_hash(_hashed(copy.deepcopy(settings))) for settings in _settings(config)))
 
 
 def _settings(config: Config) -> tuple[dict[str, Any], ...]:
@@ -313,11 +313,11 @@ def shape(config: Config) -> dict[str, Any]:
     return {"shape_id": _hash(values), "floats": [floats[key] for key in sorted(floats)]}
 
 
-def are_near(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def are_near(shape: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two of shape() differ in floats alone, each by no more than NEAR_FRAC of the larger."""
-    if one["shape_id"] != other["shape_id"] or len(one["floats"]) != len(other["floats"]):
+    if shape["shape_id"] != other["shape_id"] or len(shape["floats"]) != len(other["floats"]):
         return False
-    return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(one["floats"], other["floats"]))
+    return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(shape["floats"], other["floats"]))
 
 
 def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:

@@ -54,7 +54,7 @@ def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
     """Plain nested dict -> cls.  Raises ValueError for a key, type, range or missing value that cls does not have."""
     made_of = _variant(cls, values, path)
     hints = typing.get_type_hints(made_of, include_extras=True)
-    fields = {one.name: one for one in dataclasses.fields(made_of)}
+    fields = {field.name: field for field in dataclasses.fields(made_of)}
     for key in values:
         if key not in fields:
             where = path.rstrip(".") or "the config"
@@ -75,18 +75,18 @@ def filled(cls: typing.Any, values: dict[str, typing.Any]) -> dict[str, typing.A
     """A copy of values (nested, of a yaml) with all settings of cls: the default, or MISSING, of those it lacks."""
     cls, whole = _variant(cls, values), dict(values)
     hints = typing.get_type_hints(cls)
-    for one in dataclasses.fields(cls):
-        plain, _, _ = _parts(hints[one.name])
+    for field in dataclasses.fields(cls):
+        plain, _, _ = _parts(hints[field.name])
         if dataclasses.is_dataclass(plain):
-            group = values.get(one.name) or {}
+            group = values.get(field.name) or {}
             if not isinstance(group, dict):
-                raise ValueError(f"{one.name}={group}: use {GROUP}")
-            whole[one.name] = filled(plain, group)
-        elif (row := row_class(hints[one.name])) and isinstance(values.get(one.name), dict):
-            rows = values[one.name].items()
-            whole[one.name] = {key: filled(row, group) if isinstance(group, dict) else group for key, group in rows}
+                raise ValueError(f"{field.name}={group}: use {GROUP}")
+            whole[field.name] = filled(plain, group)
+        elif (row := row_class(hints[field.name])) and isinstance(values.get(field.name), dict):
+            rows = values[field.name].items()
+            whole[field.name] = {key: filled(row, group) if isinstance(group, dict) else group for key, group in rows}
         else:
-            whole.setdefault(one.name, default_of(one))
+            whole.setdefault(field.name, default_of(field))
     return whole
 
 
@@ -134,7 +134,7 @@ def variants(cls: typing.Any) -> list[str]:
     package = getattr(cls, "PACKAGE", None)
     if not package:
         return []
-    return sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__))
 
 
 def variant(cls: typing.Any, name: str) -> typing.Any:
@@ -159,11 +159,11 @@ def _variant(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> 
     return variant(cls, name)
 
 
-def default_of(one: dataclasses.Field[typing.Any]) -> typing.Any:
+def default_of(field: dataclasses.Field[typing.Any]) -> typing.Any:
     """A field's default, made; MISSING where it has none."""
-    if one.default_factory is not dataclasses.MISSING:
-        return one.default_factory()
-    return MISSING if one.default is dataclasses.MISSING else one.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
 
 
 def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
@@ -202,7 +202,7 @@ def allowed(hint: typing.Any) -> str:
     words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
     if kind is list and not ranges:
         words.append(f"of {allowed(*typing.get_args(plain)).removeprefix('a ')}s")
-    return " ".join(words + [one.words for one in ranges]) + (", or null" if may_be_none else "")
+    return " ".join(words + [limit.words for limit in ranges]) + (", or null" if may_be_none else "")
 
 
 def plain_of(hint: typing.Any) -> typing.Any:
@@ -214,7 +214,7 @@ def _parts(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:
     """A field's type -> (its plain type, its Ranges, whether it may be None)."""
     may_be_none = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if may_be_none:
-        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is typing.Annotated:
         hint, *ranges = typing.get_args(hint)
         return hint, ranges, may_be_none

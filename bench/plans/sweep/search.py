@@ -168,13 +168,13 @@ class Search:
         return len(self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
 
 
-def _distribution(optuna: Any, one: Choice | Numbers) -> Any:
+def _distribution(optuna: Any, values: Choice | Numbers) -> Any:
     kinds = optuna.distributions
-    if isinstance(one, Choice):
-        return kinds.CategoricalDistribution(one.values)
-    if isinstance(one.low, int) and isinstance(one.high, int):
-        return kinds.IntDistribution(one.low, one.high, log=one.log, step=one.step or 1)
-    return kinds.FloatDistribution(one.low, one.high, log=one.log, step=one.step)
+    if isinstance(values, Choice):
+        return kinds.CategoricalDistribution(values.values)
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return kinds.IntDistribution(values.low, values.high, log=values.log, step=values.step or 1)
+    return kinds.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
 
 
 def _storage(optuna: Any, url: str | None, path: Path) -> Any:
