@@ -201,7 +201,9 @@ def allowed(hint: typing.Any) -> str:
     kind = typing.get_origin(plain) or plain
     words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
     if kind is list and not ranges:
-        words.append(f"of {allowed(*typing.get_args(plain)).removeprefix('a ')}s")
+        item = typing.get_args(plain)[0]
+        is_plain = item in KINDS
+        words = [f"a list of {KINDS[item].removeprefix('a ')}s" if is_plain else f"a list, each {allowed(item)}"]
     return " ".join(words + [limit.words for limit in ranges]) + (", or null" if may_be_none else "")
 
 
