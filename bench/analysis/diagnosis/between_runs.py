@@ -5,7 +5,8 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.base import stats
@@ -20,7 +21,9 @@ OTHER = "other_ms"  # of a step, outside of all regions
 
 
 def of_runs(
-    a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[dict]]], names: Sequence[str] = ("A", "B")
+    a: Iterable[tuple[Mapping[str, Any], list[dict]]],
+    b: Iterable[tuple[Mapping[str, Any], list[dict]]],
+    names: Sequence[str] = ("A", "B"),
 ) -> dict:
     """a, b: [(record, rows of steps.csv)] of some runs of each arm, names: what they are called -> the diagnosis.
 

@@ -27,6 +27,7 @@ from bench.launch.console import say
 from bench.machine import processes
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import failures, run_folder, sweep
+from bench.record.shape import Record
 
 AT_WORK = ".at_work"
 KILLED = "the process of hydra/launcher that made this run was killed"
@@ -173,7 +174,7 @@ class Jobs:
         """The records of the sweep that say running, of jobs that SLURM has ended."""
         known = _in_queue("%A") if self._are_of_slurm else None
 
-        def is_gone(run: dict[str, Any]) -> bool:
+        def is_gone(run: Record) -> bool:
             job_id = (run.get("launched_by") or {}).get("job_id")
             return known is not None and job_id is not None and job_id not in known
 
@@ -261,7 +262,7 @@ def clear_killed(folder: Path) -> None:
         (folder / AT_WORK).rmdir()
 
 
-def finish_gone(folder: Path, is_gone: Callable[[dict[str, Any]], bool], why: str) -> None:
+def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:
     """End and finish the runs of the sweep whose record says running although is_gone(record): its launcher is.
 
     why: for the records.

@@ -333,8 +333,9 @@ def winning_arms(folder: Path, top: int) -> list[str]:
             continue
         if (val_loss := row_of(run)["val_loss"]) is not None:
             own = tuple(word for word in point.overrides if not word.startswith("seed="))
-            words.setdefault(run["config_id"], own)
-            losses.setdefault(run["config_id"], {})[run["run_id"]] = val_loss
+            config_id = str(run["config_id"])
+            words.setdefault(config_id, own)
+            losses.setdefault(config_id, {})[run["run_id"]] = val_loss
     best = sorted(losses, key=lambda config_id: sum(losses[config_id].values()) / len(losses[config_id]))[:top]
     if len(best) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")

@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.launch.console import say
 from bench.record import step_files
 from bench.record.rows import row_of
+from bench.record.shape import Record
 
 DEFAULT_OBJECTIVE = "val_loss"
 OBJECTIVES = {  # what hydra.sweeper.objective may be: what it is
@@ -221,7 +222,7 @@ def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
 
 
 def _target_s(run: dict[str, Any]) -> float | None:
-    target = row_of(run)["target_val_loss"]
+    target = row_of(cast(Record, run))["target_val_loss"]
     if target is None:
         raise ValueError("hydra.sweeper.objective=target_s: the runs have no target: give goal.target_val_loss=NUMBER")
     train_ms = 0.0
