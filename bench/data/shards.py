@@ -149,7 +149,7 @@ class Facts:
     def __exit__(self, *exc_info: object) -> None:
         if self._new:
             with contextlib.suppress(OSError):  # a read-only root only costs time
-                atomic.write_own(self._path, json.dumps(self._known, indent=1))
+                atomic.write_own(self._path, json.dumps(self._known, indent=1).encode())
 
     def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
         """Of the file as it is now."""
