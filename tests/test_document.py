@@ -65,7 +65,7 @@ def test_no_verdict_and_several():
     ]
     both = Document("x", verdicts, [])
     assert both.terminal().splitlines()[1] == "verdict: NO VERDICT  n is 1"
-    assert '<b>C: </b><span class="badge doubt">inconclusive</span>C is +1 %' in both.html()  # the word once
+    assert '<p class="verdict"><span class="badge doubt">inconclusive</span>C is +1 %' in both.html()  # each word once
 
 
 def test_foreign_text_does_nothing_in_any_form():
