@@ -153,9 +153,9 @@ def test_an_instrument_refuses_what_its_yaml_says_it_may_not_be(key):
 def test_a_comment_is_read_wherever_it_stands(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("# @package _global_\n# What it is.\n# More.\na:  # of a\n  b: 'x # y'  # of b\n  c: [1, 2]\n")
-    assert meanings.of_file(file) == ("What it is. More.", {"a": "of a", "a.b": "of b", "a.c": ""})
+    assert meanings.file_comments(file) == ("What it is. More.", {"a": "of a", "a.b": "of b", "a.c": ""})
     assert (
-        meanings.of_class(schema.TrackConfig)["p_value"]
+        meanings.class_comments(schema.TrackConfig)["p_value"]
         == "of the one-sided t test of the mean val_loss against the target"
     )
 
@@ -235,3 +235,15 @@ def test_help_beside_a_cluster_submits_nothing(monkeypatch, capsys):
     monkeypatch.setattr(job, "go", lambda verb, want: pytest.fail("a job was submitted"))
     assert program.main(["run", "cluster=slurm", "--help", "cluster.name"]) == 0
     assert "sbatch --job-name" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed"),
+    [
+        ("data.markov_lags", "a list of whole numbers, or null"),
+        ("data.shards", "a list, each a number as 3, or numbers as 9-12, or null"),
+        ("stages", "a list, each a group of settings, KEY: VALUE, or null"),
+    ],
+)
+def test_what_a_list_may_hold_reads_as_a_sentence(key, allowed):
+    assert meanings.settings()[key].allowed == allowed

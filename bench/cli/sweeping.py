@@ -24,7 +24,7 @@ def go(args, argv):
     known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
     for point in known:
         asked(point)
-    same = [word for word in overrides.of_sweep(args.overrides)[1] if overrides.plain(word)]
+    same = [word for word in overrides.split_sweep(args.overrides)[1] if overrides.plain(word)]
     _, stored = compose.stored_sweep(same)
     sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
     if known:
@@ -61,7 +61,7 @@ def _end(folder, why):
     for words in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
         say("sweep", words)
     sweep_page.write(folder, found)
-    num_complete = sum(one["status"] == "complete" for one in answers)
+    num_complete = sum(answer["status"] == "complete" for answer in answers)
     say("sweep", sweep_results.ended(found, folder, num_complete, len(answers)), always=True)
     return answers
 
