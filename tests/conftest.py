@@ -21,6 +21,7 @@ if (capability := os.environ.get("ATEN_CPU_CAPABILITY")) is not None:  # why: be
     cache = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}_{capability}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s
+os.environ.pop("PYTHONUNBUFFERED", None)  # them too; a script's ranks do not get it, and only what is alike is forked
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
 
 
