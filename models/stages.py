@@ -100,26 +100,26 @@ class Timeline:
     @cached_property
     def portions(self) -> list[Portion]:
         """In order, with no step between them."""
-        result = []
+        portions = []
         for stage, start, end in zip(self._stages, [0, *self.ends[:-1]], self.ends, strict=True):
             windows = [self._window(stage, done, end - start) for done in range(end - start)]
             first_step = start
             for window_tokens, steps in itertools.groupby(windows):
-                result.append(Portion(first_step, len(list(steps)), stage, window_tokens))
-                first_step += result[-1].num_steps
-        return result
+                portions.append(Portion(first_step, len(list(steps)), stage, window_tokens))
+                first_step += portions[-1].num_steps
+        return portions
 
     def distinct(self, every_window: bool = True) -> list[Portion]:
         """The first portion of each shape and window; without every_window of each shape the first and the widest."""
-        result: dict[tuple, Portion] = {}
+        first: dict[tuple, Portion] = {}
         widest: dict[tuple, int] = {}
         for portion in self.portions:
-            result.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
+            first.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
             widest[portion.shape] = max(widest.get(portion.shape, 0), portion.window_tokens or 0)
         for portion in self.portions if not every_window else ():
-            if portion.window_tokens == widest[portion.shape] != result[portion.shape, None].window_tokens:
-                result.setdefault((portion.shape, portion.window_tokens), portion)
-        return sorted(result.values(), key=lambda portion: portion.first_step)
+            if portion.window_tokens == widest[portion.shape] != first[portion.shape, None].window_tokens:
+                first.setdefault((portion.shape, portion.window_tokens), portion)
+        return sorted(first.values(), key=lambda portion: portion.first_step)
 
     @cached_property
     def _starts(self):

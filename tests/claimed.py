@@ -7,16 +7,20 @@ import dataclasses
 import functools
 import itertools
 import json
+import random
+import shutil
+import tempfile
 import types
 import unittest.mock
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 import yaml
 
 from bench.base import atomic, utc
 from bench.claims.rules import rulebook
-from bench.cli import judge
+from bench.cli import judge, race
 from bench.config import compose, resolve, schema, stages
 from bench.config.resolve import deviations_of
 from bench.machine import environment
@@ -59,6 +63,31 @@ class Results:
         self.folder = Path(folder)
         self.clock = itertools.count()
         self.now = at(0)  # of the ledger's next line
+
+    def race(self, monkeypatch, *words, b="optim.beta2=0.99", pct=-5, luck=3, pages=False, **more):
+        """A race of A against B -> its folder.  B takes pct % longer; luck: seed of the noise; more: of Racers.
+
+        pages: also those of its runs.
+        """
+        chance, before = random.Random(luck), set((self.folder / "races").glob("*"))
+        time_of = lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002))  # noqa: E731
+        Racers(self, time_of, **more).install(monkeypatch)
+        if not pages:
+            monkeypatch.setattr("bench.report.race_page.write_run_pages", lambda folder: None)
+        code = race.main(["A=", f"B={b}", *(words or ["n=3"])])
+        while code == 1 and more.get("hurt"):
+            code = race.main(["--resume"])
+        (folder,) = set((self.folder / "races").glob("*")) - before
+        return folder
+
+    def kept_race(self, monkeypatch, pct=-5, luck=3):
+        """As race(), into an empty results folder: raced once for all tests that begin with it, and copied."""
+        temporary, num_runs, now = _kept_race(pct, luck)
+        shutil.copytree(f"{temporary.name}/results", self.folder, dirs_exist_ok=True)
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.folder))
+        self.clock, self.now = itertools.count(num_runs), now
+        (folder,) = (self.folder / "races").glob("*")
+        return folder
 
     def _ledger(self, entry, when, *facts):
         """entry: ledger.started or ledger.ended, at this time."""
@@ -152,7 +181,7 @@ class Results:
                 "hint": "none",
             }
             run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
-        (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(of_run), sort_keys=False))
+        (folder / "config.yaml").write_text(yaml.dump(schema.to_dict(of_run), Dumper=yaml.CSafeDumper, sort_keys=False))
         step_files.write(folder, rows)
         run["metrics"] = metrics.metrics(run, rows)
         run["artifacts"] = run_folder.listed(folder)
@@ -185,6 +214,17 @@ def _rows(train_s, losses, shares, of_run, train_loss=3.0):
             }
         rows.append(row)
     return rows
+
+
+@functools.cache
+def _kept_race(pct, luck):
+    """(folder of the results, number of runs, time of the last line); the cache holds the temporary folder."""
+    temporary = tempfile.TemporaryDirectory()
+    results = Results(Path(temporary.name) / "results")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_STATE_HOME", f"{temporary.name}/state")
+        results.race(monkeypatch, pct=pct, luck=luck, pages=True)
+    return temporary, next(results.clock), results.now
 
 
 class Racers:

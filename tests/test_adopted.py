@@ -7,8 +7,8 @@ import sys
 import pytest
 import real_runs
 
-from bench.launch import allocation, joining, ranks
-from bench.launch.nodes import adopted
+from bench.launch import allocation, ranks
+from bench.launch.nodes import adopted, joining
 from bench.record import ledger
 
 TORCHRUN = {

@@ -1,7 +1,6 @@
 """What a contestant may do to plans, ledger and repeats to make a claim look better, and what judge says to it."""
 
 import json
-import random
 import shutil
 import subprocess
 
@@ -10,7 +9,7 @@ import pytest
 from claimed import failed
 
 from bench.base import utc
-from bench.cli import judge, race
+from bench.cli import judge
 from bench.config import schema
 from bench.plans.race import plan, planning
 from bench.record import ledger, ledger_count, published_ledgers
@@ -26,26 +25,6 @@ def results(tmp_path, monkeypatch):
     return claimed.Results(tmp_path / "results")
 
 
-@pytest.fixture
-def go(results, monkeypatch):
-    """go(words...) -> the folder of a race of A against B, which is pct % of a run slower."""
-
-    def raced(*words, b="B=optim.beta2=0.99", pct=-5, **more):
-        chance = random.Random(3)
-        before = set((results.folder / "races").glob("*"))
-        arms = claimed.Racers(
-            results, lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002)), **more
-        )
-        arms.install(monkeypatch)
-        code = race.main(["A=", b, *(words or ["n=3"])])
-        while code == 1 and more.get("hurt"):
-            code = race.main(["--resume"])
-        (folder,) = set((results.folder / "races").glob("*")) - before
-        return folder
-
-    return raced
-
-
 def three(results, **more):
     return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
 
@@ -54,39 +33,39 @@ def three(results, **more):
 
 
 @pytest.mark.parametrize("word, limit", [("alpha=0.49", "0.05"), ("margin=0.01", "0.002")])
-def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(go, results, word, limit):
+def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(results, monkeypatch, word, limit):
     name = word.partition("=")[0]
     with pytest.raises(ValueError, match=f"{word}: track cpu_nano allows at most {limit}: give {name}={limit} or less"):
-        go("n=3", word)
+        results.race(monkeypatch, "n=3", word)
     assert not (results.folder / "races").exists()
 
 
-def test_stricter_plans_and_tracks_that_fix_nothing_choose_for_themselves(go):
-    made = json.loads((go("n=3", "alpha=0.01", "margin=0.001") / "plan.json").read_text())
+def test_stricter_plans_and_tracks_that_fix_nothing_choose_for_themselves(results, monkeypatch):
+    made = json.loads((results.race(monkeypatch, "n=3", "alpha=0.01", "margin=0.001") / "plan.json").read_text())
     assert (made["alpha"], made["loss_margin_nats"], made["judged"]) == (0.01, 0.001, "time")
     planning.refuse_laxer("free", {"alpha": 0.4, "loss_margin_nats": 1.0})
 
 
-def test_an_older_plan_with_the_candidates_own_alpha_and_margin_is_refused(go, monkeypatch):
+def test_an_older_plan_with_the_candidates_own_alpha_and_margin_is_refused(results, monkeypatch):
     monkeypatch.setattr(planning, "refuse_laxer", lambda *_: None)
-    folder = go("n=3", "alpha=0.49", "margin=0.01")
+    folder = results.race(monkeypatch, "n=3", "alpha=0.49", "margin=0.01")
     assert failed(folder) == {
         PLAN: f"{folder.name}: alpha 0.49, the track's is 0.05, loss_margin_nats 0.01, the track's is 0.002"
     }
 
 
-def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(go, monkeypatch, capsys):
+def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results, monkeypatch, capsys):
     monkeypatch.setitem(plan.DEFAULTS, "n", 2)
-    evidence = failed(go("n=2"))
+    evidence = failed(results.race(monkeypatch, "n=2"))
     assert evidence[PLAN].endswith("n 2, the track's is 3")
     assert "n=2 is too few for a claim on track cpu_nano, which requires 3 runs" in capsys.readouterr().out
     rules = claimed.config().track.rules
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))
-    assert failed(go())[PLAN].endswith("it judges steps, the track time")
+    assert failed(results.race(monkeypatch))[PLAN].endswith("it judges steps, the track time")
 
 
-def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(go):
-    evidence = failed(go(hurt={3: "interrupt", 5: "interrupt"}))
+def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):
+    evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 5: "interrupt"}))
     assert "one-sided" in evidence["interrupts were few"] and "0 of A, 2 of B" in evidence["interrupts were few"]
 
 
@@ -245,14 +224,14 @@ def test_of_an_older_ledger_the_folders_say_what_was_tried_and_without_them_it_i
     assert "of this code and day, with settings that are no longer known: cpu_nano/" in capsys.readouterr().out
 
 
-def test_a_lost_race_repeated_with_another_digit_is_a_dropped_one(go):
-    lost, won = go(pct=5), go(b="B=optim.beta2=0.990001")
+def test_a_lost_race_repeated_with_another_digit_is_a_dropped_one(results, monkeypatch):
+    lost, won = results.kept_race(monkeypatch, pct=5), results.race(monkeypatch, b="optim.beta2=0.990001")
     evidence = failed(won)
     assert list(evidence) == [DROPPED] and f"in race {lost.name}" in evidence[DROPPED]
 
 
-def test_arms_of_one_race_may_be_near_each_other(go):
-    assert failed(go(b="B=optim.beta2=0.9501")) == {}
+def test_arms_of_one_race_may_be_near_each_other(results, monkeypatch):
+    assert failed(results.race(monkeypatch, b="optim.beta2=0.9501")) == {}
 
 
 # ---- one run under several names
@@ -292,15 +271,15 @@ def test_a_ledger_whose_times_jump_back_is_not_whole(results):
     assert list(evidence) == [WHOLE] and "a clock was set back, or lines were made up" in evidence[WHOLE]
 
 
-def test_two_runs_of_a_race_at_once_are_refused(go, monkeypatch):
-    folder = go()
-    results = folder.parent.parent
-    lines = [json.loads(line) for line in (results / ledger.NAME).read_text().splitlines()]
+def test_two_runs_of_a_race_at_once_are_refused(results, monkeypatch):
+    folder = results.kept_race(monkeypatch)
+    path = results.folder / ledger.NAME
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     at = [number for number, line in enumerate(lines) if line["event"] == "end"][3]
     lines[at], lines[at + 1] = lines[at + 1], lines[at]
     for line, before in zip(lines[at:], lines[at - 1 :]):
         line["prev"], line["number"] = before["sha256"], before["number"] + 1
         line["sha256"] = ledger.digest(line)
-    (results / ledger.NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     evidence = failed(folder)
     assert "was started before cpu_nano/" in evidence["the runs follow the plan"]

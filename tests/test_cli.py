@@ -84,7 +84,7 @@ def results(tmp_path_factory):
         (["run", "optim.lr=nan"], "optim.lr=nan: use a number above 0"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
         (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
-        (["bench-self", "speed"], "bench-self speed: choose from loop, gpu, loader"),
+        (["bench-self", "speed"], "bench-self speed: choose from loop"),
     ],
 )
 def test_wrong_use_is_one_clear_line_and_exit_code_2(results, words, message):

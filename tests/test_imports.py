@@ -6,8 +6,10 @@ Read from the sources, imports inside functions included, so that nothing hides.
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,9 +36,7 @@ TABLE = {
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",
     "data/loader.py",
-    "plans/overhead/gpu.py",
-    "plans/overhead/loop.py",
-    "plans/overhead/ranks.py",
+    "plans/overhead.py",
     "training/profiling/allocations.py",
     "training/profiling/kempner.py",
     "training/profiling/recording.py",
@@ -221,15 +221,39 @@ def _called_from_another_room(functions):
                     yield used
 
 
-def test_what_another_room_calls_has_type_hints_and_a_docstring():
+def test_what_another_room_calls_has_a_docstring_and_type_hints_where_mypy_does_not_ask_for_them():
     functions = _functions()
     called = set(_called_from_another_room(functions))
     assert len(called) > 200
-    arguments = {one: functions[one].args.args + functions[one].args.kwonlyargs for one in called}
-    unhinted = [one for one in called if not functions[one].returns and not any(a.annotation for a in arguments[one])]
-    assert sorted(one for one in unhinted if arguments[one] or _returns(functions[one])) == []
-    assert sorted(one for one in called if not ast.get_docstring(functions[one])) == []
+    assert sorted(name for name in called if not ast.get_docstring(functions[name])) == []
+    loose = {name for name in called if name[0].split(".")[1] not in _strict_rooms()}
+    arguments = {name: functions[name].args.args + functions[name].args.kwonlyargs for name in loose}
+    unhinted = [
+        name for name in loose if not functions[name].returns and not any(a.annotation for a in arguments[name])
+    ]
+    assert sorted(name for name in unhinted if arguments[name] or _returns(functions[name])) == []
+
+
+def _strict_rooms():
+    """Rooms in which ./run.sh lint refuses a function without types."""
+    overrides = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
+    strict = [name for part in overrides if part.get("disallow_untyped_defs") for name in part["module"]]
+    unchecked = [name for part in overrides if part.get("ignore_errors") for name in part["module"]]
+    return {name.split(".")[1] for name in strict if name not in unchecked}
 
 
 def _returns(function):
     return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
+
+
+def test_every_file_of_bench_that_the_documentation_names_is_there():
+    pages = [*REPO.glob("*.md"), *(REPO / "docs").glob("*.md")]
+    named = {
+        (page.name, path)
+        for page in pages
+        if page.name != "CHANGELOG.md"
+        for path in re.findall(r"`(bench/[\w./-]+)`", page.read_text())
+        if "NAME" not in path
+    }
+    assert len(named) > 20
+    assert sorted((page, path) for page, path in named if not (REPO / path).exists()) == []

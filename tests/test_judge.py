@@ -1,7 +1,6 @@
 """judge: a true claim is accepted, and each way of cheating or slipping is refused by the rule that is meant for it."""
 
 import json
-import random
 import re
 import shutil
 from pathlib import Path
@@ -31,6 +30,11 @@ def results(tmp_path, monkeypatch):
 def three(results, **more):
     """What ./speedrun.sh leaves: three runs of three seeds."""
     return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
+
+
+def runs_of(results, race):
+    """Folders of the runs of B."""
+    return [results.folder / run for run in json.loads((race / "race.json").read_text())["arms"]["B"]["runs"]]
 
 
 def edit(folder, change):
@@ -269,87 +273,71 @@ def test_runs_of_two_tracks_are_no_claim(results):
 
 
 @pytest.fixture
-def raced(results, monkeypatch):
-    """raced(words..., hurt) -> the folder of a race in which B is 5 % faster than A."""
-
-    def go(*words, pct=-5, **more):
-        chance = random.Random(3)
-        before = set((results.folder / "races").glob("*"))
-        arms = claimed.Racers(
-            results, lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002)), **more
-        )
-        arms.install(monkeypatch)
-        code = race.main(["A=", "B=optim.beta2=0.99", "n=3", *words])
-        while code == 1 and more.get("hurt"):
-            code = race.main(["--resume"])
-        (folder,) = set((results.folder / "races").glob("*")) - before
-        return folder
-
-    return go
+def won(results, monkeypatch):
+    """The folder of a race in which B is 5 % faster than A."""
+    return results.kept_race(monkeypatch)
 
 
-def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_runs(results, raced, capsys):
-    folder = raced()
-    runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
-    for words in ([folder], [folder.name], [f"{folder.name}:B"], runs):
+@pytest.fixture
+def lost(results, monkeypatch):
+    """The same, 5 % slower."""
+    return results.kept_race(monkeypatch, pct=5)
+
+
+def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_runs(results, won, capsys):
+    for words in ([won], [won.name], [f"{won.name}:B"], runs_of(results, won)):
         assert failed(*words) == {}
-    assert judge.main([str(folder)]) == 0
+    assert judge.main([str(won)]) == 0
     out = capsys.readouterr().out
     assert "% faster than A" in out and "; A is the default" in out
 
 
-def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):
-    folder = raced()
+def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
     plain = three(results, source="77")
     paths, opened = [], plain_file.opened
     monkeypatch.setattr(
         plain_file, "opened", lambda path, *how, **more: paths.append(Path(path)) or opened(path, *how, **more)
     )
-    for words in ([str(folder)], [f"{folder.name}:B"], plain):
+    for words in ([str(won)], [f"{won.name}:B"], plain):
         paths.clear()
         assert judge.main([str(word) for word in words]) == 0
         assert paths.count(results.folder / ledger.NAME) == 1
 
 
-def test_a_race_that_was_not_won_is_refused(raced):
-    assert list(failed(raced(pct=5))) == ["it is faster than its baseline"]
+def test_a_race_that_was_not_won_is_refused(lost):
+    assert list(failed(lost)) == ["it is faster than its baseline"]
 
 
-def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, raced, capsys):
-    folder = raced("--show")
-    runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
-    for words in ([folder], runs):
+def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, monkeypatch, capsys):
+    folder = results.race(monkeypatch, "n=3", "--show")
+    for words in ([folder], runs_of(results, folder)):
         evidence = failed(*words)
         assert list(evidence) == ["there was no unplanned look"]
 
 
-def test_a_missing_run_is_refused(results, raced):
-    folder = raced()
-    found = json.loads((folder / "race.json").read_text())
-    shutil.rmtree(results.folder / found["arms"]["B"]["runs"][0])
-    assert "missing: " in failed(folder)["the claimed runs are all there"]
-    assert "it is faster than its baseline" in failed(folder)
+def test_a_missing_run_is_refused(results, won):
+    shutil.rmtree(runs_of(results, won)[0])
+    evidence = failed(won)
+    assert "missing: " in evidence["the claimed runs are all there"]
+    assert "it is faster than its baseline" in evidence
 
 
-def test_a_run_of_the_plan_cannot_be_left_out_by_naming_the_others(results, raced):
-    folder = raced()
-    runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
-    ((_, claim),) = judge._claims([str(run) for run in runs[:2]])
+def test_a_run_of_the_plan_cannot_be_left_out_by_naming_the_others(results, won):
+    ((_, claim),) = judge._claims([str(run) for run in runs_of(results, won)[:2]])
     assert len(claim.runs) == 3
 
 
-def test_a_changed_plan_and_a_changed_verdict_are_refused(raced):
-    folder = raced(pct=5)
-    path = folder / "race.json"
+def test_a_changed_plan_and_a_changed_verdict_are_refused(lost):
+    path = lost / "race.json"
     path.write_text(path.read_text().replace('"slower"', '"faster"'))
-    assert "it was changed" in failed(folder)["it is faster than its baseline"]
-    made = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps(made | {"alpha": 0.2}))
+    assert "it was changed" in failed(lost)["it is faster than its baseline"]
+    made = json.loads((lost / "plan.json").read_text())
+    (lost / "plan.json").write_text(json.dumps(made | {"alpha": 0.2}))
     with pytest.raises(ValueError, match="not the plan in the ledger"):
-        failed(folder)
+        failed(lost)
 
 
-def test_a_verdict_that_was_false_from_the_beginning_is_computed_again(raced, monkeypatch):
+def test_a_verdict_that_was_false_from_the_beginning_is_computed_again(results, monkeypatch):
     result_of = runner.result_of
 
     def rosy(state, results):
@@ -358,32 +346,29 @@ def test_a_verdict_that_was_false_from_the_beginning_is_computed_again(raced, mo
         return found
 
     monkeypatch.setattr(runner, "result_of", rosy)
-    evidence = failed(raced(pct=5))["it is faster than its baseline"]
+    evidence = failed(results.race(monkeypatch, pct=5))["it is faster than its baseline"]
     assert "race.json says much faster; the runs say B is" in evidence
 
 
-def test_a_second_race_of_the_same_candidate_must_be_claimed_too(raced):
-    first, second = raced(pct=5), raced(pct=-5)
-    evidence = failed(second)
-    assert list(evidence) == ["no run was dropped"] and f"in race {first.name}" in evidence["no run was dropped"]
+def test_a_second_race_of_the_same_candidate_must_be_claimed_too(results, lost, monkeypatch):
+    evidence = failed(results.race(monkeypatch))
+    assert list(evidence) == ["no run was dropped"] and f"in race {lost.name}" in evidence["no run was dropped"]
 
 
-def test_a_config_that_was_raced_against_elsewhere_is_no_dropped_run(results, raced, monkeypatch):
-    won = raced()
+def test_a_config_that_was_raced_against_elsewhere_is_no_dropped_run(results, won, monkeypatch):
     arms = claimed.Racers(results, lambda arm, seed: 9 + 0.01 * seed)
     arms.install(monkeypatch)
     assert race.main(["A=optim.beta2=0.99", "B=optim.beta2=0.9", "n=2"]) == 0
     assert failed(won) == {}
 
 
-def test_an_interrupted_run_is_forgiven_and_three_are_not(raced):
-    assert failed(raced(hurt={3: "interrupt"})) == {}
+def test_an_interrupted_run_is_forgiven(results, monkeypatch):
+    assert failed(results.race(monkeypatch, hurt={3: "interrupt"})) == {}
 
 
-def test_more_interrupts_than_the_track_allows_are_refused(raced):
-    assert failed(raced(hurt={3: "interrupt", 6: "kill", 8: "interrupt"})) == {
-        "interrupts were few": "3 interrupted, 2 allowed"
-    }
+def test_more_interrupts_than_the_track_allows_are_refused(results, monkeypatch):
+    folder = results.race(monkeypatch, hurt={3: "interrupt", 6: "kill", 8: "interrupt"})
+    assert failed(folder) == {"interrupts were few": "3 interrupted, 2 allowed"}
 
 
 # ---- claim folders
@@ -394,8 +379,8 @@ def claim_of(results, words, folder):
     return folder
 
 
-def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, raced, tmp_path, capsys):
-    folder = claim_of(results, [raced()], tmp_path / "claim")
+def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, won, tmp_path, capsys):
+    folder = claim_of(results, [won], tmp_path / "claim")
     shutil.rmtree(results.folder)
     assert failed(folder) == {}
     assert yaml.safe_load((folder / "claim.yaml").read_text())["n"] == 3

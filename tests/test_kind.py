@@ -1,12 +1,9 @@
 """What kind of comparison two arms give, in a word and in a sentence, and that every page says it."""
 
-import random
-
 import claimed
 import comparing
 import pytest
 
-from bench.cli import race
 from bench.compare import verdict
 from bench.record import race_folder
 from bench.record.rows import row_of
@@ -99,11 +96,7 @@ def test_nothing_in_common_is_said():
 
 def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    results, chance = claimed.Results(tmp_path / "results"), random.Random(1)
-    times = {"A": 10, "B": 9}
-    claimed.Racers(results, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
-    assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
-    (folder,) = (results.folder / "races").glob("*/")
+    folder = claimed.Results(tmp_path / "results").kept_race(monkeypatch)
     words = "time to the target 3, which both reach on average, at equal steps (120): so also ms per step"
     assert f"compared: {words}" in (folder / "race.md").read_text()
     assert f"compared: {words}" in (folder / "race.html").read_text()

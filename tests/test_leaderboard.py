@@ -1,14 +1,13 @@
 """The leaderboard: what stands, how a record came down, and that a stale committed table is found."""
 
 import json
-import random
 
 import claimed
 import pytest
 
 from bench.claims import claim as claims
 from bench.claims import leaderboard
-from bench.cli import race, table
+from bench.cli import table
 
 
 @pytest.fixture
@@ -100,15 +99,11 @@ def test_a_suspect_runs_time_is_no_time_and_a_lost_run_is_counted(results):
 
 
 def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(results, monkeypatch):
-    chance = random.Random(1)
-    times = {"A": 10, "B": 9}
-    claimed.Racers(results, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
-    assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
+    folder = results.kept_race(monkeypatch)
     records, found = progression(results, judge=leaderboard.failed_rule, races=leaderboard.races_of([results.folder]))
     (_, first, _), (second, before, against) = records[0], records[-1]
     assert (len(records), first, second.status, before.status) == (2, None, "record", "was a record")
-    (path,) = (results.folder / "races").glob("*/race.json")
-    time = json.loads(path.read_text())["result"]["against"]["B"]["time"]
+    time = json.loads((folder / "race.json").read_text())["result"]["against"]["B"]["time"]
     assert against["change_pct"] == time["change_pct"]
     assert against["measured"] == f"raced, 95 % {time['ci95_pct'][0]:+.2f} to {time['ci95_pct'][1]:+.2f}"
 

@@ -10,12 +10,12 @@ import hosts
 import pytest
 import real_runs
 
-from bench.launch.nodes import carried, clocks, peers
+from bench.launch.nodes import carried, facts, store
 from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
-SOON_LOST = {f"bench.launch.nodes.{module}.LOST_AFTER_S": 6.0 for module in ("channel", "coordinator", "member")}
-SOON_LOST |= {"bench.launch.nodes.channel.ALIVE_EVERY_S": 1.0}
+SOON_LOST = {f"bench.launch.nodes.{module}.LOST_AFTER_S": 6.0 for module in ("store", "leader")}
+SOON_LOST |= {"bench.launch.nodes.store.ALIVE_EVERY_S": 1.0}
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def only_record(pair):
 def test_the_offset_is_that_of_the_soonest_answer():
     now_ns = iter([0, 900, 1000, 1100, *range(2000, 2000 + 20 * 500, 500)])  # asked, back, asked, back ...
     of_other = {0: 7000, 1: 6050}
-    found = clocks.measure(
+    found = store.measured(
         lambda number: {"t_ns": of_other.get(number, 9000), "utc_s": 50.0}, lambda: next(now_ns), lambda: 20.0
     )
     assert found["round_trip_ns"] == 100
@@ -100,8 +100,8 @@ ALIKE |= {"copy": f"{'9' * 32}-cpython-311"}
     ],
 )
 def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):
-    assert words in peers.difference(ALIKE | changed, ALIKE)
-    assert peers.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
+    assert words in facts.difference(ALIKE | changed, ALIKE)
+    assert facts.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
 
 
 # ---- runs

@@ -2,16 +2,18 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 import types
 
 import numpy as np
 import pytest
-import real_runs
 import torch
+from benchmarks import gpu
+from benchmarks.gpu import NanoGPT, Setting, Track3
 
+from bench.base.paths import REPO
 from bench.cli import bench_self
-from bench.plans.overhead import gpu
-from bench.plans.overhead.gpu import NanoGPT, Setting, Track3
 from models.gpt2 import GPT2
 
 
@@ -61,8 +63,9 @@ def test_what_has_no_target_has_no_verdict(capsys):
 
 
 @pytest.mark.slow
-def test_the_rehearsal_measures_everything_and_judges_nothing(tmp_path):
-    done = real_runs.bench(tmp_path, "bench-self", "gpu", "--rehearse", "--json", timeout_s=400)
+def test_the_rehearsal_measures_everything_and_judges_nothing():
+    command = [sys.executable, "tests/benchmarks", "gpu", "--rehearse", "--json"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     rows = {row["what"]: row for row in json.loads(done.stdout)}
     assert all("rehearsal on a CPU" in what and row["target"] is None for what, row in rows.items())

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import json
-import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from bench.base import paths, utc
 from bench.claims import publication
-from bench.cli import judge, publish, race, table
+from bench.cli import judge, publish, table
 from bench.cli.main import main as bench
 from bench.compare import selection
 from bench.record import ledger, named, run_folder, verification
@@ -74,13 +73,7 @@ def rows_of(capsys, *words):
 
 @pytest.fixture
 def raced(results, monkeypatch):
-    chance = random.Random(3)
-    claimed.Racers(results, lambda arm, seed: 10 * (1 - 0.05 * (arm == "B")) * (1 + chance.gauss(0, 0.002))).install(
-        monkeypatch
-    )
-    assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
-    (folder,) = (results.folder / "races").iterdir()
-    return folder
+    return results.kept_race(monkeypatch)
 
 
 # ---- what is published
@@ -328,7 +321,7 @@ PUBLISHED_RUN = "results/published/first/cpu_nano/20261121T072021Z-gpt2-adamw-ec
 OWN = [
     "results/ledger.jsonl",
     "results/cpu_nano/RUN/run.json",
-    "results/cpu_nano/.index.json",
+    "results/cpu_nano/.index.json.gz",
     "results/races/RACE/plan.json",
     "results/site/index.html",
     "results/calibrations/a.json",

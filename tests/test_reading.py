@@ -3,7 +3,8 @@
 import os
 import time
 from itertools import pairwise
-from typing import TypedDict
+from types import UnionType
+from typing import Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
@@ -112,9 +113,22 @@ def test_what_damage_breaks_inside_is_one_sentence_with_the_place_in_the_code():
 
 
 def test_the_type_of_a_record_is_its_schema():
-    fields = shape.record().__annotations__
-    assert set(fields) == set(shape.schema()["properties"])
-    assert shape.record().__required_keys__ == set(shape.schema()["required"])
+    schema, fields = shape.schema(), shape.record().__annotations__
+    assert set(fields) == set(schema["properties"])
+    assert shape.record().__required_keys__ == shape.Record.__required_keys__ == set(schema["required"])
+    of_checker = get_type_hints(shape.Record)
+    assert set(of_checker) - set(fields) == {"doubts", "warnings", "instrument_summaries"}  # not in the first records
+    for name, kind in fields.items():
+        assert kinds(of_checker[name]) == kinds(kind), name
+
+
+def kinds(hint):
+    """The plain types that a field may have: {str, NoneType}, {list}, ..."""
+    if get_origin(hint) is Literal:
+        return {type(word) for word in get_args(hint)}
+    if get_origin(hint) in (Union, UnionType, NotRequired):
+        return set().union(*map(kinds, get_args(hint)))
+    return {dict if is_typeddict(hint) else get_origin(hint) or hint}
 
 
 def test_a_ledgers_last_line_without_an_end_costs_its_length_and_blank_lines_are_no_lines(tmp_path):

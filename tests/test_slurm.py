@@ -251,7 +251,7 @@ def followers(results):
         with contextlib.suppress(OSError):
             words = (path / "cmdline").read_bytes().split(b"\0")
             ours = f"SPEEDRUN_RESULTS={results}".encode() in (path / "environ").read_bytes().split(b"\0")
-            if ours and b"bench.launch.follow" in words and words[0] != b"srun":
+            if ours and b"bench.launch.nodes.member" in words and words[0] != b"srun":
                 found.append(int(path.name))
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from bench.base import atomic
 from bench.cli import verify
 from bench.config import schema
-from bench.record import run_folder, step_files, step_rules, verification
+from bench.record import run_folder, step_files, step_rules, validity, verification
 from bench.record.step_rules import RunFiles
 
 RECORDS = Path(__file__).parent / "records"
@@ -279,6 +279,22 @@ def test_a_run_that_was_stopped_early_is_found(folder):
     edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
     listed_again(folder)
     assert failed_rules(folder) == {"steps are those of the goal": "2 of 4"}
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "why"),
+    [
+        ("cpu", 0.1, []),
+        ("cpu", 0.12, ["other programs used 0.12 CPU cores during the run (limit 0.1)"]),
+        ("cpu", None, ["how busy other programs kept the CPU is unknown: the system does not say"]),
+        ("cuda", None, []),
+    ],
+)
+def test_a_run_beside_other_programs_on_its_cpu_or_who_knows_what_is_suspect(folder, device, cores, why):
+    run = run_folder.read(folder)
+    run["hardware"] |= {"device": device}
+    run["measured"] |= {"foreign_cpu_cores": cores}
+    assert validity.validity(run | {"doubts": []}) == ("suspect" if why else "valid", why)
 
 
 def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):

@@ -96,8 +96,8 @@ _known: set[str] = set()
 def remember(value: str) -> None:
     """From here on this process finds a text that holds a credential, and the credential in it, in any other text."""
     spans = found(value, {})
-    login = [word for one in spans if one.shown == LOGIN for word in value[one.start : one.end].split(":", 1)[1:]]
-    for word in (value, *login, *(value[one.start : one.end] for one in spans)):
+    login = [word for span in spans if span.shown == LOGIN for word in value[span.start : span.end].split(":", 1)[1:]]
+    for word in (value, *login, *(value[span.start : span.end] for span in spans)):
         if len(word) >= MIN_KNOWN_CHARS and not HARMLESS.fullmatch(word):
             _known.add(word)
 
@@ -107,29 +107,29 @@ def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
 
     environ: whose secret variables are looked for too; None: those that this process had when it asked first.
     """
-    result, end = [], 0
+    spans_in_order, end = [], 0
     spans = [
         *_of_shape(text),
         *_in_urls(text),
         *_named(text),
         *_literal(text, _of_shell() if environ is None else _variables(environ)),
     ]
-    for one in sorted(spans, key=lambda one: (one.start, -one.end)):
-        if one.start >= end:
-            result.append(one)
-            end = one.end
-        elif one.end > end:  # the rest of it
-            result.append(Found(end, one.end, one.kind, ""))
-            end = one.end
-    return result
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if span.start >= end:
+            spans_in_order.append(span)
+            end = span.end
+        elif span.end > end:  # the rest of it
+            spans_in_order.append(Found(end, span.end, span.kind, ""))
+            end = span.end
+    return spans_in_order
 
 
 def redacted(text: str) -> str:
     """The text with SECRET, or in a URL USER:PASSWORD, in place of each credential."""
     parts, end = [], 0
-    for one in found(text):
-        parts += [text[end : one.start], one.shown]
-        end = one.end
+    for span in found(text):
+        parts += [text[end : span.start], span.shown]
+        end = span.end
     return "".join([*parts, text[end:]]) if parts else text
 
 
@@ -157,13 +157,13 @@ def hidden(values: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
     """
     if isinstance(values, dict):
         parts = [(key, value, is_variable(str(key), value)) for key, value in values.items()]
-        result, changed = _each(parts, path)
-        return dict(zip(values, result, strict=True)), changed
+        clean_values, changed = _each(parts, path)
+        return dict(zip(values, clean_values, strict=True)), changed
     if isinstance(values, (list, tuple)):
         before = [None, *values]
         parts = [(number, value, _is_option(before[number], value)) for number, value in enumerate(values)]
-        result, changed = _each(parts, path)
-        return result, changed
+        clean_values, changed = _each(parts, path)
+        return clean_values, changed
     if not isinstance(values, str):
         return values, {}
     clean = redacted(values)
@@ -171,13 +171,13 @@ def hidden(values: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
 
 
 def _each(parts: Iterable[tuple[str | int, Any, bool]], path: Path) -> tuple[list[Any], dict[Path, str]]:
-    result: list[Any] = []
+    clean_values: list[Any] = []
     changed: dict[Path, str] = {}
     for key, value, is_secret in parts:
         clean, inside = (SECRET, {(*path, key): value}) if is_secret else hidden(value, (*path, key))
-        result.append(clean)
+        clean_values.append(clean)
         changed |= inside
-    return result, changed
+    return clean_values, changed
 
 
 def _is_option(before: Any, value: Any) -> bool:

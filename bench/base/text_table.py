@@ -96,7 +96,7 @@ def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_head: b
 
     limit = screen_width() or sum(widths) + GAP * len(widths)
     if has_head and _is_too_wide(widths):
-        rows[0] = [_folded_head(*one) for one in zip(zip(*rows), right)]
+        rows[0] = [_folded_head(column, is_right) for column, is_right in zip(zip(*rows), right)]
     least = [
         max(len(part) for cell in column for part in cell.split("\n")) if is_right else min(width, MIN_WORDS_WIDTH)
         for column, width, is_right in zip(zip(*rows), widths, right)
@@ -168,9 +168,9 @@ def _escaped(text: str) -> str:
 
 def screen_width() -> int | None:
     """Characters a line: $COLUMNS, else the terminal's.  None where there is neither: nothing needs to be cut."""
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isdigit() and int(asked):
-        return int(asked)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError):  # a pipe, or no file at all

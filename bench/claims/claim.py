@@ -5,13 +5,18 @@ Reads run folders and races, and the ledger once; bench/claims/rules/ says wheth
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from bench.config import compose, schema
+from bench.config import compose, groups, schema
 from bench.plans.race import state
 from bench.record import ledger, race_folder, run_folder
+from bench.record.shape import Record
+
+Kind = tuple[str | None, str | None]  # (config_id, source_sha256)
+Judged = tuple[bool | None, str]  # of a rule: (passed, evidence); passed None: it does not apply
 
 
 @dataclass
@@ -20,7 +25,7 @@ class Run:
 
     name: str  # "<track>/<run_id>", as in the ledger
     folder: Path
-    record: dict
+    record: Record
 
     @classmethod
     def read(cls, book: ledger.Ledger, folder: Path) -> "Run":
@@ -29,6 +34,11 @@ class Run:
     @property
     def race_id(self) -> str | None:
         return (self.record.get("race") or {}).get("race_id")
+
+    @property
+    def arm(self) -> str:
+        """Its name in the race; "" of no race."""
+        return (self.record.get("race") or {}).get("arm") or ""
 
     @property
     def is_discarded(self) -> bool:
@@ -79,19 +89,22 @@ class Claim:
         return {run.name for run in self.runs}
 
     @functools.cached_property
-    def kinds(self) -> set[tuple[str | None, str | None]]:
-        """(config_id, source_sha256) of the claimed runs."""
+    def kinds(self) -> set[Kind]:
+        """Of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
-    def unclaimed(self) -> tuple[list[str], list[str], dict[tuple, list[str]]]:
+    def unclaimed(self) -> tuple[list[str], list[str], dict[Kind, list[str]]]:
         """Started runs of these configs that are not claimed: (dropped, excused by a plan, of other code), by name.
 
         The last as {(config_id, source_sha256): names}.
         """
-        dropped, excused, elsewhere = [], [], {}
+        dropped: list[str] = []
+        excused: list[str] = []
+        elsewhere: dict[Kind, list[str]] = {}
         configs = {config for config, _ in self.kinds}
         for name, entry in self.ledger.runs.items():
-            start, race = entry["start"], entry["start"]["race"] or {}
+            start = entry["start"]
+            race: Mapping[str, Any] = start["race"] or {}
             if name in self.names or race.get("discarded") or start["config_id"] not in configs:
                 continue
             kind = (start["config_id"], start["source_sha256"])
@@ -109,15 +122,18 @@ class Claim:
         """
         runs = self.ledger.runs
         configs = {config for config, _ in self.kinds}
-        days = {runs[name]["start"].get("at", "")[:10] for name in self.names if name in runs}
+        days = {(runs[name]["start"].get("at") or "")[:10] for name in self.names if name in runs}
         shapes = [schema.shape(run.config) for run in self.runs]
-        dropped, excused, unknown = [], [], []
+        dropped: list[str] = []
+        excused: list[str] = []
+        unknown: list[str] = []
         for name, entry in runs.items():
-            start, race = entry["start"], entry["start"]["race"] or {}
+            start = entry["start"]
+            race: Mapping[str, Any] = start["race"] or {}
             is_of_code = start["source_sha256"] in {source for _, source in self.kinds}
             if race.get("discarded") or start["config_id"] in configs or not is_of_code:
                 continue
-            if start.get("at", "")[:10] not in days:
+            if (start.get("at") or "")[:10] not in days:
                 continue
             shape = self._shape_of(name, start)
             if shape is None:
@@ -126,15 +142,15 @@ class Claim:
                 (excused if self._is_no_part(name, race) else dropped).append(name)
         return dropped, excused, unknown
 
-    def _shape_of(self, name, start):
+    def _shape_of(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
         """As the ledger has it, else of the folder's config.yaml; None without both."""
         if "shape_id" in start:
-            return start
+            return dict(start)
         with contextlib.suppress(ValueError):
             return schema.shape(schema.read(self.ledger.results / name))
         return None
 
-    def _is_no_part(self, name, race):
+    def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:
         """Whether a plan says that this run of the claim's config and code is not of the claim."""
         of_this = [one for one in self.races if one.race_id == race.get("race_id")]
         if not of_this:
@@ -143,16 +159,16 @@ class Claim:
             return True
         return any(name in one.state.interrupted(race["arm"]) for one in of_this if one.state)  # was run again
 
-    def _is_baseline(self, race):
+    def _is_baseline(self, race: Mapping[str, Any]) -> bool:
         """Whether the ledger's plan of another race has this arm as what others are compared with."""
         of_race = [line for line in self.ledger.lines if line.get("race_id") == race["race_id"]]
         return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in of_race)
 
-    def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict | None:
+    def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict[str, Any] | None:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""
         for name in names:
             with contextlib.suppress(ValueError, KeyError):
-                code = run_folder.read_raw(self.ledger.results / name)["code"]
+                code: dict[str, Any] = run_folder.read_raw(self.ledger.results / name)["code"]
                 if code["source_sha256"] == source_sha256:
                     return code
         return None
@@ -164,17 +180,17 @@ def of_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None)
     book: their ledger.Ledger, if it has been read; else it is the nearest one, upwards, and the same for all.
     ValueError where nothing can be claimed.
     """
-    folders = [Path(folder).absolute() for folder in folders]
-    book = book or ledger.read(ledger.home(folders))
-    runs = [run for run in (Run.read(book, folder) for folder in folders) if not run.is_discarded]
+    paths = [Path(folder).absolute() for folder in folders]
+    book = book or ledger.read(ledger.home(paths))
+    runs = [run for run in (Run.read(book, path) for path in paths) if not run.is_discarded]
     if not runs:
-        raise ValueError(f"{folders[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
+        raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
     tracks = {run.record["track"] for run in runs}
     if len(tracks) > 1:
         raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: name runs of one track")
     track = tracks.pop()
     claim = Claim(track, track_rules(track), standard(track).data, runs, book)
-    for race_id, arm in dict.fromkeys((run.race_id, run.record["race"]["arm"]) for run in runs if run.race_id):
+    for race_id, arm in dict.fromkeys((run.race_id, run.arm) for run in runs if run.race_id):
         _add_race(claim, race_id, arm)
     return claim
 
@@ -189,7 +205,7 @@ def of_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
 
 def tracks() -> list[str]:
     """Those that conf/ has."""
-    return compose.choices("track")
+    return groups.choices("track")
 
 
 @functools.cache
@@ -211,7 +227,7 @@ def has_target(track: str) -> bool:
     return goal.target_val_loss is not None or goal.target_gap_nats is not None
 
 
-def _add_race(claim, race_id, arm):
+def _add_race(claim: Claim, race_id: str, arm: str) -> None:
     results = claim.ledger.results
     claimed = ClaimedRace(race_id, arm, None, None, None)
     claim.races.append(claimed)

@@ -6,7 +6,7 @@ README.md               a generated table, and what its author says
 """
 
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import yaml
 
@@ -18,11 +18,12 @@ from bench.claims import publication
 from bench.compare import wording
 from bench.record import ledger, race_folder, run_folder
 from bench.record.named import CLAIM
-from bench.record.rows import row_of
+from bench.record.rows import Row, row_of
 from bench.report import markdown_blocks
 
+Column = Literal["run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms"]
 COMMAND = "judge --claim"  # what wrote the block of the README
-COLUMNS = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")
+COLUMNS: tuple[Column, ...] = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")
 
 
 class Claimed(TypedDict):
@@ -59,7 +60,7 @@ def read(folder: str | Path) -> claims.Claim:
     return claim
 
 
-def _is_of(path, track, arm):
+def _is_of(path: Path, track: str, arm: str | None) -> bool:
     """Whether the run is claimed: on the track, of the arm if it was raced, and no warm-up."""
     run = run_folder.read(path)
     race = run.get("race") or {}
@@ -116,11 +117,12 @@ def summary(claim: claims.Claim) -> str:
     return "\n\n".join(parts)
 
 
-def _others(claim):
+def _others(claim: claims.Claim) -> list[tuple[str, list[claims.Run]]]:
     """(heading, runs) of each other arm of the claim's races: only a candidate's baseline is what it raced against."""
-    by_arm, plans = {}, [race.state.plan for race in claim.races if race.state]
+    by_arm: dict[str, list[claims.Run]] = {}
+    plans = [race.state.plan for race in claim.races if race.state]
     for run in claim.others:
-        by_arm.setdefault(run.record["race"]["arm"], []).append(run)
+        by_arm.setdefault(run.arm, []).append(run)
     if len(by_arm) < 2:
         return [("raced against", runs) for runs in by_arm.values()]
     baselines = {plan["baseline"] for plan in plans}
@@ -130,17 +132,17 @@ def _others(claim):
     return [(f"{heads[name in baselines]}, {name}: {about.get(name, '')}", runs) for name, runs in ordered]
 
 
-def _means(rows):
+def _means(rows: list[Row]) -> str:
     words = []
-    for column, unit in (("train_s", " s"), ("val_loss", "")):
-        values = [row[column] for row in rows if row[column] is not None]
-        if values:
+    units: dict[Literal["train_s", "val_loss"], str] = {"train_s": " s", "val_loss": ""}
+    for column, unit in units.items():
+        if values := [value for row in rows if (value := row[column]) is not None]:
             sd = stats.sd(values)
             words.append(f"{column} {stats.mean(values):.4f}{unit}" + ("" if sd is None else f" (sd {sd:.4f})"))
     return ", ".join(words) or "no numbers"
 
 
-def _table_fault(folder, claim):
+def _table_fault(folder: Path, claim: claims.Claim) -> str | None:
     try:
         text = plain_file.text(folder / "README.md")
     except Damaged as error:

@@ -6,40 +6,52 @@ races and the ledger alone; what would be a record is judged first (bench/claims
 
 import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict
 
 from bench.base import stats
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
-from bench.compare import target
+from bench.compare import eligibility, target
 from bench.config import schema
 from bench.record import certificates, ledger, race_folder
 from bench.record.rows import Row
+
+# {(track, config_id, source_sha256, results folder, comparability_id): [(row, folder)]}
+Groups = dict[tuple[Any, ...], list[tuple[Row, str]]]
 
 
 @dataclass
 class Entry:
     """Repeats of one config and code in one setting."""
 
-    rows: list  # complete, oldest first; suspect ones too, whose losses count
-    folders: list
+    rows: list[Row]  # complete, oldest first; suspect ones too, whose losses count
+    folders: list[str]
     num_lost: int  # runs of the same config and code that failed or are invalid
     book: ledger.Ledger  # that has them
     judged: str = "time"  # by which it is placed, or "steps"
     status: str = ""
-    since: str | None = None  # when it had the runs that a record takes
+    since: str = ""  # when it had the runs that a record takes
     number: int | None = None  # of the record, among those on its device
 
-    def __post_init__(self):
-        self.first, self.last_run = self.rows[0], self.rows[-1]["started_at"]
+    def __post_init__(self) -> None:
+        self.first, self.last_run = self.rows[0], _started(self.rows[-1])
         self.counted = [row for row in self.rows if self.judged == "steps" or row["validity"] == "valid"]
-        self.times_s = [row["train_s"] for row in self.counted]
+        self.times_s = eligibility.times_s(self.counted)
         self.train_s = stats.mean(self.times_s) if self.times_s else None
-        self.score = max(row["num_steps"] for row in self.rows) if self.judged == "steps" else self.train_s
+        self.score = max(row["num_steps"] or 0 for row in self.rows) if self.judged == "steps" else self.train_s
         self.place = "any device" if self.judged == "steps" else self.first["device"]  # where a record stands
+        self.setting = self.first["comparability_id"]
         self.kind = (self.first["config_id"], self.first["source_sha256"])
+
+    def change_pct(self, before: "Entry") -> float | None:
+        """Of the score; None where one of them has none."""
+        return 100 * (self.score / before.score - 1) if self.score is not None and before.score else None
+
+    def is_better_than(self, before: "Entry") -> bool:
+        return self.score is not None and before.score is not None and self.score < before.score
 
     @functools.cached_property
     def certificate(self) -> str | None:
@@ -47,9 +59,23 @@ class Entry:
         return certificates.of_several(map(certificates.outcome, self.folders))
 
     @functools.cached_property
-    def losses(self):
+    def losses(self) -> target.Decision:
         """What bench.compare.target says of the runs against the track's target."""
         return target.of_repeats(self.rows, target.p_value_of(self.first["track"]))
+
+
+def _started(row: Row) -> str:
+    return row["started_at"] or ""
+
+
+class Change(TypedDict):
+    """Of a record against the one before."""
+
+    change_pct: float | None
+    measured: str  # how: in a race of the two, or from their means
+
+
+Step = tuple[Entry, Entry | None, Change]  # of a progression: a record, the record before it, the change
 
 
 @dataclass
@@ -59,7 +85,7 @@ class Board:
     track: str
     track_rules: schema.TrackConfig
     entries: list[Entry]  # best first; those without a time that counts at the end
-    records: list[tuple[Entry, Entry | None, dict]]  # progression()
+    records: list[Step]  # progression()
 
     @property
     def needed(self) -> str:
@@ -87,7 +113,10 @@ def boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board
 def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
     known = set(claims.tracks())
-    groups, lost, seen, homes = {}, {}, set(), {}
+    groups: Groups = {}
+    lost: dict[tuple[Any, ...], int] = {}
+    seen: set[tuple[Path, str]] = set()
+    homes: dict[str, Path] = {}
     for folder, row in runs:
         parent = folder.rpartition("/")[0]
         if parent not in homes:
@@ -103,9 +132,10 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
             groups.setdefault((*kind, row["comparability_id"]), []).append((row, folder))
         elif row["status"] != "running":
             lost[kind] = lost.get(kind, 0) + 1
-    tracks, read = {}, functools.cache(ledger.read)
+    tracks: dict[str, list[Entry]] = {}
+    read = functools.cache(ledger.read)
     for key, members in _without_copies(groups).items():
-        members.sort(key=lambda member: member[0]["started_at"])
+        members.sort(key=lambda member: _started(member[0]))
         rows, folders = zip(*members, strict=True)
         judged = claims.track_rules(key[0]).rules.judged
         entry = Entry(list(rows), list(folders), lost.get(key[:4], 0), read(key[3]), judged)
@@ -113,9 +143,10 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     return tracks
 
 
-def _without_copies(groups):
+def _without_copies(groups: Groups) -> Groups:
     """Without groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
-    kept, of_kind = {}, {}
+    kept: Groups = {}
+    of_kind: dict[tuple[Any, ...], list[set[str]]] = {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
         *kind, _, comparability_id = key
         larger = of_kind.setdefault((*kind, comparability_id), [])
@@ -129,16 +160,22 @@ def _without_copies(groups):
 # ---- records
 
 
-def progression(entries, track_rules, races=(), judge=None):
-    """Entries of a track -> [(entry, record before it or None, comparison())], oldest first; each gets its status."""
-    best, records = {}, []
+def progression(
+    entries: Sequence[Entry],
+    track_rules: schema.TrackConfig,
+    races: Sequence[race_folder.Race] = (),
+    judge: Callable[[Entry], str | None] | None = None,
+) -> list[Step]:
+    """Entries of a track -> its records, oldest first; each entry gets its status."""
+    best: dict[str | None, Entry] = {}
+    records: list[Step] = []
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
         before = best.get(entry.place)
         entry.status = _why_no_record(entry, track_rules, before, judge or failed_rule)
         if not entry.status:
-            entry.status, entry.number = "record", before.number + 1 if before else 1
+            entry.status, entry.number = "record", (before.number or 0) + 1 if before else 1
             best[entry.place] = entry
             if before:
                 before.status = "was a record"
@@ -146,38 +183,42 @@ def progression(entries, track_rules, races=(), judge=None):
     return records
 
 
-def _order(entries, track_rules, races):
+def _order(
+    entries: Sequence[Entry], track_rules: schema.TrackConfig, races: Sequence[race_folder.Race]
+) -> Callable[[Entry], tuple[str, bool]]:
     """Key to sort entries by: when each had the runs that a record takes.
 
     Later runs of an old record, as another's baseline, make it no younger.  The arms of one race came at once: the
     baseline first, whichever run happened to be the last.
     """
     baselines = {race["race_id"]: race["baseline"] for race in races}
-    begun = {}
+    begun: dict[str, str] = {}
     for row in (row for entry in entries for row in entry.rows if row["race_id"]):
-        begun[row["race_id"]] = min(row["started_at"], begun.get(row["race_id"], row["started_at"]))
+        race_id = str(row["race_id"])
+        begun[race_id] = min(_started(row), begun.get(race_id, _started(row)))
 
-    def order(entry):
+    def order(entry: Entry) -> tuple[str, bool]:
         row = (entry.counted or entry.rows)[: track_rules.repeats][-1]
         race_id = row["race_id"]
         if race_id not in begun:
-            return row["started_at"], False
+            return _started(row), False
         return begun[race_id], row["arm"] != baselines.get(race_id)
 
     return order
 
 
-def _why_no_record(entry, track_rules, before, judge):
+def _why_no_record(
+    entry: Entry, track_rules: schema.TrackConfig, before: Entry | None, judge: Callable[[Entry], str | None]
+) -> str:
     num_runs, num_counted = track_rules.repeats, len(entry.counted)
     if num_counted < num_runs:
         num_suspect = len(entry.rows) - num_counted
         return f"too few runs, {num_counted} of {num_runs}" + f" ({num_suspect} suspect)" * bool(num_suspect)
     if entry.losses["passed"] is False:
         return "target not reached"
-    same_setting = before is not None and entry.first["comparability_id"] == before.first["comparability_id"]
-    if same_setting and entry.kind == before.kind:
+    if before is not None and entry.kind == before.kind and entry.setting == before.setting:
         return "repeats the record"
-    if before is not None and entry.score >= before.score:
+    if before is not None and not entry.is_better_than(before):
         return "no fewer steps than the record" if entry.judged == "steps" else "slower than the record"
     failed = judge(entry)
     return f"refused: {failed}" if failed else ""
@@ -202,12 +243,12 @@ def races_of(paths: Iterable[Path]) -> list[race_folder.Race]:
     return result
 
 
-def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> dict:
-    """{"change_pct", "measured"}: of a race of the two in one session if there was one, else of the means."""
+def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> Change:
+    """Of a race of the two in one session if there was one, else of the means."""
     if before is None:
         return {"change_pct": None, "measured": "the first"}
     if entry.judged == "steps":
-        return {"change_pct": 100 * (entry.score / before.score - 1), "measured": "in steps"}
+        return {"change_pct": entry.change_pct(before), "measured": "in steps"}
     for race in reversed(races):
         kinds = {name: (arm["config_id"], arm["source_sha256"]) for name, arm in race["arms"].items()}
         for name, result in race["result"]["against"].items():
@@ -218,6 +259,5 @@ def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.R
                     "change_pct": result["time"]["change_pct"],
                     "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}",
                 }
-    same = entry.first["comparability_id"] == before.first["comparability_id"]
-    change_pct = 100 * (entry.train_s / before.train_s - 1)
-    return {"change_pct": change_pct, "measured": "not in one session" if same else "in another setting"}
+    measured = "not in one session" if entry.setting == before.setting else "in another setting"
+    return {"change_pct": entry.change_pct(before), "measured": measured}

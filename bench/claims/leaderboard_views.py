@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.base import stats, text_table
 from bench.base.paths import PUBLISHED, results_root, shown
@@ -47,13 +48,13 @@ def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[
     return "\n\n".join(parts) or why_empty([row for _, row in result], paths)
 
 
-def _standing(ordered, judged, form):
+def _standing(ordered: list[leaderboard.Entry], judged: str, form: str) -> str:
     more = len(ordered) - MAX_ENTRIES
     shown = _table(COLUMNS, [_cells(entry) for entry in ordered[:MAX_ENTRIES]], judged, form)
     return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
 
 
-def _records(records, judged, form):
+def _records(records: list[leaderboard.Step], judged: str, form: str) -> str:
     if not records:
         return "No record yet."
     rows = []
@@ -64,11 +65,11 @@ def _records(records, judged, form):
     return _table(RECORDS, rows, judged, form)
 
 
-def _cells(entry):
+def _cells(entry: leaderboard.Entry) -> dict[str, str]:
     is_steps = entry.judged == "steps"
     return {
-        "entry": entry.first["name"],
-        "config_id": entry.first["config_id"],
+        "entry": entry.first["name"] or "",
+        "config_id": entry.first["config_id"] or "",
         "n": f"{len(entry.rows)}" + (f", {entry.num_lost} lost" if entry.num_lost else ""),
         "train_s": _number(entry.score, "," if is_steps else ",.3f"),
         "sd": "" if is_steps else _number(stats.sd(entry.times_s), ".3f"),
@@ -82,14 +83,14 @@ def _cells(entry):
     }
 
 
-def _table(columns, rows, judged, form):
-    columns = [name for name in columns if name != CERTIFICATE or any(row[CERTIFICATE] for row in rows)]
+def _table(wanted: Sequence[str], rows: list[dict[str, str]], judged: str, form: str) -> str:
+    columns = [name for name in wanted if name != CERTIFICATE or any(row[CERTIFICATE] for row in rows)]
     names = ["steps" if name == "train_s" and judged == "steps" else name for name in columns]
     cells = [[row[name] for name in columns] for row in rows]
     return text_table.render(names, cells, [name in NUMBERS for name in columns], form)
 
 
-def _number(value, form, unit=""):
+def _number(value: float | None, form: str, unit: str = "") -> str:
     return "" if value is None else f"{value:{form}}{unit}"
 
 
@@ -105,7 +106,7 @@ def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
     return f"{where}: {text_table.counted(len(rows), 'run')}, none of them counts: {whys}; {published}"
 
 
-def _why(row, known):
+def _why(row: Row, known: set[str]) -> str:
     if row["track"] not in known:
         return "on tracks that conf/track/ does not have"
     if row["num_deviations"]:
@@ -136,19 +137,19 @@ def site_boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[
     return sorted(boards, key=lambda board: (board["track"], not board["records"]))
 
 
-def _record(entry, before, against):
-    return Record(
-        number=entry.number,
-        since=entry.since,
-        what=_what_changed(before, entry),
-        who=_who(entry.book.results),
-        change_pct=against["change_pct"],
-        measured=against["measured"],
+def _record(entry: leaderboard.Entry, before: leaderboard.Entry | None, change: leaderboard.Change) -> Record:
+    return {
+        "number": entry.number or 0,
+        "since": entry.since,
+        "what": _what_changed(before, entry),
+        "who": _who(entry.book.results),
+        "change_pct": change["change_pct"],
+        "measured": change["measured"],
         **_entry(entry),
-    )
+    }
 
 
-def _entry(entry):
+def _entry(entry: leaderboard.Entry) -> Entry:
     counted = entry.counted or entry.rows
     return Entry(
         name=entry.first["name"],
@@ -168,7 +169,7 @@ def _entry(entry):
     )
 
 
-def _what_changed(before, entry):
+def _what_changed(before: leaderboard.Entry | None, entry: leaderboard.Entry) -> str | None:
     """The config's settings that differ from the record before, and whether the code does; None for the first."""
     if before is None:
         return None
@@ -178,16 +179,16 @@ def _what_changed(before, entry):
     changes = changes[:MAX_CHANGES] + ([f"{more} settings more"] if more > 0 else [])
     if before.first["source_sha256"] != entry.first["source_sha256"]:
         changes.append("the code")
-    if before.first["comparability_id"] != entry.first["comparability_id"]:
+    if before.setting != entry.setting:
         changes.append("the setting (driver, torch, data ...)")
     return ", ".join(changes) or None
 
 
-def _plain(values):
+def _plain(values: list[Any]) -> str:
     return " or ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
 
 
-def _who(results):
+def _who(results: Path) -> str | None:
     """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
     try:
         result = BY.search(plain_file.text(Path(results) / "README.md"))

@@ -14,9 +14,10 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.base import credentials, private
 from bench.base.paths import PUBLISHED, REPO, published_root, shown
@@ -100,7 +101,9 @@ def of_words(words: Sequence[str]) -> Content:
     names = [ledger.name_of(book.results, folder) for folder in folders]
     races = [(run_folder.read(folder).get("race") or {}).get("race_id") for folder in folders]
     first = min(folder.name for folder in folders)
-    return Content(book, names, sorted(set(races) - {None}), re.sub(r"-s\d+(-\d+)?$", "", first))
+    return Content(
+        book, names, sorted({race for race in races if race is not None}), re.sub(r"-s\d+(-\d+)?$", "", first)
+    )
 
 
 def publish(content: Content, name: str | None, table: Callable[[list[str]], int], gated: Gated | None = None) -> Path:
@@ -120,7 +123,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         raise ValueError(f"{shown(folder)}: is there already, and is not overwritten: give another --name")
     _refuse_unfinished(content)
 
-    def texts(copied):
+    def texts(copied: Path) -> dict[str, str]:
         printed = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
         parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
@@ -138,7 +141,7 @@ def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
     return [f"- [certificate of {name}]({name}/{certificates.FILE}): {words}" for name, words in result if words]
 
 
-def _refuse_unfinished(content):
+def _refuse_unfinished(content: Content) -> None:
     for name in content.runs:
         if run_folder.read(content.results / name)["status"] == "running":
             raise ValueError(f"{name}: status=running: wait for its end, then publish it")
@@ -164,7 +167,8 @@ def copy(
         for one in leaving:
             (temporary / one.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(content.results / one.path, temporary / one.path)
-        made = texts(temporary) if content.texts is None else content.texts
+        made = content.texts if texts is None or content.texts is not None else texts(temporary)
+        assert made is not None  # of a claim, or made here
         for name, text in made.items():
             (temporary / name).write_text(text)
         search_files(temporary, [*(one.path for one in leaving), *made], gated.allowed)  # what goes, not what it was of
@@ -176,7 +180,7 @@ def copy(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _files(content):
+def _files(content: Content) -> Iterator[Leaving]:
     for name in content.runs:
         yield from files_of_run(content.results, name)
     others = {
@@ -204,7 +208,7 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
         is_part = role or path in listed or path in (certificates.FILE, "run.json")
         if role in LOCAL_ROLES or not is_part or not is_inside:
             continue
-        reason = BY_ROLE.get(role) or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
+        reason = BY_ROLE.get(role or "") or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
         if reason is None:
             remedy = "older records keep unused files too: run again"
             raise ValueError(
@@ -213,7 +217,7 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
         yield Leaving(f"{name}/{path}", path, reason, (folder / path).stat().st_size)
 
 
-def _reasons_of(folder, run):
+def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     """{path in the run's folder: why it goes} of what has no role that says so."""
     code = run.get("code") or {}
     result = dict.fromkeys(WHICH_CODE, "which code ran") | {"run.json": "the record, written by the referee"}
@@ -227,7 +231,7 @@ def _reasons_of(folder, run):
     return result
 
 
-def _of_script(folder, run):
+def _of_script(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     """{source of a script in code/: why}.  Of older records: programs, and what those name."""
     script = run.get("script") or {}
     if not script or "used" in script:
@@ -259,7 +263,7 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
 
     allowed: paths, or their ends, that the user has looked at: they go whatever they hold.
     """
-    refused = []
+    refused: list[str] = []
     for path in paths:
         if not any(path == one or path.endswith(f"/{one}") for one in allowed):
             text = plain_file.text(folder / path, plain_file.MAX_LINES_BYTES, errors="replace")
@@ -270,7 +274,7 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
         raise ValueError(f"{'; '.join(refused[:MAX_SHOWN])}{more}: nothing was written: {remedy}")
 
 
-def _faults(path, text):
+def _faults(path: str, text: str) -> Iterator[str]:
     """What is wrong with a file, in words that do not repeat it."""
     shown = private.redact(path, REPO, user="")
     if shown != path:

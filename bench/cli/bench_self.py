@@ -1,6 +1,6 @@
 """What this harness itself costs, against targets.  ./run.sh bench-self [PART ...] [--json]
 
-What needs the tests' own files or another program is measured by  python tests/benchmarks.
+What needs a GPU, the tests' own files or another program is measured by  python tests/benchmarks.
 
 Ratios only of things measured interleaved in one run, medians; absolute times are this machine's, now.
 """
@@ -11,7 +11,7 @@ import sys
 from bench.base import text_table
 from bench.cli import arguments
 
-PARTS = ("loop", "gpu", "loader", "startup", "memory")
+PARTS = ("loop",)
 
 
 def main(argv):
@@ -20,25 +20,10 @@ def main(argv):
     unknown = [part for part in args.what if part not in PARTS]
     if unknown:
         raise ValueError(f"bench-self {unknown[0]}: choose from {', '.join(PARTS)}")
-    rows = []
-    for part in args.what or PARTS:
-        print(f"measuring {part} ...", file=sys.stderr, flush=True)
-        rows += [row(*one) for one in _measure(part, args.rehearse)]
-    return show(rows, args.json)
+    from bench.plans import overhead  # imports torch
 
-
-def _measure(part, rehearse):
-    if part == "loop":
-        from bench.plans.overhead import loop  # imports torch
-
-        return loop.measure()
-    if part == "gpu":
-        from bench.plans.overhead import gpu
-
-        return gpu.measure(rehearse)
-    from bench.plans.overhead import loop
-
-    return getattr(loop, part)()
+    print("measuring the loop ...", file=sys.stderr, flush=True)
+    return show([row(*measured) for measured in overhead.measure()], args.json)
 
 
 def row(what, measured, sign, target, ci95=None):
@@ -71,7 +56,6 @@ def verdict(row):
 
 def _parser():
     parser = arguments.Parser("./run.sh bench-self", main=main)
-    parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
-    parser.add_argument("--rehearse", action="store_true", help="part gpu at nano size on a CPU: all but its figures")
+    parser.add_argument("what", nargs="*", metavar="loop", help="the training loop, which is the default")
     parser.add_argument("--json", action="store_true")
     return parser

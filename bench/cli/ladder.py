@@ -20,7 +20,7 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
-from bench.plans.ladder import forecast, page, request, sizes, staircase, text
+from bench.plans.ladder import forecast, page, request, sizes, staircase
 from bench.plans.race import plan as race_plan
 from bench.plans.race import planning, runner
 
@@ -33,17 +33,18 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:
-            answer = forecast.of(*request.asked(args.words))
-            _print(args, answer, forecast.text)
+            planned = forecast.of(*request.asked(args.words))
+            print(json.dumps(planned, indent=1) if args.json else forecast.text(planned))
             return 0
         folder = _ended(args, results)
         if folder is None:
             return 1
-        answer = staircase.of_race(folder, args.interpolate)
-        atomic.write_text(folder / page.NAME, page.html(folder, answer))
+        found = staircase.of_race(folder, args.interpolate)
+        answer = page.document(folder, found)
+        atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))
         say("race", shown(folder))
-    _print(args, answer, text.terminal)
+    print(answer.json() if args.json else page.csv_text(found).rstrip("\n") if args.csv else answer.terminal())
     return 0
 
 
@@ -64,13 +65,6 @@ def check(argv):
     race_plan.parse_request([word for word in args.words if "=" in word and word not in own])
 
 
-def _print(args, answer, as_text):
-    if args.json:
-        print(json.dumps(answer, indent=1))
-    else:
-        print(text.csv_text(answer) if args.csv else as_text(answer) + "\n", end="")
-
-
 def _ended(args, results) -> Path | None:
     """The folder of a ladder that has ended, now or before; None: it was interrupted or abandoned."""
     if args.page is not None:
@@ -79,9 +73,9 @@ def _ended(args, results) -> Path | None:
         folder = request.unfinished(results, args.resume)
     else:
         _, fitted, asked = request.asked(args.words)
-        for one in fitted:
-            if one.fault:
-                say("ladder", f"{one.rung.name} is excluded, it cannot run at this size: {one.fault}", always=True)
+        for fit in fitted:
+            if fit.fault:
+                say("ladder", f"{fit.rung.name} is excluded, it cannot run at this size: {fit.fault}", always=True)
         folder = planning.begin(asked, results, args.anyway)
     race = runner.go(folder, results, anyway=args.anyway, is_new=args.resume is None)
     if race["result"] is not None:

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
                     return cluster.go(verb, want)
                 rest = want.words
         if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
-            from bench.launch import joining
+            from bench.launch.nodes import joining
 
             joining.refuse(verb, rest)
         rest = _use_config(rest)

@@ -8,10 +8,9 @@ import time
 from bench.base.units import seconds_of
 from bench.cli import arguments
 from bench.config import compose, explain, groups, overrides
-from bench.launch import console, joining, launcher, ready, series, summary
+from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
-from bench.launch.nodes.member import Refused
-from bench.launch.of_nodes import OfNodes
+from bench.launch.nodes import joining, member
 from bench.launch.prepare import asked, frozen, prepare, this_machine
 from bench.plans.sweep import packing
 
@@ -94,8 +93,8 @@ def _show_cfg(args):
     if points is None:
         raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
     for point in points:
-        head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
-        print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+        header = f"---\n# {' '.join(point)}\n" if args.multirun else ""
+        print(header + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
 
 
 def _seconds_of_budget(words):
@@ -109,8 +108,8 @@ def _seconds_of_budget(words):
 def _follow(started_by, overrides):
     """A rank that another launcher started: rank 0 says what there is to say."""
     try:
-        return joining.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
-    except Refused:
+        return member.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
+    except member.Refused:
         time.sleep(joining.SAY_S)
         return 2
 
@@ -128,43 +127,43 @@ def _prepared(overrides, check_own):
 def _run(args, argv, started_by):
     """-> what --json prints; or the exit code, where another node has the record."""
     with contextlib.ExitStack() as stack:
-        coordinator = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
+        leading = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
         try:
             overrides = joining.effective(args.overrides, started_by)
             job = _prepared(overrides, not args.race)  # a race has checked it
             joining.check(job, started_by)
             job = stack.enter_context(frozen(job))  # now, so that all nodes are compared by what they will run
-            if coordinator is None and job.config.hardware.rendezvous:
-                coordinator = joining.lead_nodes(job)
-                if coordinator is None:
+            if leading is None and job.config.hardware.rendezvous:
+                leading = joining.lead_nodes(job)
+                if leading is None:
                     say("run", f"a node of the run that {job.config.hardware.rendezvous} records")
-                    return joining.follow_nodes(job)
-                stack.enter_context(coordinator)
-            if coordinator is not None:
-                joining.gather(coordinator, job)
+                    return member.follow_nodes(job)
+                stack.enter_context(leading)
+            if leading is not None:
+                leading.gather(job)
         except ValueError as error:
-            if coordinator is not None:
-                coordinator.refuse(str(error))
+            if leading is not None:
+                leading.refuse(str(error))
             raise
-        return _run_job(job, args, argv, coordinator and OfNodes(coordinator, job, started_by))
+        return _run_job(job, args, argv, leading)
 
 
-def _run_job(job, args, argv, of_nodes):
+def _run_job(job, args, argv, leading):
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
-    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race, of_nodes=of_nodes)
-    if of_nodes:
-        of_nodes.bye(run)
+    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race, of_nodes=leading)
+    if leading:
+        leading.bye(run)
     say("run", summary.last_words(run), always=True)
     return summary.as_json(run)
 
 
 def _parser():
-    listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    listed = "\n".join(f"  {group}={' | '.join(groups.choices(group))}" for group in groups.GROUPS)
     parser = arguments.Parser(
         "./run.sh run",
         main=main,

@@ -144,7 +144,7 @@ def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
     return diff.of_folders(*folders)
 
 
-def _with_steps(arm: Arm) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
     timed = [number for number, row in enumerate(arm.rows) if eligibility.is_timed(row)][: between_runs.MAX_RUNS]
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
@@ -201,7 +201,7 @@ def _facts(arm: Arm) -> list[Facts]:
     return [_facts_of_run(arm.record_of(number), arm.folders[number]) for number in numbers]
 
 
-def _facts_of_run(run: dict[str, Any], folder: str | None) -> Facts:
+def _facts_of_run(run: Mapping[str, Any], folder: str | None) -> Facts:
     config = environment = None
     if folder:
         with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here

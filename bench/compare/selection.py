@@ -33,7 +33,7 @@ class Arm:
     damaged: dict[str, str] = field(default_factory=dict)  # run_id -> why its steps cannot be read, of those asked for
     in_race: tuple[str, str] | None = None  # its name in the race and what it is there, its overrides
 
-    def record_of(self, number: int) -> dict[str, Any]:
+    def record_of(self, number: int) -> Mapping[str, Any]:
         """The whole record of the run that has this number in rows."""
         folder = self.folders[number]
         return self.records[self.rows[number]["run_id"]] if folder is None else run_folder.read(folder)

@@ -1,23 +1,15 @@
 """The SLURM allocation that this process runs in, when a batch script or salloc started it: its nodes become the run's.
 
-Within one, hardware.nodes=N needs no rendezvous and no second command: srun starts the other nodes' part, for each run
-anew, so that races, sweeps and speedruns span nodes as well.
+Within one, hardware.nodes=N needs no rendezvous and no second command: srun starts the other nodes' part for each run
+(nodes/leader.py), so that races, sweeps and speedruns span nodes as well.
 """
 
-import contextlib
 import os
 import re
 import socket
 import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-from bench.base.paths import REPO
-from bench.launch.nodes import channel
-from bench.launch.nodes.coordinator import Coordinator
-from bench.launch.prepare import Job
-from bench.machine import processes
 
 NODE_ADDR = re.compile(r"\bNodeAddr=(\S+)")
 
@@ -72,7 +64,6 @@ def address_of_first(environ: Mapping[str, str]) -> str | None:
         return environ.get("SLURM_LAUNCH_NODE_IPADDR")
 
 
-END_S = 15.0
 ASK_S = 5.0  # for scontrol, while the job has KillWait to end, 30 s where nobody set it
 WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETING by its reason
     "NODE_FAIL": "because a node of it failed",
@@ -83,7 +74,6 @@ WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETI
     "OUT_OF_MEMORY": "because it took more memory than it asked for",
     "DEADLINE": "at its deadline",
 }
-GRACE_S = 20.0  # for srun to end its tasks after SIGTERM; it kills them itself before
 
 
 @dataclass(frozen=True)
@@ -131,32 +121,3 @@ def ending(environ: Mapping[str, str] = os.environ) -> Ending:
         return Ending(True, f": SLURM starts job {job.job_id} again (a lost node, a preemption or scontrol requeue)")
     why = WHY.get(facts.get("JobState", "")) or WHY.get(facts.get("Reason", ""))
     return Ending(False, f": SLURM ended job {job.job_id}, {why}" if why else "")
-
-
-@contextlib.contextmanager
-def led(job: Job, allocation: Allocation) -> Iterator[Coordinator]:
-    """A context that yields the coordinator of a run over this allocation, the other nodes' processes started.
-
-    ValueError: it has too few nodes.
-    """
-    hardware = job.config.hardware
-    if hardware.nodes > allocation.num_nodes:
-        what = f"job {allocation.job_id} has {allocation.num_nodes} node(s)"
-        raise ValueError(f"hardware.nodes={hardware.nodes}: {what}: ask for more, sbatch --nodes={hardware.nodes}")
-    host = address_of_first(os.environ)
-    listener = channel.listen(host, [0])
-    rendezvous = f"{host}:{listener.getsockname()[1]}"
-    others = hardware.nodes - 1
-    node = ("--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
-    ends = ("--kill-on-bad-exit=1", "--wait=30", "--unbuffered")
-    words = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    follow = [sys.executable, "-m", "bench.launch.follow", *words, f"hardware.rendezvous={rendezvous}"]
-    own_ranks = hardware.num_processes // hardware.nodes
-    with (
-        processes.child(["srun", *node, *ends, *follow], REPO, os.environ, None, GRACE_S) as srun,
-        Coordinator(listener, rendezvous, others, own_ranks, is_adopted=False) as coordinator,
-    ):
-        coordinator.still = lambda: None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
-        yield coordinator
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            srun.wait(END_S)  # its tasks end by themselves now

@@ -17,7 +17,8 @@ from bench.data.sources import datasets
 from bench.launch import allocation, finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
-from bench.launch.of_nodes import OfNodes, of_allocation
+from bench.launch.nodes.joining import of_allocation
+from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job, frozen
 from bench.launch.progress import EdgePipe, Progress, Stall
 from bench.launch.script import script
@@ -42,7 +43,7 @@ def launch(
     sweep_id: str | None = None,
     stop: Callable[[list[tuple[int, float]]], str | None] | None = None,
     beside: dict | None = None,
-    of_nodes: OfNodes | None = None,
+    of_nodes: Leader | None = None,
     audit: dict | None = None,
 ) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
@@ -80,7 +81,7 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes, audit)
     run |= {"beside": beside} if beside else {}
     run |= {"audit": audit} if audit else {}
     of_slurm = allocation.found()
-    run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
+    run |= of_nodes.record_facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in run["warnings"]:
         if warning["instrument"] != "git":  # which the preflight shows, with its remedy
             head = "secret" if warning["instrument"] == "launcher" else "export"

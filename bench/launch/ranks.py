@@ -253,6 +253,14 @@ class Group:
             self.failures = self._failures()
         return has_ended
 
+    def ends(self) -> list[tuple[int, int]]:
+        """[(rank, exit code)] of those that failed first; the first of the group where nothing says which."""
+        if not self.exit_code():
+            return []
+        return [(one["rank"], one["exit_code"]) for one in self.failures] or [
+            (self._place.first_rank, self.exit_code())
+        ]
+
     def stop(self) -> None:
         """Tell all ranks to end; has_ended() says when they have."""
         self._guard.stop()

@@ -1,5 +1,6 @@
-"""certificate.json of a run folder, as ./run.sh replay writes it: whether the run came out again.
+"""What was found of a record later, in files beside it: certificate.json and audit.json.
 
+The first is how its replay ended (./run.sh replay), the second how its counterfactual audit did (./run.sh audit).
 The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
 machine's own replays (results/replays) have written the same into their ledger.  ./run.sh judge --replayed believes
 neither: it compares the losses again (bench/plans/replay/replaying.py).
@@ -10,19 +11,23 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from bench.base import atomic
 from bench.base.paths import published_root, results_root
 from bench.base.reading import json_file
 from bench.base.reading.damage import Damaged
 from bench.record import ledger, run_folder
+from bench.record.shape import Facts
 
 FILE = "certificate.json"
 EVENT = "certificate"  # of the ledger of replays: record, losses_sha256, outcome, replays
 HOLDS = ("identical", "equal within rounding", "statistically reproduced")  # of its "outcome"
 CLAIMED = "claimed: "
 MALFORMED = "malformed"
+AUDIT_FILE = "audit.json"
+AUDITS_FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
+PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
 
 Word = Literal[
     "identical", "equal within rounding", "statistically reproduced", "not reproduced", "undecided", "impossible here"
@@ -54,31 +59,31 @@ def replays_root() -> Path:
     return results_root() / "replays"
 
 
-def read(folder: Path | str) -> dict | None:
+def read(folder: Path | str) -> Found | None:
     """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run.
 
     ValueError: the file is not one that ./run.sh replay writes.
     """
     if not (Path(folder) / FILE).is_file():
         return None
-    result = json_file.read(Path(folder) / FILE, Found)
+    certificate = cast(Found, json_file.read(Path(folder) / FILE, Found))
     run = run_folder.read_raw(folder)
-    is_of_this = name_of(run) in result["replays"]
-    is_of_this |= result["record"] == name_of(run) and result["losses_sha256"] == losses_sha256(run)
-    return result if is_of_this else None
+    is_of_this = name_of(run) in certificate["replays"]
+    is_of_this |= certificate["record"] == name_of(run) and certificate["losses_sha256"] == losses_sha256(run)
+    return certificate if is_of_this else None
 
 
-def name_of(run: dict) -> str:
+def name_of(run: Facts) -> str:
     """TRACK/RUN_ID."""
     return f"{run['track']}/{run['run_id']}"
 
 
-def losses_sha256(run: dict) -> str:
+def losses_sha256(run: Facts) -> str:
     """Of the record's steps.csv, as it lists it."""
     return next((file["sha256"] for file in run["artifacts"] if file["path"] == "steps.csv"), "")
 
 
-def entries(record: str, losses_sha256: str) -> list[dict]:
+def entries(record: str, losses_sha256: str) -> list[ledger.Line]:
     """What the ledger of this machine's replays says of a record, the oldest first."""
     path = replays_root() / ledger.NAME
     if not path.is_file():
@@ -89,24 +94,23 @@ def entries(record: str, losses_sha256: str) -> list[dict]:
 
 
 @functools.lru_cache(maxsize=4)
-def _entries(results, size, mtime_ns):
+def _entries(results: Path, size: int, mtime_ns: int) -> list[ledger.Line]:
     lines = ledger.read(results).lines
     return [line for line in lines if line["event"] == EVENT and "record" in line and "losses_sha256" in line]
 
 
-def is_claim(folder: Path | str, result: dict) -> bool:
+def is_claim(folder: Path | str, certificate: Found) -> bool:
     """Whether a certificate says that its record holds, and no replay of this machine has said so.
 
     That of a published record always: its table reads alike on the machine that published it and on any other.
     """
-    if result["outcome"] not in HOLDS:
+    if certificate["outcome"] not in HOLDS:
         return False
     if Path(folder).absolute().is_relative_to(published_root().absolute()):
         return True
-    made_here = entries(result["record"], result["losses_sha256"])
-    return not any(
-        (line.get("outcome"), line.get("replays")) == (result["outcome"], result["replays"]) for line in made_here
-    )
+    claimed = certificate["outcome"], certificate["replays"]
+    made_here = entries(certificate["record"], certificate["losses_sha256"])
+    return not any((line.get("outcome"), line.get("replays")) == claimed for line in made_here)
 
 
 def outcome(folder: Path | str) -> str | None:
@@ -114,36 +118,34 @@ def outcome(folder: Path | str) -> str | None:
     if not os.access(f"{folder}/{FILE}", os.F_OK):  # a table asks this of thousands of runs
         return None
     try:
-        result = read(folder)
+        certificate = read(folder)
     except ValueError:
         return MALFORMED
-    return None if result is None else CLAIMED * is_claim(folder, result) + result["outcome"]
+    return None if certificate is None else CLAIMED * is_claim(folder, certificate) + certificate["outcome"]
 
 
 def of_several(outcomes: Iterable[str | None]) -> str | None:
     """Of the repeats of one thing: 3 identical, or 2 of 3 identical; None where none has a certificate."""
     outcomes = list(outcomes)
-    counts = Counter(one for one in outcomes if one is not None)
+    counts = Counter(outcome for outcome in outcomes if outcome is not None)
     if not counts:
         return None
     total = f" of {len(outcomes)}" if set(outcomes) - set(counts) else ""
-    return ", ".join(f"{number}{total} {one}" for one, number in counts.most_common())
+    return ", ".join(f"{number}{total} {outcome}" for outcome, number in counts.most_common())
 
 
 def sentence(folder: Path | str) -> str | None:
     """What it says in a line: identical (same session), time reproduced, 2026-11-22; None without one."""
     word = outcome(folder)
-    if word in (None, MALFORMED):
+    certificate = None if word in (None, MALFORMED) else read(folder)
+    if certificate is None:
         return word
-    result = read(folder) or {}
-    machine = f" ({result['machine']})" if result.get("machine") else ""
-    time = f", time {result['time']['word']}" if result.get("time") else ""
-    return f"{word}{machine}{time}, {str(result.get('made_at'))[:10]}"
+    machine = f" ({certificate['machine']})" if certificate["machine"] else ""
+    time = f", time {time_facts['word']}" if (time_facts := certificate.get("time")) else ""
+    return f"{word}{machine}{time}, {certificate['made_at'][:10]}"
 
 
-AUDIT_FILE = "audit.json"
-AUDITS_FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
-PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
+# ---- audit.json
 
 
 class OfKind(TypedDict):
@@ -179,7 +181,7 @@ def write_audit(folder: Path, audit: Audit) -> None:
 def read_audit(folder: Path | str) -> Audit | None:
     """None where it was not audited, or the file cannot be read."""
     try:
-        return json_file.read(Path(folder) / AUDIT_FILE, Audit)
+        return cast(Audit, json_file.read(Path(folder) / AUDIT_FILE, Audit))
     except Damaged:
         return None
 
@@ -192,26 +194,23 @@ def audit_limit(audit: Audit) -> str:
     return f" (a loss lowered by less than {unnoticed_nats:.4f} nats would not have been noticed)"
 
 
-def passed_here(results: Path, run: dict, audit: Audit) -> bool:
+def passed_here(results: Path, run: Facts, audit: Audit) -> bool:
     """Whether this contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
 
     results: the results folder; run: the audited record; audit: what lies beside it, which anybody can write.
     """
     same = (audit["config_id"], audit["source_sha256"]) == (run["config_id"], run["code"]["source_sha256"])
-    names = [one.get("run") for one in audit["audits"] if one["outcome"] == PASSED]
-    entries = ledger.read(results / AUDITS_FOLDER).runs
-    return (
-        same
-        and audit["outcome"] == PASSED
-        and bool(names)
-        and all(_is_whole(results / AUDITS_FOLDER, name, entries.get(name)) for name in names)
-    )
+    names = [kind.get("run") or "" for kind in audit["audits"] if kind["outcome"] == PASSED]
+    if not same or audit["outcome"] != PASSED or not names:
+        return False
+    runs = ledger.read(results / AUDITS_FOLDER).runs
+    return all(_is_whole(results / AUDITS_FOLDER, name, runs.get(name)) for name in names)
 
 
-def _is_whole(root, name, entry):
+def _is_whole(root: Path, name: str, entry: ledger.StartedRun | None) -> bool:
     if entry is None or entry["end"] is None:
         return False
     try:
-        return entry["end"]["run_json_sha256"] == ledger.sha256_of(root / name / "run.json")
+        return entry["end"].get("run_json_sha256") == ledger.sha256_of(root / name / "run.json")
     except (Damaged, OSError):
         return False

@@ -8,7 +8,8 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from bench.base.reading import plain_file, yaml_file
@@ -19,6 +20,7 @@ Config = tuple[str, ...]  # () where there is no config.yaml: a log of another h
 OF_THE_ROW = ("name", "seed")  # columns of every row already
 SWITCHES = ("instruments", "exporters")  # groups whose settings' groups are on by being there
 GROUPS = re.compile(r"^(?=[A-Za-z_])", re.M)  # a line that begins with a letter begins a group
+GROUP = re.compile(r'{"(\w+)')  # its name, in its JSON text
 ALIAS = re.compile(r"[&*]id\d{3}")  # the yaml of one group may name another's lines
 # Settings that differ with what is shown anyway, or that follow from others: no column unless one is asked for
 IMPLIED = re.compile(r"track\..*|exporters\b.*|.*_sha256|data\.(repo|revision)|hardware\.num_threads")
@@ -42,13 +44,13 @@ def of_text(text: str) -> Config:
 
 
 @functools.lru_cache(maxsize=MAX_TEXTS)
-def _of_text(text):
+def _of_text(text: str) -> Config:
     parts = [text] if ALIAS.search(text) else GROUPS.split(text)
     return tuple(itertools.chain.from_iterable(map(_texts, filter(str.strip, parts))))
 
 
 @functools.lru_cache(maxsize=MAX_KEPT)
-def _texts(part):
+def _texts(part: str) -> Config:
     """Lines of one or more groups -> their JSON texts."""
     if part.startswith(("name:", "seed:")) and part.count("\n") < 2:
         return ()
@@ -63,7 +65,7 @@ def _texts(part):
     )
 
 
-def _leaves(key, value):
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of each setting in a group; what is on without settings of its own is true."""
     if not isinstance(value, dict) or not value:
         yield key, True if value == {} else value
@@ -75,8 +77,9 @@ def _leaves(key, value):
 
 
 @functools.lru_cache(maxsize=MAX_KEPT)
-def _parsed(text):
-    return json.loads(text)
+def _parsed(text: str) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(text)
+    return known
 
 
 def settings(config: Iterable[str]) -> dict[str, Any]:
@@ -89,42 +92,45 @@ def group(config: Config, name: str) -> Mapping[str, Any]:
     return next((_parsed(text) for text in config if text.startswith(f'{{"{name}.')), {})
 
 
-def keys(rows: Iterable[Mapping]) -> list[str]:
+def keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Every setting that one of the rows has, in the order of config.yaml."""
     texts = dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(row["config"] for row in rows)))
     return list(dict.fromkeys(key for text in texts for key in _parsed(text)))
 
 
-def add(rows: Iterable[MutableMapping], names: Sequence[str]) -> None:
+def add(rows: Iterable[MutableMapping[str, Any]], names: Sequence[str]) -> None:
     """Gives each row these settings as columns of its own, None where it has no such setting."""
     groups = {name.partition(".")[0] for name in names}
-    known = {}  # config -> {name: value}
+    known: dict[Config, dict[str, Any]] = {}
     for row in rows:
         config = row["config"]
         if config not in known:
-            texts = [text for text in config if re.match(r'{"(\w+)', text)[1] in groups]
-            result = _true_of(config, settings(texts))
-            known[config] = {name: result.get(name) for name in names}
+            texts = [text for text in config if (start := GROUP.match(text)) and start[1] in groups]
+            known_here = _true_of(config, settings(texts))
+            known[config] = {name: known_here.get(name) for name in names}
         row.update(known[config])
 
 
-def _true_of(config, result):
+def _true_of(config: Config, settings_by_key: dict[str, Any]) -> dict[str, Any]:
     is_script = group(config, "script").get("script.path") is not None
-    return {key: value for key, value in result.items() if key not in OF_OUR_LOOP} if is_script else result
+    if not is_script:
+        return settings_by_key
+    return {key: value for key, value in settings_by_key.items() if key not in OF_OUR_LOOP}
 
 
-def varied(rows: Iterable[Mapping]) -> list[str]:
+def varied(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Settings in which rows with a config differ, in its order, without IMPLIED; of muon's own those of muon alone."""
     configs = [config for config in dict.fromkeys(row["config"] for row in rows) if config]
     if len(configs) < 2:
         return []
     shared = set.intersection(*map(set, configs))
-    values, counts = {}, {}
+    values: dict[str, set[Any]] = {}
+    counts: Counter[str] = Counter()
     for config in configs:
         for key, value in _true_of(config, settings(text for text in config if text not in shared)).items():
             values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
-            counts[key] = counts.get(key, 0) + 1
+            counts[key] += 1
     order = keys({"config": config} for config in configs)
-    is_switch = {key: result == {"true"} and counts[key] < len(configs) for key, result in values.items()}
-    differing = [key for key, result in values.items() if len(result) > 1 or is_switch[key]]
+    is_switch = {key: found == {"true"} and counts[key] < len(configs) for key, found in values.items()}
+    differing = [key for key, found in values.items() if len(found) > 1 or is_switch[key]]
     return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.index)

@@ -12,12 +12,14 @@ import signal
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.record import run_folder, step_files
+from bench.record.shape import Section
 
 KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
@@ -64,41 +66,41 @@ NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
-def failure(kind: str, message: str, *where: int | str | None, **more: int | str | None) -> dict:
+def failure(kind: str, message: str, *where: Any, **more: Any) -> Section:
     """run_folder.failure() with the hint of its kind."""
     return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
-def of_data(changed: list[str], result: dict | None) -> dict:
-    """changed: sentences; result: the failure that the changed data led to, None: the run ended well -> its failure."""
-    words = "; ".join(changed)
-    if result is None:
-        return failure("bad_data", words)
-    more = {"kind": "bad_data", "message": f"{words}; then: {result['message']}", "hint": HINTS["bad_data"]}
-    return result | more
+def of_data(changed: list[str], led_to: Section | None) -> Section:
+    """changed: sentences; led_to: the failure of the run that the changed data led to, None: it ended well."""
+    message = "; ".join(changed)
+    if led_to is None:
+        return failure("bad_data", message)
+    more = {"kind": "bad_data", "message": f"{message}; then: {led_to['message']}", "hint": HINTS["bad_data"]}
+    return led_to | more
 
 
-def is_interrupt(result: dict | None) -> bool:
+def is_interrupt(failure_of_run: Section | None) -> bool:
     """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
-    return result is not None and result["kind"] == "interrupted"
+    return failure_of_run is not None and failure_of_run["kind"] == "interrupted"
 
 
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
     """Called by the rank that fails, with the exception in hand.  Returns its kind.  step: None outside training."""
     kind = kind_of(error)
-    result = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
-    result["failed_at_s"] = time.monotonic()  # of this machine: on_own_clock() in bench/launch/nodes/
-    result["traceback"] = traceback.format_exc()
+    facts = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
+    facts["failed_at_s"] = time.monotonic()  # of this machine: on_own_clock() in bench/launch/nodes/
+    facts["traceback"] = traceback.format_exc()
     path = Path(folder) / "logs" / f"rank{rank}.failure.json"
     try:
-        path.write_text(json.dumps(result))
+        path.write_text(json.dumps(facts))
     except OSError:
         atomic.release(folder)  # the disk is full: this file matters more than the reserve
-        path.write_text(json.dumps(result))
+        path.write_text(json.dumps(facts))
     if kind == "non_finite_loss":
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": kind}
         with contextlib.suppress(OSError):
-            step_files.append_event(folder, event | {key: result[key] for key in ("rank", "step", "message")})
+            step_files.append_event(folder, event | {key: facts[key] for key in ("rank", "step", "message")})
     return kind
 
 
@@ -120,26 +122,26 @@ def kind_of(error: BaseException) -> str:
     return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
 
 
-def classify(folder: Path, exit_code: int) -> dict | None:
+def classify(folder: Path, exit_code: int) -> Section | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
     reported = [atomic.read_json(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
-    reported = [one for one in reported if one and "kind" in one]
+    reported = [rank for rank in reported if rank and "kind" in rank]
     ended = atomic.read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
     if exit_code == 0 and not reported:
         return None
-    follows = [one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]) for one in reported]
-    first_cause = [one for one, is_later in zip(reported, follows, strict=True) if not is_later]
-    killed = [one for one in ended if one["exit_code"] < 0 and -one["exit_code"] != signal.SIGTERM]
+    follows = [rank["kind"] == "exception" and FOLLOWS_ANOTHER.search(rank["message"]) for rank in reported]
+    first_cause = [rank for rank, is_later in zip(reported, follows, strict=True) if not is_later]
+    killed = [rank for rank in ended if rank["exit_code"] < 0 and -rank["exit_code"] != signal.SIGTERM]
     if first_cause:
-        cause = min(first_cause, key=lambda one: one["failed_at_s"])
+        cause = min(first_cause, key=lambda rank: rank["failed_at_s"])
         # A kill that the agent saw long after is its own: it ends what does not end on its own.
-        killed = [one for one in killed if one["failed_at_s"] <= cause["failed_at_s"] + KILL_SEEN_WITHIN_S]
+        killed = [rank for rank in killed if rank["failed_at_s"] <= cause["failed_at_s"] + KILL_SEEN_WITHIN_S]
         if not (killed and cause["kind"] in ("exception", "collective_timeout")):
             return _without_private(cause)
     if killed:
-        return _killed(folder, min(killed, key=lambda one: one["failed_at_s"]))
+        return _killed(folder, min(killed, key=lambda rank: rank["failed_at_s"]))
     if reported:
-        return _without_private(min(reported, key=lambda one: one["failed_at_s"]))
+        return _without_private(min(reported, key=lambda rank: rank["failed_at_s"]))
     if ended:
         rank, code = ended[0]["rank"], ended[0]["exit_code"]
         return failure("exception", f"rank {rank} ended with exit code {code}", rank, exit_code=code)
@@ -149,20 +151,22 @@ def classify(folder: Path, exit_code: int) -> dict | None:
     return _not_started(folder, exit_code)
 
 
-def _not_started(folder, exit_code):
+def _not_started(folder: Path, exit_code: int) -> Section:
     """The agent ended before any rank could speak: what it printed last says why."""
     text = _log(folder, "agent.log")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1] if lines else "it said nothing")
+    last_words = next(
+        (line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1] if lines else "it said nothing"
+    )
     kind = "out_of_memory" if OUT_OF_MEMORY.search(text) else "not_started"
-    message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {said[:500]}"
+    message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {last_words[:500]}"
     if kind == "out_of_memory":  # no batch was there yet
         hint = "free memory of this machine, or raise its limit (ulimit -v), and start it again"
         return run_folder.failure(kind, message, hint, exit_code=exit_code)
     return failure(kind, message, exit_code=exit_code)
 
 
-def _killed(folder, ended):
+def _killed(folder: Path, ended: Section) -> Section:
     number = -ended["exit_code"]
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     kind = "rank_killed" if number in (signal.SIGKILL, signal.SIGINT, signal.SIGHUP) else "rank_crashed"
@@ -172,7 +176,7 @@ def _killed(folder, ended):
     return failure(kind, f"rank {ended['rank']} was ended by {name}", ended["rank"], step, name, ended["exit_code"])
 
 
-def _log(folder, name):
+def _log(folder: Path, name: str) -> str:
     try:
         return plain_file.text(folder / "logs" / name, plain_file.MAX_LINES_BYTES, errors="replace")
     except Damaged:
@@ -200,5 +204,5 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         run_folder.remove_temporary(folder)
 
 
-def _without_private(result):
-    return {key: value for key, value in result.items() if key not in ("failed_at_s", "traceback")}
+def _without_private(facts: Section) -> Section:
+    return {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}

@@ -1,4 +1,4 @@
-"""Run folders -> rows, fast: what was read before is kept beside the runs, in .index.json of the folder they lie in.
+"""Run folders -> rows, fast: what was read before is kept beside the runs, in .index.json.gz of the folder they lie in.
 
 The index is a copy and never an authority.  An entry counts only while its run.json has the same size, inode, time of
 change and time of status change, and while the code that made it is the same; an index that is deleted, damaged, of
@@ -11,28 +11,36 @@ everything still works.
 import contextlib
 import functools
 import gc
+import gzip
 import hashlib
 import marshal
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from bench.base import atomic
 from bench.base.reading import damage, json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged, of_record
 from bench.machine import processes
-from bench.record import configs, run_folder, shape
+from bench.record import configs, metrics, run_folder, shape, validity
 from bench.record import rows as rows_module
 from bench.record.rows import COLUMNS, Row, encoded, row_of
 
-NAME = ".index.json"
+NAME = ".index.json.gz"
 MIN_RUNS = 50  # fewer are read as fast without
 SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
 MIN_PARALLEL = 2000
 NUM_PARTS = 8  # of the work of two processes
 NUM_STALE_KEPT = 20  # writing an index costs more than reading so few runs again
+
+Answer = tuple[str, Row | None, str | None]  # a run folder's name, its row or None, None or why it cannot be read
+Entries = dict[
+    str, tuple[list[int], tuple[Any, ...]]
+]  # by name: the signature of run.json, the row's values by COLUMNS
 
 
 def read_rows(
@@ -43,17 +51,17 @@ def read_rows(
     What cannot be read is skipped and reported to on_error(message).  ValueError if a path is not a folder, unless
     logs_too says that the caller reads those.
     """
-    result = {}
+    stats: dict[str, dict[str, os.stat_result]] = {}  # by parent and name
     for path in map(os.path.abspath, paths):
         for parent, name, stat in run_folder.walk(path, on_error):
-            result.setdefault(parent, {})[name] = stat
+            stats.setdefault(parent, {})[name] = stat
         if not logs_too and not os.path.isdir(path):
             raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
     with _no_garbage_collection():
         return [
             (f"{parent}/{name}", row)
-            for parent in sorted(result)
-            for name, row in _of_one_folder(parent, result[parent], on_error)
+            for parent in sorted(stats)
+            for name, row in _of_one_folder(parent, stats[parent], on_error)
         ]
 
 
@@ -62,17 +70,19 @@ def fault_of(folder: str) -> str | None:
     return _read(*os.path.split(folder))[2]
 
 
-def _of_one_folder(parent, stats, on_error):
+def _of_one_folder(
+    parent: str, stats: dict[str, os.stat_result], on_error: Callable[[str], None] | None
+) -> list[tuple[str, Row]]:
     known = _load(parent) if len(stats) >= MIN_RUNS else {}
     names = sorted(stats)
     signatures = {name: _signature(stats[name]) for name in names}
     fresh = [name for name in names if name in known and known[name][0] == signatures[name]]
-    rows = {name: dict(zip(COLUMNS, known[name][1], strict=True)) for name in fresh}
+    rows = {name: _row(known[name][1]) for name in fresh}
     stale = [name for name in names if name not in rows]
     for name, row, message in _read_all(parent, stale):
-        if message is None:
+        if row is not None:
             rows[name] = row
-        elif on_error:
+        elif on_error and message is not None:
             on_error(message)
     if len(stats) >= MIN_RUNS and len(stale) > NUM_STALE_KEPT:
         settled = [name for name in stale if name in rows and _is_settled(rows[name], stats[name])]
@@ -80,34 +90,38 @@ def _of_one_folder(parent, stats, on_error):
     return [(name, rows[name]) for name in names if name in rows]
 
 
-def _signature(stat):
+def _signature(stat: os.stat_result) -> list[int]:
     return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
-def _is_settled(row, stat):
+def _is_settled(row: Row, stat: os.stat_result) -> bool:
     """Whether the row stays true as long as the file stays as it is."""
     age_s = time.time() - max(stat.st_mtime, stat.st_ctime)
     return age_s > SETTLED_S and row["status"] != "running" and row["failure"] != "launcher_killed"
 
 
-def _read_all(parent, names):
-    """[(name, row or None, None or why it cannot be read)]; thousands of them by two processes."""
+def _read_all(parent: str, names: Sequence[str]) -> list[Answer]:
+    """Thousands of them by two processes."""
     if len(names) < MIN_PARALLEL:
         return [_read(parent, name) for name in names]
     size = -(-len(names) // NUM_PARTS)
     parts = [names[at : at + size] for at in range(0, len(names), size)]
     with processes.started(functools.partial(_read_part, parent), parts, are_many=True) as read:
-        result = sorted((one for part in read for one in marshal.loads(part)), key=operator.itemgetter(0))
-    return [(name, values and dict(zip(COLUMNS, values)), message) for name, values, message in result]
+        answers = sorted((answer for part in read for answer in marshal.loads(part)), key=operator.itemgetter(0))
+    return [(name, values and _row(values), message) for name, values, message in answers]
 
 
-def _read_part(parent, names):
+def _row(values: Sequence[Any]) -> Row:
+    return cast(Row, dict(zip(COLUMNS, values, strict=True)))
+
+
+def _read_part(parent: str, names: Sequence[str]) -> bytes:
     """By marshal, which takes a third of pickle's time, from one process of ours to the other."""
-    result = (_read(parent, name) for name in names)
-    return marshal.dumps([(name, row and tuple(row.values()), message) for name, row, message in result])
+    answers = (_read(parent, name) for name in names)
+    return marshal.dumps([(name, row and tuple(row.values()), message) for name, row, message in answers])
 
 
-def _read(parent, name):
+def _read(parent: str, name: str) -> Answer:
     folder = f"{parent}/{name}"
     try:
         with of_record(folder):
@@ -119,96 +133,63 @@ def _read(parent, name):
 # ---- the file
 
 
-def _load(parent):
-    """.index.json -> {name: (signature, values by COLUMNS)}; {} for one that is missing, damaged or of other code."""
+def _load(parent: str) -> Entries:
+    """The index of this folder; {} for one that is missing, damaged or of other code."""
     path = Path(parent, NAME)
     try:
         with of_record(path):
             with plain_file.opened(path) as file:
                 is_own = plain_file.is_own(file)  # what somebody else may have written is not a copy of these runs
             return _parsed(path, *_signature(path.stat())) if is_own else {}
-    except Damaged:
+    except (Damaged, EOFError, zlib.error):
         return {}
 
 
 @functools.lru_cache(maxsize=4)  # the arms of one comparison lie in one folder
-def _parsed(path, *signature):
+def _parsed(path: Path, *signature: int) -> Entries:
     import msgspec
 
-    index = msgspec.json.decode(plain_file.content(path, plain_file.MAX_LINES_BYTES))
+    index = msgspec.json.decode(gzip.decompress(plain_file.content(path, plain_file.MAX_LINES_BYTES)))
     if index["code"] != _code():
         return {}
-    columns = [UNPACK.get(column, _unpacked)(index["rows"][column]) for column in COLUMNS]
-    return dict(zip(index["names"], zip(index["signatures"], zip(*columns, strict=True), strict=True), strict=True))
+    texts, at = index["texts"], COLUMNS.index("config")
+    for values in index["rows"]:
+        if len(values) != len(COLUMNS):
+            raise ValueError(f"{path}: a row has {len(values)} values")
+        values[at] = tuple([texts[number] for number in values[at]])
+    return dict(zip(index["names"], zip(index["signatures"], index["rows"], strict=True), strict=True))
 
 
-def _save(parent, known, changed):
-    """By column, because most columns hold few different values: a third of the size, and quick to read.
+def _save(parent: str, known: Entries, changed: Entries) -> None:
+    """known: what the index held, of runs that were not asked for now as well; of those that are gone nothing is kept.
 
-    known: what the index held, of runs that were not asked for now as well; of those that are gone nothing is kept.
+    Compressed, because most columns hold few different values: 10,000 rows are 11 MB, and half a megabyte in the file.
     """
     with contextlib.suppress(OSError):  # read-only or full: the next call reads the runs again
         there = set(os.listdir(parent))
         entries = {name: entry for name, entry in (known | changed).items() if name in there}
-        columns = zip(*(values for _, values in entries.values()), strict=True)
-        index = {
-            "code": _code(),
-            "names": list(entries),
-            "signatures": [signature for signature, _ in entries.values()],
-            "rows": {
-                column: PACK.get(column, _packed)(values) for column, values in zip(COLUMNS, columns, strict=False)
-            },
-        }
-        atomic.write_own(Path(parent, NAME), encoded(index))
+        texts: dict[str, int] = {}  # of settings, each once: its number
+        at, rows = COLUMNS.index("config"), []
+        for _, values in entries.values():
+            numbers = [texts.setdefault(text, len(texts)) for text in values[at]]
+            rows.append([*values[:at], numbers, *values[at + 1 :]])
+        signatures = [signature for signature, _ in entries.values()]
+        index = {"code": _code(), "names": list(entries), "signatures": signatures, "texts": list(texts), "rows": rows}
+        atomic.write_own(Path(parent, NAME), gzip.compress(encoded(index).encode(), compresslevel=1, mtime=0))
 
 
-def _packed(values):
-    if len(set(map(type, values)) - {type(None)}) > 1:  # 1, 1.0 and True are equal and not the same
-        return {"values": values}
-    try:
-        distinct = list(dict.fromkeys(values))
-    except TypeError:  # lists
-        return {"values": values}
-    if 2 * len(distinct) > len(values):
-        return {"values": values}
-    codes = {value: code for code, value in enumerate(distinct)}
-    return {"values": distinct, "codes": list(map(codes.__getitem__, values))}
-
-
-def _unpacked(column):
-    values, codes = column["values"], column.get("codes")
-    return values if codes is None else list(map(values.__getitem__, codes))
-
-
-def _packed_configs(values):
-    """Tuples of texts: each text once, each tuple once, as the numbers of its texts."""
-    texts = {text: None for config in dict.fromkeys(values) for text in config}
-    numbers = {text: number for number, text in enumerate(texts)}
-    packed = _packed([tuple(numbers[text] for text in config) for config in values])
-    return packed | {"texts": list(texts)}
-
-
-def _unpacked_configs(column):
-    texts = column["texts"]
-    configs_ = [tuple(texts[number] for number in numbers) for numbers in column["values"]]
-    return _unpacked({"values": configs_, "codes": column.get("codes")})
-
-
-PACK, UNPACK = {"config": _packed_configs}, {"config": _unpacked_configs}
-
-
-def _code():
+def _code() -> str:
     """Hash of the code that makes rows: entries of other code count for nothing."""
     sources = (
-        Path(module.__file__).read_bytes()
-        for module in (damage, json_file, plain_file, yaml_file, run_folder, rows_module, configs)
+        Path(str(module.__file__)).read_bytes()
+        for module in (damage, json_file, plain_file, yaml_file, run_folder, rows_module, configs, metrics, validity)
     )
     parts = [*sources, Path(__file__).read_bytes(), shape.SCHEMA.read_bytes()]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 @contextlib.contextmanager
-def _no_garbage_collection():
+def _no_garbage_collection() -> Iterator[None]:
     """Rows hold no reference cycles; looking for some takes longer than making 10,000 rows."""
     enabled = gc.isenabled()
     gc.disable()

@@ -25,16 +25,18 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 from bench.base import atomic, utc
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Missing
 from bench.record import ledger_count, run_folder
+from bench.record.shape import Record
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
@@ -73,13 +75,28 @@ class Line(TypedDict):
     status: NotRequired[str | None]
     failure: NotRequired[str | None]
     planned: NotRequired[bool]
+    run_json_sha256: NotRequired[str | None]
+    race_json_sha256: NotRequired[str]
+    plan_sha256: NotRequired[str]
+    baseline: NotRequired[str]
+    arms: NotRequired[Any]  # by name: config_id and source_sha256
+    record: NotRequired[str]  # this and the rest: of a certificate (certificates.py)
+    losses_sha256: NotRequired[str]
+    outcome: NotRequired[str]
+    replays: NotRequired[list[str]]
 
 
-START = {"config_id": None, "source_sha256": None, "race": None}  # what a line of another program may lack
-END = {"status": "aborted"}
+class StartedRun(TypedDict):
+    """What the ledger has of a run."""
+
+    start: Line
+    end: Line | None  # None: it runs, or was killed
 
 
-def append(results: Path | str, event: str, **facts: object) -> dict:
+ParsedLine = tuple[int, Line | None, bytes]  # number in the file from 1, None where it is damaged, its bytes
+
+
+def append(results: Path | str, event: str, **facts: object) -> Line:
     """Adds one line under a lock, on disk when this returns.  Returns it as a dict.  Raises OSError: nothing written.
 
     A line that a power cut left unfinished is ended, and stays: the next one names it by the hash of its bytes.
@@ -93,7 +110,7 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
         size = file.seek(0, os.SEEK_END)
         last, first = _last_line(file, size), _first_name(file)
         count = ledger_count.following(path.parent, first, _parsed(last) if last else None)
-        line = {"prev": _name(last), "at": utc.now(), **count, "event": event, **facts}
+        line: dict[str, Any] = {"prev": _name(last), "at": utc.now(), **count, "event": event, **facts}
         line["sha256"] = digest(line)
         text = _text(line).encode() + b"\n"
         try:
@@ -103,16 +120,16 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
                 file.truncate(size)  # no half lines
             raise OSError(error.errno, error.strerror, str(path)) from error
         ledger_count.keep(path.parent, first or line["sha256"], count)
-    return line
+    return cast(Line, line)
 
 
-def _write(file, content):
+def _write(file: FileIO, content: bytes) -> None:
     if file.write(content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(file.fileno())
 
 
-def _last_line(file, size):
+def _last_line(file: FileIO, size: int) -> bytes | None:
     """Bytes of the last line that is not empty, its newline included if it has one; None where there is none."""
     num_bytes = 4096
     while True:
@@ -128,14 +145,14 @@ def _last_line(file, size):
         num_bytes *= 4  # from further back, and all of it again: a long line costs its own length, not its square
 
 
-def _first_name(file):
+def _first_name(file: FileIO) -> str | None:
     """What the second line calls the first; None where there is none."""
     file.seek(0)
     line, *_ = file.read(MAX_FIRST_BYTES).split(b"\n", 1)
     return _name(line or None)
 
 
-def _name(last):
+def _name(last: bytes | None) -> str | None:
     """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
     if last is None:
         return None
@@ -143,7 +160,7 @@ def _name(last):
     return line["sha256"] if line else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
 
 
-def _parsed(line):
+def _parsed(line: bytes) -> Line | None:
     """A line's dict, or None if it is not one that append() finished."""
     try:
         return json_file.parsed(line, NAME, Line)
@@ -151,32 +168,32 @@ def _parsed(line):
         return None
 
 
-def digest(line):
+def digest(line: Mapping[str, Any]) -> str:
     """Hash of a line's facts without its own sha256."""
     return hashlib.sha256(_text({key: value for key, value in line.items() if key != "sha256"}).encode()).hexdigest()
 
 
-def _text(line):
+def _text(line: Mapping[str, Any]) -> str:
     return json.dumps(line, sort_keys=True, separators=(",", ":"))
 
 
-def started(results: Path | str, folder: Path | str, run: dict, shape: dict | None = None) -> str:
+def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping[str, Any] | None = None) -> str:
     """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps.
 
     shape: bench.config.schema.shape() of its config.
     """
     code = {"source_sha256": run["code"]["source_sha256"], "identity_version": run["code"].get("identity_version", 1)}
     facts = {"config_id": run["config_id"], "seed": run["seed"], "deviations": len(run["deviations"])}
-    facts |= code | (shape or {})
+    facts |= {**code, **(shape or {})}
     return append(results, "start", run=name_of(results, folder), race=run.get("race"), **facts)["sha256"]
 
 
-def ended(results: Path | str, folder: Path | str, run: dict) -> dict:
+def ended(results: Path | str, folder: Path | str, run: Record) -> Line:
     """The end of a run whose run.json is final.  Returns the line."""
     sha256 = sha256_of(Path(folder) / "run.json")
     name = name_of(results, folder)
     facts = {"status": run["status"], "validity": run["validity"], "run_json_sha256": sha256}
-    facts |= {"failure": run["failure"]["kind"]} if run.get("failure") else {}
+    facts |= {"failure": failure["kind"]} if (failure := run["failure"]) else {}
     return append(results, "end", run=name, **facts)
 
 
@@ -198,20 +215,25 @@ class Ledger:
     """The ledger of a results folder, parsed once; hand it on instead of reading it again."""
 
     results: Path  # the folder that the runs' names start from
-    lines: list[dict]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
+    lines: list[Line]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
     faults: list[str]  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
     numbers: list[int] = dataclasses.field(default_factory=list)  # of lines, in the file, from 1
     recounted: list[int] = dataclasses.field(default_factory=list)  # numbers of lines at which the count began anew
 
     @functools.cached_property
-    def runs(self) -> dict[str, dict]:
+    def runs(self) -> dict[str, StartedRun]:
         """{run: {"start": line, "end": line or None}} in order of starts."""
         return runs_of(self.lines)
 
-    def of_race(self, race_id: str) -> list[dict]:
+    def of_race(self, race_id: str) -> list[Line]:
         """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
-        mine = {name for name, run in self.runs.items() if (run["start"]["race"] or {}).get("race_id") == race_id}
+        mine = {name for name, run in self.runs.items() if _race_id(run["start"]) == race_id}
         return [line for line in self.lines if line.get("race_id") == race_id or line.get("run") in mine]
+
+
+def _race_id(start: Line) -> str | None:
+    race = start.get("race")
+    return race["race_id"] if race else None
 
 
 def read(results: Path | str) -> Ledger:
@@ -222,15 +244,17 @@ def read(results: Path | str) -> Ledger:
     except Missing:
         return Ledger(results, [], [])
     parsed = [(number, _parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
-    lines = [line or {"event": "damaged", "line": number} for number, line, _ in parsed]
-    recounted = []
+    lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in parsed]
+    recounted: list[int] = []
     faults = _faults(parsed) + _faults_along_the_chain(parsed, recounted)
     return Ledger(results, lines, faults, [number for number, _, _ in parsed], recounted)
 
 
-def _faults(parsed):
+def _faults(parsed: Sequence[ParsedLine]) -> list[str]:
     """[(number in the file from 1, dict or None, bytes)] -> sentences."""
-    wrong, names, num_firsts = [], set(), 0
+    wrong: list[str] = []
+    names: set[str | None] = set()
+    num_firsts = 0
     for number, line, text in parsed:
         if line is None:
             if number == parsed[-1][0]:
@@ -254,23 +278,25 @@ class _Link(NamedTuple):
 
     number: int = 0  # of the line in the file
     latest: tuple[datetime, int] | None = None  # the latest time up to here, and the number of its line
-    count: tuple[str, int] | None = None  # counter and number of the last line that has them
+    counted: tuple[str, int] | None = None  # counter and number of the last line that has them
 
 
-def _faults_along_the_chain(parsed, recounted):
+def _faults_along_the_chain(parsed: Sequence[ParsedLine], recounted: list[int]) -> list[str]:
     """Sentences about times that go back and numbers that leave gaps, each line against the one that it names.
 
     recounted: gets the numbers of lines at which another count begins.
     """
-    wrong, links, before = [], {}, _Link()
+    wrong: list[str] = []
+    links: dict[str | None, _Link] = {}
+    before = _Link()
     for number, line, text in parsed:
         at, count = (None, None) if line is None else (_time_of(line), _count_of(line))
-        link = links.get((line or {}).get("prev"), _Link()) if line else before
-        if at and link.latest and (link.latest[0] - at).total_seconds() > run_folder.MAX_CLOCK_SKEW_S:
-            both = f"{line['at']}, but follows line {link.latest[1]} of {utc.text(link.latest[0])}"
+        link = links.get(line.get("prev"), _Link()) if line else before
+        if line and at and link.latest and (link.latest[0] - at).total_seconds() > run_folder.MAX_CLOCK_SKEW_S:
+            both = f"{line.get('at')}, but follows line {link.latest[1]} of {utc.text(link.latest[0])}"
             wrong.append(f"line {number} is of {both}: a clock was set back, or lines were made up")
-        if count and link.count:
-            (counter, position), (earlier, last) = count, link.count
+        if count and link.counted:
+            (counter, position), (earlier, last) = count, link.counted
             num_removed = position - last - 1
             if counter != earlier:
                 recounted.append(number)
@@ -278,29 +304,29 @@ def _faults_along_the_chain(parsed, recounted):
                 lost = f"{num_removed} between them were removed" if num_removed > 0 else "the count was set back"
                 wrong.append(f"line {number} is number {position} of this ledger but follows number {last}: {lost}")
         latest = max((at, number), link.latest) if at and link.latest else (at and (at, number)) or link.latest
-        before = links[_name(text)] = _Link(number, latest, count or link.count)
+        before = links[_name(text)] = _Link(number, latest, count or link.counted)
     return wrong
 
 
-def _time_of(line):
+def _time_of(line: Line) -> datetime | None:
     with contextlib.suppress(ValueError, TypeError):
-        return utc.parse(line["at"]) if line.get("at") else None
+        return utc.parse(at) if (at := line.get("at")) else None
     return None
 
 
-def _count_of(line):
+def _count_of(line: Line) -> tuple[str, int] | None:
     return (line["counter"], line["number"]) if {"counter", "number"} <= line.keys() else None
 
 
-def runs_of(lines: Iterable[dict]) -> dict[str, dict]:
-    """Some lines -> {run: {"start": line, "end": line or None}} in order of starts."""
-    result = {}
+def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
+    """Some lines -> the runs that they start, in that order; a line of another program may lack some facts."""
+    runs: dict[str, StartedRun] = {}
     for line in lines:
         if line["event"] == "start" and "run" in line:
-            result[line["run"]] = {"start": START | line, "end": None}
-        elif line["event"] == "end" and line.get("run") in result:
-            result[line["run"]]["end"] = END | line
-    return result
+            runs[line["run"]] = {"start": {"config_id": None, "source_sha256": None, "race": None, **line}, "end": None}
+        elif line["event"] == "end" and line.get("run", "") in runs:
+            runs[line["run"]]["end"] = {"status": "aborted", **line}
+    return runs
 
 
 def find(start: Path | str) -> Path | None:
@@ -314,6 +340,6 @@ def home(folders: Iterable[Path | str]) -> Path:
     homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
         one, other = sorted(homes)[:2]
-        words = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
-        raise ValueError(f"{one} and {other}: {words}")
+        remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
+        raise ValueError(f"{one} and {other}: {remedy}")
     return homes.pop()

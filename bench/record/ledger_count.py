@@ -13,7 +13,9 @@ import contextlib
 import hashlib
 import os
 import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypedDict
 
 from bench.base import atomic
 
@@ -21,8 +23,15 @@ NAME = ".ledger.count"
 COUNTER_BYTES = 8
 
 
-def following(results: Path, first: str | None, last: dict | None) -> dict:
-    """{"counter", "number"} of the line that is to follow last (None: it is the first, or no line of append()).
+class Count(TypedDict):
+    """What each line of a ledger says of its place."""
+
+    counter: str
+    number: int
+
+
+def following(results: Path, first: str | None, last: Mapping[str, Any] | None) -> Count:
+    """Of the line that is to follow last (None: it is the first, or no line of append()).
 
     first: the sha256 of the ledger's first line, None where there is none yet.
     """
@@ -41,15 +50,15 @@ def newest(results: Path, first: str | None) -> tuple[str, int] | None:
     return max(((kept["counter"], kept["number"]) for kept in known), key=lambda count: count[1], default=None)
 
 
-def keep(results: Path, first: str, count: dict) -> None:
+def keep(results: Path, first: str, count: Count) -> None:
     """Both files, each if it can be written: a ledger without its count is still a ledger."""
     for path in _paths(results):
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_json(path, {"ledger": first} | count, durable=False)
+            atomic.write_json(path, {"ledger": first, **count}, durable=False)
 
 
-def _paths(results):
+def _paths(results: Path) -> Iterator[Path]:
     yield results / NAME
     with contextlib.suppress(RuntimeError):  # no home folder
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -57,7 +66,7 @@ def _paths(results):
         yield Path(state) / "speedrun" / "ledgers" / f"{place}.json"
 
 
-def _kept(path):
+def _kept(path: Path) -> dict[str, Any] | None:
     kept = atomic.read_json(path) or {}
     kinds = {"ledger": str, "counter": str, "number": int}
     return kept if all(isinstance(kept.get(key), kind) for key, kind in kinds.items()) else None

@@ -4,14 +4,16 @@ None where a fact is missing: a run that did not finish, a device whose peak is 
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from bench.base import stats
 from bench.base.units import ms_from_s, s_from_ms
 from bench.machine import peak_rates
+from bench.record.shape import Facts, Section
+from bench.record.step_files import StepRow
 
 
-def metrics(run: dict, steps: list[dict]) -> dict:
+def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     """run: "measured", "model", "environment", "world_size", "data", perhaps "goal"; steps: rows of steps.csv."""
     measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
@@ -19,8 +21,9 @@ def metrics(run: dict, steps: list[dict]) -> dict:
     train_s = max(measured.get("train_s_by_rank") or (), default=None)  # the slowest rank's clock
     num_untimed_steps = measured.get("num_untimed_steps") or 0
     timed_s, num_timed_steps = timed(train_s, steps, num_untimed_steps)
-    is_timed = num_timed_steps is not None
-    num_flagged_steps = max(0, num_steps - num_untimed_steps) - num_timed_steps if is_timed else None
+    num_flagged_steps = None
+    if num_timed_steps is not None:
+        num_flagged_steps = max(0, steps[-1]["step"] - num_untimed_steps) - num_timed_steps
     floor_nats, wall_s = run["data"].get("floor_nats"), measured.get("wall_s")
     gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
@@ -43,7 +46,7 @@ def metrics(run: dict, steps: list[dict]) -> dict:
     }
 
 
-def speed(run: dict, timed_s: float | None, num_steps: int | None, flagged: Collection[int] = ()) -> dict:
+def speed(run: Facts, timed_s: float | None, num_steps: int | None, flagged: Collection[int] = ()) -> Section:
     """How fast num_steps steps were that took timed_s: of a finished run's record, and of one that still trains.
 
     run: as for metrics(); while a run lasts its clock is not synchronised, and no step is flagged yet.  flagged: the
@@ -63,7 +66,9 @@ def speed(run: dict, timed_s: float | None, num_steps: int | None, flagged: Coll
     }
 
 
-def timed(train_s, steps, num_untimed_steps=0):
+def timed(
+    train_s: float | None, steps: Sequence[StepRow], num_untimed_steps: int = 0
+) -> tuple[float, int] | tuple[None, None]:
     """(seconds, steps) that may enter timing statistics: all of the run but the steps that an instrument disturbed.
 
     The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.  num_untimed_steps: the
@@ -75,13 +80,13 @@ def timed(train_s, steps, num_untimed_steps=0):
     return train_s - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
 
 
-def _flagged(steps, num_untimed_steps):
+def _flagged(steps: Sequence[StepRow], num_untimed_steps: int) -> list[StepRow]:
     """Rows of timed steps that an instrument disturbed."""
     timed_rows = (row for row in steps if row["step"] > num_untimed_steps and row.get("step_ms") is not None)
     return [row for row in timed_rows if row.get("flags")]
 
 
-def num_disturbed_steps(run: dict) -> int | None:
+def num_disturbed_steps(run: Facts) -> int | None:
     """Of the flagged steps those that an instrument of the run disturbed; the others hold a validation.
 
     A script's or a log's own flags mean a validation within a step's time, unless a profiler ran.
@@ -90,12 +95,12 @@ def num_disturbed_steps(run: dict) -> int | None:
     return 0 if is_its_own and set(run.get("instruments") or ()) <= {"telemetry"} else _num_flagged(run)
 
 
-def num_validating_steps(run: dict) -> int | None:
+def num_validating_steps(run: Facts) -> int | None:
     """Of the flagged steps those whose time holds a validation, by the clock of a script or a log; None: unknown."""
     return None if num_disturbed_steps(run) else _num_flagged(run)
 
 
-def _num_flagged(run):
+def _num_flagged(run: Facts) -> int | None:
     return run["metrics"].get("num_flagged_steps")
 
 
@@ -104,12 +109,12 @@ def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
     return train_ms / num_steps if train_ms is not None and num_steps else None
 
 
-def unflagged_step_ms(steps: list[dict]) -> list[float]:
+def unflagged_step_ms(steps: Sequence[StepRow]) -> list[float]:
     """The step times that may enter statistics: measured, and no instrument disturbed the step."""
     return [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
 
 
-def mfu(flops_per_token, rate, world_size, peak):
+def mfu(flops_per_token: float | None, rate: float | None, world_size: int, peak: float | None) -> float | None:
     """Model FLOPs utilisation, 0 to 1: flops_per_token * tokens_per_s / (world_size * peak of one device).
 
     Chowdhery et al. 2022 (PaLM), appendix B; flops_per_token as DESIGN 4.6: forward and backward, nothing recomputed.
@@ -119,14 +124,15 @@ def mfu(flops_per_token, rate, world_size, peak):
     return flops_per_token * rate / (world_size * peak)
 
 
-def peak_flops(run: dict) -> float | None:
+def peak_flops(run: Facts) -> float | None:
     """Dense peak of the slowest device of the run in its dtype; None on a CPU and for any unknown device."""
     gpus, dtype = run["environment"].get("gpus") or (), run["measured"].get("dtype")
     peaks = [peak_rates.peak_flops(gpu["name"], dtype) for gpu in gpus]
-    return None if None in peaks else min(peaks, default=None)
+    known = [peak for peak in peaks if peak is not None]
+    return min(known, default=None) if len(known) == len(peaks) else None
 
 
-def mfu_at_clock(flops_per_token, rate, run, peak):
+def mfu_at_clock(flops_per_token: float | None, rate: float | None, run: Facts, peak: float | None) -> float | None:
     """mfu against the peak at the mean SM clock that telemetry saw while the run's clock ran; None without."""
     names = {gpu["name"] for gpu in run["environment"].get("gpus") or ()}
     clock_mhz = _telemetry(run).get("mean_sm_clock_mhz")
@@ -136,7 +142,7 @@ def mfu_at_clock(flops_per_token, rate, run, peak):
     return mfu(flops_per_token, rate, run["world_size"], peak * clock_mhz / peak_clock_mhz)
 
 
-def energy(run: dict, num_steps: int | None) -> dict[str, float | None]:
+def energy(run: Facts, num_steps: int | None) -> dict[str, float | None]:
     """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
     summary = _telemetry(run)
     energy_j, num_tokens = summary.get("energy_j"), tokens_in_steps(run["measured"], num_steps or 0)
@@ -148,21 +154,21 @@ def energy(run: dict, num_steps: int | None) -> dict[str, float | None]:
     }
 
 
-def _telemetry(run):
+def _telemetry(run: Facts) -> Section:
     return (run.get("instrument_summaries") or {}).get("telemetry") or {}
 
 
-def peak_mem_gib(by_rank):
+def peak_mem_gib(by_rank: Mapping[str, Sequence[float | None]] | None) -> list[float]:
     """{kind: [GiB of each rank]} -> the ranks' peaks: what torch allocated on a GPU, the resident set on a CPU.
 
     Of a script that did not live to say the first: what was in use on each of its GPUs, as NVML has it.
     """
     by_rank = by_rank or {}
-    result = by_rank.get("allocated") or by_rank.get("device") or by_rank.get("rss") or ()
-    return [gib for gib in result if gib is not None]
+    peaks_gib = by_rank.get("allocated") or by_rank.get("device") or by_rank.get("rss") or ()
+    return [gib for gib in peaks_gib if gib is not None]
 
 
-def target_reached(goal, val_loss, gap_nats):
+def target_reached(goal: Section | None, val_loss: float | None, gap_nats: float | None) -> bool | None:
     """Whether the last validation is at or below the goal's target; None without a target."""
     goal = goal or {}
     for value, target in ((val_loss, goal.get("target_val_loss")), (gap_nats, goal.get("target_gap_nats"))):
@@ -171,13 +177,13 @@ def target_reached(goal, val_loss, gap_nats):
     return None
 
 
-def last_val_loss(steps: list[dict]) -> float | None:
+def last_val_loss(steps: Sequence[StepRow]) -> float | None:
     """Of the last validation, nats per token; None if there was none or it is not a number."""
-    result = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
-    return result[-1] if result and math.isfinite(result[-1]) else None
+    losses: list[float] = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
+    return losses[-1] if losses and math.isfinite(losses[-1]) else None
 
 
-def tokens_in_steps(measured: dict, num_steps: int, without: Collection[int] = ()) -> int | None:
+def tokens_in_steps(measured: Facts, num_steps: int, without: Collection[int] = ()) -> int | None:
     """Tokens of the first num_steps steps but those in without, counted from 1; None where the record does not say.
 
     measured: run.json["measured"].  Without stages every step has batch_tokens; with them each stage says its own, and
@@ -189,28 +195,28 @@ def tokens_in_steps(measured: dict, num_steps: int, without: Collection[int] = (
     return None if batch_tokens is None else (num_steps - len(without)) * batch_tokens
 
 
-def flops_per_token(run: dict, num_steps: int, without: Collection[int] = ()) -> dict:
+def flops_per_token(run: Facts, num_steps: int, without: Collection[int] = ()) -> dict[str, float | None]:
     """{"flops_per_token", "flops_per_token_causal"}, means over the tokens of those steps; None where unknown."""
     names = ("flops_per_token", "flops_per_token_causal")
     tokens = tokens_in_steps(run["measured"], num_steps, without)
     if not run["measured"].get("stages") or not tokens:
         return {name: run["model"].get(name) for name in names}
-    result = _in_stages(run["measured"], num_steps, without)
-    return {name: sum(num * one["batch_tokens"] * one[name] for one, num in result) / tokens for name in names}
+    shares = _in_stages(run["measured"], num_steps, without)
+    return {name: sum(num * stage["batch_tokens"] * stage[name] for stage, num in shares) / tokens for name in names}
 
 
-def mean_flops_per_token(stages: list[dict]) -> dict:
+def mean_flops_per_token(stages: Sequence[Section]) -> dict[str, int]:
     """The same of all steps of a run's stages, rounded to whole ones."""
     num_steps = sum(stage["num_steps"] for stage in stages)
     means = flops_per_token({"measured": {"stages": stages}}, num_steps)
-    return {name: stages[0][name] if len(stages) == 1 else round(mean) for name, mean in means.items()}
+    return {name: stages[0][name] if len(stages) == 1 else round(mean or 0) for name, mean in means.items()}
 
 
-def _in_stages(measured, num_steps, without):
+def _in_stages(measured: Facts, num_steps: int, without: Collection[int]) -> list[tuple[Section, int]]:
     """[(stage, how many of those steps it has)]."""
-    result = []
+    shares = []
     for stage in measured["stages"]:
         first, last = stage["first_step"], min(num_steps, stage["first_step"] + stage["num_steps"] - 1)
         excluded = sum(first <= step <= last for step in without)
-        result.append((stage, max(0, last - first + 1) - excluded))
-    return result
+        shares.append((stage, max(0, last - first + 1) - excluded))
+    return shares

@@ -15,7 +15,7 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ class Named(NamedTuple):
         """The folder of the sweep that is meant, or None."""
         return self._if(lambda folder: (folder / sweep.NAME).is_file())
 
-    def _if(self, fits):
+    def _if(self, fits: Callable[[Path], bool]) -> Path | None:
         """The one path that is meant, if it fits."""
         return self.paths[0] if len(self.paths) == 1 and fits(self.paths[0]) else None
 
@@ -86,8 +86,8 @@ class Lookup:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
         if race := _race(word):
             return Named(word, [race])
-        if result := _one_with(word, sweep.folders(), "sweep"):
-            return Named(word, [result])
+        if found := _one_with(word, sweep.folders(), "sweep"):
+            return Named(word, [found])
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
@@ -96,7 +96,7 @@ class Lookup:
             f"{self._near(word)}./run.sh table lists the runs{_known_sweeps()}"
         )
 
-    def _near(self, word):
+    def _near(self, word: str) -> str:
         """Whether ids of runs, races or sweeps that resemble the word were meant."""
         races = [path.name for root in race_roots() for path in root.glob("*") if _is_race(path)]
         ids = [*self._own, *self._published, *races, *(folder.name for folder in sweep.folders())]
@@ -108,15 +108,15 @@ class Lookup:
         return [self.find(part) for word in words for part in parts(word)]
 
     @functools.cached_property
-    def _own(self):
+    def _own(self) -> dict[str, str]:
         return _runs_below(results_root())
 
     @functools.cached_property
-    def _published(self):
+    def _published(self) -> dict[str, str]:
         return _runs_below(published_root())
 
 
-def parts(word):
+def parts(word: str) -> list[str]:
     """The words of a comma list; of a path that exists, itself."""
     return word.split(",") if "," in word and not _paths(word) else [word]
 
@@ -133,50 +133,51 @@ def path(word: str) -> Path:
 
 def folder(word: str) -> Path:
     """The one folder that a word means.  ValueError: none, several, or a file."""
-    result = path(word)
-    if not result.is_dir():
+    found = path(word)
+    if not found.is_dir():
         raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
-    return result
+    return found
 
 
 def sweep_folder(word: str) -> Path:
     """The folder of the one sweep that a word means.  ValueError: it means none."""
-    result = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
-    if result is None:
+    found = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
+    if found is None:
         raise ValueError(f"{word}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
-    return result
+    return found
 
 
 def runs(words: Iterable[str]) -> list[Path]:
     """Words -> the run folders in and below what they mean, each once.  ValueError: there is none."""
-    result = []
-    for one in find(words):
-        below = list(run_folder.find_runs(one.holders))
+    folders: list[Path] = []
+    for named in find(words):
+        below = list(run_folder.find_runs(named.holders))
         if not below:
-            raise ValueError(f"{one.word}: there is no run.json in or below it: ./run.sh table lists the runs")
-        result += below
-    return list(dict.fromkeys(result))
+            raise ValueError(f"{named.word}: there is no run.json in or below it: ./run.sh table lists the runs")
+        folders += below
+    return list(dict.fromkeys(folders))
 
 
-def _paths(word):
+def _paths(word: str) -> list[Path]:
     """What exists under this name, or fits this glob; [] for nothing."""
-    name, bases = os.path.expanduser(word), (working_folder(), REPO, results_root())
+    name = os.path.expanduser(word)
+    bases: tuple[str | Path, ...] = (working_folder(), REPO, results_root())
     for base in (*bases, *race_roots()):
         path = Path(base, name)
         if path.exists():
             return [path.parent if path.name in FILES and path.is_file() else path]
     if glob.has_magic(word):
         for base in bases:
-            if result := sorted(glob.glob(os.path.join(base, name), recursive=True)):
-                return [Path(path) for path in result]
+            if fitting := sorted(glob.glob(os.path.join(base, name), recursive=True)):
+                return [Path(path) for path in fitting]
     return []
 
 
-def _is_race(folder):
+def _is_race(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("plan.json", "race.json"))
 
 
-def _race(word):
+def _race(word: str) -> Path | None:
     """The folder of the race that a path or part of an id means, or None.  ValueError: it is part of several ids."""
     for path in _paths(word):
         return path if _is_race(path) else None
@@ -184,35 +185,35 @@ def _race(word):
     return next(filter(None, of_roots), None)
 
 
-def _one_with(word, folders, kind):
+def _one_with(word: str, folders: Iterable[Path], kind: str) -> Path | None:
     """The folder whose name has the word in it, or None.  ValueError: several have."""
-    result = [folder for folder in folders if word in folder.name]
-    if len(result) > 1:
-        raise ValueError(f"{word}: is part of {len(result)} {kind} ids: {', '.join(path.name for path in result)}")
-    return result[0] if result else None
+    fitting = [folder for folder in folders if word in folder.name]
+    if len(fitting) > 1:
+        raise ValueError(f"{word}: is part of {len(fitting)} {kind} ids: {', '.join(path.name for path in fitting)}")
+    return fitting[0] if fitting else None
 
 
-def _known_sweeps():
+def _known_sweeps() -> str:
     names = [folder.name for folder in sorted(sweep.folders(), key=lambda folder: folder.stat().st_mtime)]
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{more}" if names else ""
 
 
-def _runs_of_sweep(word, folder):
+def _runs_of_sweep(word: str, folder: Path) -> list[Path]:
     """Folders of a sweep's runs.  ValueError: none of it is there."""
-    result = [point.folder for point in sweep.points(folder) if point.folder is not None]
-    if not result:
+    folders = [point.folder for point in sweep.points(folder) if point.folder is not None]
+    if not folders:
         raise ValueError(f"{word}: no run of this sweep is there: start it again, or restore them beside it")
-    return result
+    return folders
 
 
-def _runs_of_race(word, folder, arm):
+def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
     """Folders of the runs of a race, or of one arm of it, without the warm-up runs.  ValueError: none of it is there.
 
     Of a race that has not ended, which has no race.json, the runs that say that they are of it.
     """
     if (folder / "race.json").is_file():
-        arms = {name: facts["runs"] for name, facts in race_folder.read(folder)["arms"].items()}
+        arms = {name: facts["runs"] or [] for name, facts in race_folder.read(folder)["arms"].items()}
     else:
         arms = {}
         for run in run_folder.read_all([folder.parent.parent]):
@@ -222,16 +223,16 @@ def _runs_of_race(word, folder, arm):
     if arm is not None and arm not in arms:
         raise ValueError(f"{word}: the race has no arm {arm}; choose from {', '.join(sorted(arms))}")
     runs = [run for name in arms if arm in (None, name) for run in arms[name]]
-    result = [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
-    if not result:
+    folders = [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
+    if not folders:
         raise ValueError(f"{word}: none of the {len(runs)} runs of this race is there: restore them beside it")
-    return result
+    return folders
 
 
-def _runs_below(root):
+def _runs_below(root: Path) -> dict[str, str]:
     """{run id: folder as text}; of a run that was published twice the first."""
-    result = sorted(run_folder.walk(os.path.abspath(root)), key=lambda one: one[:2], reverse=True)
-    return {name: f"{parent}/{name}" for parent, name, _ in result}
+    found = sorted(run_folder.walk(os.path.abspath(root)), key=lambda found: found[:2], reverse=True)
+    return {name: f"{parent}/{name}" for parent, name, _ in found}
 
 
 def report_excluded(verb: str, message: str) -> None:
@@ -239,24 +240,18 @@ def report_excluded(verb: str, message: str) -> None:
     print(f"{verb}: excluded: {damage.one_line(message)}", file=sys.stderr)
 
 
-def report_excluded_of_table(message: str) -> None:
-    """Of a record that cannot be read."""
-    report_excluded("table", message)
-
-
-def rows_of_words(words: Iterable[str]) -> list[rows.Row]:
+def rows_of_words(words: Iterable[str]) -> list[rows.ListedRow]:
     """Words of the user, none for results/ -> the rows of their runs, by track, then time.
 
-    They have "folder" and "certificate" (its outcome; None: none) as well.  Unreadable ones are reported.
+    Those that cannot be read are reported.
     """
     root = results_root()
-    paths = [path for one in find(words) for path in one.holders] or ([root] if root.is_dir() else [])
-    result, before = [], {}  # parent -> what stands before the name, from where the user stands
-    for folder, row in index.read_rows(paths, report_excluded_of_table):
+    paths = [path for named in find(words) for path in named.holders] or ([root] if root.is_dir() else [])
+    listed: list[rows.ListedRow] = []
+    before: dict[str, str] = {}  # parent -> what stands before the name, from where the user stands
+    for folder, row in index.read_rows(paths, functools.partial(report_excluded, "table")):
         parent, _, name = folder.rpartition("/")
         if parent not in before:
             before[parent] = shown(folder).removesuffix(name)
-        row["folder"] = before[parent] + name
-        row["certificate"] = certificates.outcome(folder)
-        result.append(row)
-    return sorted(result, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))
+        listed.append({**row, "folder": before[parent] + name, "certificate": certificates.outcome(folder)})
+    return sorted(listed, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))

@@ -9,7 +9,7 @@ says of its own lateness.  A late reader, or one that did not run at all, is the
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NotRequired, TypedDict
 
 START, PAUSE, GO, STOP = "start", "pause", "go", "stop"  # the edges of our own runs
@@ -86,8 +86,20 @@ def of_times(
 
 def unknown(source: str, why: str, claimed_train_s: float | None = None) -> Clock:
     """Without times."""
-    facts = dict.fromkeys(Clock.__annotations__) | {"claimed_train_s": claimed_train_s, "validations_s": []}
-    return facts | {"rules": 1, "source": source, "unknown": why, "reader_late_s": 0.0, "frozen_s": 0.0}
+    return {
+        "rules": 1,
+        "source": source,
+        "unknown": why,
+        "outside_s": None,
+        "outside_train_s": None,
+        "outside_validations_s": None,
+        "validations_s": [],
+        "validation_at_start_s": None,
+        "claimed_train_s": claimed_train_s,
+        "reader_late_s": 0.0,
+        "frozen_s": 0.0,
+        "ranks_waited_s": None,
+    }
 
 
 def tolerance_s(counted_s: float, num_validations: int, reader_late_s: float) -> float:
@@ -107,11 +119,11 @@ def doubts(clock: Clock) -> list[tuple[str, str]]:
     return [*_claimed(clock), *_validations(clock), *_machine(clock)]
 
 
-def _claimed(clock):
+def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
     """Of our own runs: a script's claim is held against its lines, one by one (printed_times.py)."""
-    if clock["source"] != "edges" or clock["claimed_train_s"] is None:
-        return
     claimed_s, outside_s = clock["claimed_train_s"], clock["outside_train_s"]
+    if clock["source"] != "edges" or claimed_s is None or outside_s is None:
+        return
     limit_s = tolerance_s(claimed_s, len(clock["validations_s"]), clock["reader_late_s"])
     if abs(outside_s - claimed_s) > limit_s:
         more = "less" if claimed_s < outside_s else "more"
@@ -119,7 +131,7 @@ def _claimed(clock):
         yield CLOCK, f"its clock counts {more} time than passed: {both} (tolerance {limit_s:.3f} s)"
 
 
-def _validations(clock):
+def _validations(clock: Clock) -> Iterator[tuple[str, str]]:
     """Usually more than MAX_GROWTH times as long as the one at step 0; bench/compare/ counts all of it, whatever it is.
 
     Of two the shorter one: one that the machine held up is no reproach.
@@ -137,8 +149,10 @@ def _validations(clock):
         yield VALIDATIONS, f"its validations take longer once it has trained: {both} (spread {spread_s:.3f} s)"
 
 
-def _machine(clock):
+def _machine(clock: Clock) -> Iterator[tuple[str, str]]:
     late_s, frozen_s, outside_s = clock["reader_late_s"], clock["frozen_s"], clock["outside_s"]
+    if outside_s is None:
+        return
     limit_s = max(TOLERANCE_S, TOLERANCE_FRAC * outside_s)
     if frozen_s > max(limit_s, FROZEN_FRAC * outside_s):
         part = f"the launcher did not run for {frozen_s:.2f} of the {outside_s:.2f} s that it timed"

@@ -13,11 +13,12 @@ says alone counts as part of that validation, and there bench/compare/effects.py
 """
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from bench.record import outside_clock
+from bench.record.step_files import StepRow
 
 # Of records without an outside clock, until 2026-11: assumed
 TOLERANCE_S, TOLERANCE_FRAC, VALIDATION_TOLERANCE_S = 0.1, 0.002, 0.02
@@ -25,6 +26,17 @@ MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
 MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # fewer may all compile (assumed)
 MAX_WAITED_FRAC = 1 / 3  # of the counted time: how much of it a busy machine may excuse; up to 0.19 was seen at load 15
 UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a validation whose steps have no lines
+
+
+class Account(TypedDict):
+    """What passed between the lines of a script, and what it counted of that."""
+
+    wall_of_lines_s: float
+    counted_s: float
+    uncounted_s: float  # passed and was not counted
+    uncounted_at_validations_s: float  # of it before a validation's line
+    unseen_s: float  # of that, where steps passed since the line before, so that it may be training
+    overcounted_s: float  # the most that was counted in a row and had not passed; of single lines nothing adds up
 
 
 class Line(NamedTuple):
@@ -36,23 +48,23 @@ class Line(NamedTuple):
     time_ms: float  # as it says
 
 
-def events(rows: list[dict]) -> list[Line]:
+def events(rows: Sequence[StepRow]) -> list[Line]:
     """Every line with a time, in the order of coming."""
-    result = []
+    lines = []
     holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # whose own time holds the validation
     for row in rows:
         time_ms = row.get("train_time_ms")
         if row.get("line_t_ns") is not None and time_ms is not None:
-            result.append(Line(row["line_t_ns"], row["step"], False, time_ms))
+            lines.append(Line(row["line_t_ns"], row["step"], False, time_ms))
         at_val_ms = row.get("train_time_at_val_ms")
         at_val_ms = time_ms if at_val_ms is None else at_val_ms
         at_val_ms = 0.0 if at_val_ms is None and not row["step"] else at_val_ms
         if row.get("val_line_t_ns") is not None and at_val_ms is not None and row["step"] + 1 not in holders:
-            result.append(Line(row["val_line_t_ns"], row["step"], True, at_val_ms))
-    return sorted(result)
+            lines.append(Line(row["val_line_t_ns"], row["step"], True, at_val_ms))
+    return sorted(lines)
 
 
-def restarted_at(rows: list[dict]) -> int:
+def restarted_at(rows: Sequence[StepRow]) -> int:
     """The step, of the first ten, at which the clock was set back to its beginning once: those before are in no time.
 
     As modded-nanogpt did until 2025.  0: it was not.
@@ -61,41 +73,44 @@ def restarted_at(rows: list[dict]) -> int:
     return back[0].step if len(back) == 1 and back[0].step <= MAX_UNTIMED_STEPS and back[0].time_ms <= RESTART_MS else 0
 
 
-def timed(rows: list[dict], num_untimed_steps: int = 0) -> list[Line]:
+def timed(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[Line]:
     """The lines after the untimed steps."""
     lines = [line for line in events(rows) if line.step >= num_untimed_steps]
     starts = [number for number, (a, b) in enumerate(pairwise(lines), 1) if b.time_ms < a.time_ms]
     return lines[starts[-1] :] if starts and num_untimed_steps else lines
 
 
-def account(rows: list[dict], num_untimed_steps: int = 0) -> dict:
-    """{"wall_of_lines_s", "counted_s", "uncounted_s", "uncounted_at_validations_s", "unseen_s", "overcounted_s"}.
-
-    From the first line after the untimed steps to the last.  uncounted_s: what passed and was not counted;
-    uncounted_at_validations_s: of it before a validation's line; unseen_s: of that, where steps passed since the line
-    before, so that it may be training; overcounted_s: the most that was counted in a row and had not passed (of single
-    lines, late or rounded, nothing adds up).  All None without two times.
-    """
+def account(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> Account | dict[str, None]:
+    """From the first line after the untimed steps to the last; all None without two times."""
     lines = timed(rows, num_untimed_steps)
-    names = ("wall_of_lines_s", "counted_s", "uncounted_s", "uncounted_at_validations_s", "unseen_s", "overcounted_s")
-    if len(lines) < 2:
-        return dict.fromkeys(names)
-    result, most_s = dict.fromkeys(names, 0.0), 0.0
+    return dict.fromkeys(Account.__annotations__) if len(lines) < 2 else _account(lines)
+
+
+def _account(lines: Sequence[Line]) -> Account:
+    facts: Account = {
+        "wall_of_lines_s": 0.0,
+        "counted_s": 0.0,
+        "uncounted_s": 0.0,
+        "uncounted_at_validations_s": 0.0,
+        "unseen_s": 0.0,
+        "overcounted_s": 0.0,
+    }
+    most_s = 0.0
     for a, b in pairwise(lines):
         wall_s, counted_s = (b.t_ns - a.t_ns) / 1e9, (b.time_ms - a.time_ms) / 1e3
-        result["wall_of_lines_s"] += wall_s
-        result["counted_s"] += counted_s
-        result["uncounted_s"] += wall_s - counted_s
+        facts["wall_of_lines_s"] += wall_s
+        facts["counted_s"] += counted_s
+        facts["uncounted_s"] += wall_s - counted_s
         if b.is_val:
-            result["uncounted_at_validations_s"] += wall_s - counted_s
-            result["unseen_s"] += wall_s - counted_s if b.step > a.step + 1 else 0.0
-        most_s = max(most_s, result["uncounted_s"])
-        result["overcounted_s"] = max(result["overcounted_s"], most_s - result["uncounted_s"])
-    return result
+            facts["uncounted_at_validations_s"] += wall_s - counted_s
+            facts["unseen_s"] += wall_s - counted_s if b.step > a.step + 1 else 0.0
+        most_s = max(most_s, facts["uncounted_s"])
+        facts["overcounted_s"] = max(facts["overcounted_s"], most_s - facts["uncounted_s"])
+    return facts
 
 
 def clock(
-    rows: list[dict],
+    rows: Sequence[StepRow],
     num_untimed_steps: int,
     late_ns: Mapping[int, int],
     gaps_ns: Iterable[tuple[int, int]] = (),
@@ -109,20 +124,23 @@ def clock(
     is_wall: the script prints no time, that of its lines is taken; waits_ns: [(t_ns, for how long the rank that waited
     most had then waited for a core since it began)].
     """
-    lines, found = timed(rows, num_untimed_steps), account(rows, num_untimed_steps)
+    lines = timed(rows, num_untimed_steps)
     if len(lines) < 2:
         return outside_clock.unknown("lines", "fewer than two lines name a time")
+    found = _account(lines)
     stamps = [(line.t_ns, late_ns.get(line.t_ns, 0)) for line in lines]
     at_validations_s = 0.0 if is_wall else max(0.0, found["uncounted_at_validations_s"])
     each_s = [] if is_wall else _portions(lines)[1]
-    each = at_validations_s, each_s, validation_at_start_s, found["counted_s"]
-    times = outside_clock.of_times(stamps, gaps_ns, *each, source="lines")
+    times = outside_clock.of_times(
+        stamps, gaps_ns, at_validations_s, each_s, validation_at_start_s, found["counted_s"], source="lines"
+    )
     waited_ns = [(t_ns, waited) for t_ns, waited in waits_ns if t_ns <= lines[-1].t_ns]
     before_ns = max((waited for t_ns, waited in waited_ns if t_ns <= lines[0].t_ns), default=0)
-    return times | {"ranks_waited_s": (waited_ns[-1][1] - before_ns) / 1e9 if waited_ns else None}
+    times["ranks_waited_s"] = (waited_ns[-1][1] - before_ns) / 1e9 if waited_ns else None
+    return times
 
 
-def _portions(lines):
+def _portions(lines: Sequence[Line]) -> tuple[float, list[float]]:
     """(seconds that passed uncounted between steps, [seconds uncounted at each validation]).
 
     The former as far as two neighbouring lines agree on it; the rest is the following validation's.
@@ -143,17 +161,17 @@ def _portions(lines):
     return between_s, at_validations_s
 
 
-def _overcounted_s(lines):
+def _overcounted_s(lines: Sequence[Line]) -> float:
     """The most that was counted and had not passed since two neighbouring lines said so."""
     uncounted_s = [(line.t_ns - lines[0].t_ns) / 1e9 - (line.time_ms - lines[0].time_ms) / 1e3 for line in lines]
-    most_s, result = -float("inf"), 0.0
+    most_s, overcounted_s = -float("inf"), 0.0
     for number in range(2, len(lines)):
         most_s = max(most_s, min(uncounted_s[number - 2 : number]))
-        result = max(result, most_s - uncounted_s[number])
-    return result
+        overcounted_s = max(overcounted_s, most_s - uncounted_s[number])
+    return overcounted_s
 
 
-def _untimed(rows, num_untimed_steps):
+def _untimed(rows: Sequence[StepRow], num_untimed_steps: int) -> Iterator[str]:
     """A sentence where the steps that its clock leaves out hold more work than those that it counts.
 
     They are left out because the first ones compile: their median is that of steps which do not.
@@ -170,18 +188,18 @@ def _untimed(rows, num_untimed_steps):
         yield f"the median of the first {num_untimed_steps} steps, which its clock excludes, is {both}"
 
 
-def _waited_s(outside, counted_s):
+def _waited_s(outside: outside_clock.Clock | None, counted_s: float) -> float:
     """What may pass uncounted between steps because the machine ran something else meanwhile."""
     waited_s = 0.0 if outside is None else outside.get("ranks_waited_s") or 0.0
     return min(waited_s, MAX_WAITED_FRAC * abs(counted_s))
 
 
-def disturbances(rows: list[dict], num_untimed_steps: int, outside: outside_clock.Clock) -> list[str]:
+def disturbances(rows: Sequence[StepRow], num_untimed_steps: int, outside: outside_clock.Clock) -> list[str]:
     """Sentences about the machine: time passed uncounted between steps, and the script waited as long for a core."""
     lines = timed(rows, num_untimed_steps)
     if len(lines) < 2 or outside["unknown"]:
         return []
-    counted_s, num_vals = account(rows, num_untimed_steps)["counted_s"], sum(line.is_val for line in events(rows))
+    counted_s, num_vals = _account(lines)["counted_s"], sum(line.is_val for line in events(rows))
     limit_s = outside_clock.tolerance_s(counted_s, num_vals, outside["reader_late_s"])
     between_s, waited_s = _portions(lines)[0], _waited_s(outside, counted_s)
     if not limit_s < between_s <= limit_s + waited_s:
@@ -190,17 +208,19 @@ def disturbances(rows: list[dict], num_untimed_steps: int, outside: outside_cloc
     return [f"{between_s:.2f} s passed uncounted between steps (tolerance {limit_s:.2f} s), and {waited}"]
 
 
-def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.Clock | None = None) -> list[str]:
+def doubts(
+    rows: Sequence[StepRow], num_untimed_steps: int = 0, outside: outside_clock.Clock | None = None
+) -> list[str]:
     """Sentences: why the printed times cannot be what training took; [] where they can.
 
     outside: the record's; None: it has none, and the tolerances of its time hold.
     """
-    found, result = account(rows, num_untimed_steps), []
-    if found["wall_of_lines_s"] is None:
+    lines = timed(rows, num_untimed_steps)
+    if len(lines) < 2:
         return ["fewer than two lines name a time: what the script counted cannot be checked"]
+    found, sentences = _account(lines), []
     wall_s, counted_s = found["wall_of_lines_s"], found["counted_s"]
     num_vals = sum(line.is_val for line in events(rows))
-    lines = timed(rows, num_untimed_steps)
     if outside is None:
         limit_s = TOLERANCE_S + TOLERANCE_FRAC * abs(counted_s) + VALIDATION_TOLERANCE_S * num_vals
         between_s, over_s = found["uncounted_s"] - found["uncounted_at_validations_s"], found["overcounted_s"]
@@ -212,17 +232,17 @@ def doubts(rows: list[dict], num_untimed_steps: int = 0, outside: outside_clock.
         over = f" ({over_s:.2f} s too much in a row, tolerance {limit_s:.2f} s)"
     seen = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
     if over_s > limit_s:
-        result.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
+        sentences.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
     elif between_s > limit_s + _waited_s(outside, counted_s):
         passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted{more}"
-        result.append(f"it claims less time than its lines took: {seen}; {passed}")
+        sentences.append(f"it claims less time than its lines took: {seen}; {passed}")
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
         passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
-        result.append(f"{passed}: whether it validated or trained is not to be seen")
+        sentences.append(f"{passed}: whether it validated or trained is not to be seen")
     if outside is not None:
-        result += _untimed(rows, num_untimed_steps)
+        sentences += _untimed(rows, num_untimed_steps)
     all_lines = [line for line in events(rows) if line.step >= num_untimed_steps]
     back = [b for a, b in pairwise(all_lines) if b.step < a.step or (b.time_ms < a.time_ms and not num_untimed_steps)]
     if back:
-        result.append(f"its lines are out of order: at step {back[0].step} the step or the time goes back")
-    return result
+        sentences.append(f"its lines are out of order: at step {back[0].step} the step or the time goes back")
+    return sentences

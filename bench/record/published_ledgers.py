@@ -4,7 +4,9 @@ A ledger that lacks lines of a copy was cut or rewritten after it was published,
 """
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import PUBLISHED, published_root, results_root, shown
 from bench.base.reading import json_file, plain_file
@@ -23,7 +25,7 @@ def faults(book: ledger.Ledger) -> list[str]:
     own = {line["sha256"] for line in book.lines if "sha256" in line}
     first = next((line["sha256"] for line in book.lines if "sha256" in line), None)
     is_live = book.results.resolve() == results_root().resolve()
-    result = []
+    sentences = []
     for where, text in _copies():
         lines = _lines(text)
         missing = [line for line in lines if line["sha256"] not in own]
@@ -31,14 +33,14 @@ def faults(book: ledger.Ledger) -> list[str]:
             continue
         if not is_live and book.lines[-1].get("sha256") in {line["sha256"] for line in lines}:
             continue
-        facts = missing[0]
+        facts: Mapping[str, Any] = missing[0]
         what = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))
         remedy = f"the first is {what}: restore them, or merge the two ledgers line by line"
-        result.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
-    return result
+        sentences.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
+    return sentences
 
 
-def _copies():
+def _copies() -> list[tuple[str, str]]:
     """[(what it is called, its text)], those in the history without the ones that lie in the folder."""
     here = {}
     for path in sorted(published_root().glob(f"*/{ledger.NAME}")):
@@ -52,7 +54,7 @@ def _copies():
 
 
 @functools.cache
-def _of_history(project, refs):
+def _of_history(project: Path, refs: str | None) -> list[tuple[str, str]]:
     """[(what it is called, its text)] of each ledger that a commit of these refs has among its publications."""
     listed = git.ask(project, "rev-list", "--objects", "--all", "--", f"results/{PUBLISHED}") if refs else None
     objects = [line.partition(" ")[::2] for line in (listed or "").splitlines()]
@@ -61,7 +63,7 @@ def _of_history(project, refs):
     return [(name, text) for name, text in texts if text is not None]
 
 
-def _lines(text):
+def _lines(text: str) -> list[ledger.Line]:
     lines = []
     for line in text.splitlines():
         try:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, Required, TypedDict, cast
 
 from bench.base.paths import REPO, results_root
 from bench.base.reading import json_file
@@ -52,11 +52,11 @@ class Race(TypedDict, total=False):
     started_at: str  # UTC, as ended_at
     ended_at: str
     baseline: str
-    plan: dict | None  # bench/plans/race/plan.py
+    plan: dict[str, Any] | None  # bench/plans/race/plan.py
     plan_sha256: str
     arms: Required[dict[str, Arm]]
-    order: list[dict]  # position, arm, seed, discarded, run, status
-    looks: list[dict] | None  # at, started, planned
+    order: list[dict[str, Any]]  # position, arm, seed, discarded, run, status
+    looks: list[dict[str, Any]] | None  # at, started, planned
     unplanned_look: bool  # there was an interim look that the plan has not
     result: Result | None  # None: abandoned
 
@@ -83,8 +83,8 @@ def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Overrides that all arms have, in the order of the first."""
-    words = [arm.get("overrides") or [] for arm in arms.values()]
-    return [word for word in words[0] if all(word in some for some in words)]
+    overrides = [arm.get("overrides") or [] for arm in arms.values()]
+    return [override for override in overrides[0] if all(override in others for others in overrides)]
 
 
 def read(folder: Path | str) -> Race:
@@ -101,22 +101,22 @@ def read(folder: Path | str) -> Race:
             _rename(comparison, "left_out", "excluded")
             _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
-    return race
+    return cast(Race, race)
 
 
-def _rename(facts, before, today):
+def _rename(facts: dict[str, Any], before: str, today: str) -> None:
     """In place: a key of an older file by its name of today."""
     if before in facts:
         facts[today] = facts.pop(before)
 
 
-def _name_arms(comparison, baseline, candidate):
+def _name_arms(comparison: dict[str, Any], baseline: str, candidate: str) -> None:
     """Before a comparison kept its arms' names every sentence called them A and B, whatever they were in the race."""
     if "arms" not in comparison:
         comparison["arms"] = [baseline, candidate]
         names = {"A": baseline, "B": candidate}
-        said = str(comparison.get("words") or "")
-        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
+        sentence = str(comparison.get("words") or "")
+        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], sentence)
         for run in comparison.get("excluded") or ():
             run["arm"] = names.get(run.get("arm"), run.get("arm"))
 

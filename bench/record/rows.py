@@ -5,10 +5,12 @@ None is off, unknown or not measured.
 """
 
 import json
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import Any, TypedDict, cast
 
 from bench.record import configs, outside_clock, validity
 from bench.record.metrics import num_disturbed_steps, num_validating_steps
+from bench.record.shape import Record, Section
 
 
 class Asked(TypedDict):
@@ -106,6 +108,13 @@ class Row(Shown, Counted):
     """A run."""
 
 
+class ListedRow(Row):
+    """A run where a user named it (bench/record/named.py)."""
+
+    folder: str
+    certificate: str | None  # in a word, how its replay ended; None: it was not replayed
+
+
 METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Shown, Row))
 # Instruments that watch the machine, not the code: what they doubt may exclude a run from a comparison, for both arms.
 # A recompile or a stall of the code's own making may not: that is part of how fast the code is.
@@ -115,12 +124,12 @@ PLAIN = frozenset((str, int, float, bool, type(None)))  # what a column holds, b
 OF_SEVERAL = ("config", "machine_doubts")
 
 
-def row_of(run: dict, config: configs.Config = ()) -> Row:
+def row_of(run: Record, config: configs.Config = ()) -> Row:
     """A record and what configs.read() found beside it -> its row.  ValueError: it has several values in one column."""
     complete = run["status"] == "complete"
     env, measured, code = run["environment"], run["measured"], run["code"]
     gpus, race = env.get("gpus") or (), run.get("race") or {}
-    facts = {
+    facts: dict[str, Any] = {
         "race_id": race.get("race_id"),
         "arm": race.get("arm"),
         "discarded": race.get("discarded"),
@@ -137,23 +146,24 @@ def row_of(run: dict, config: configs.Config = ()) -> Row:
         "sweep_id": (run.get("sweep") or {}).get("sweep_id"),
     }
     metrics = {name: run["metrics"].get(name) if complete else None for name in METRICS}
-    row = {column: run.get(column) for column in SHOWN} | facts | metrics | _size(run, config, complete)
-    row |= _counted(run, complete) | {"config": config}
+    row = {column: run.get(column) for column in SHOWN} | facts | metrics
+    row |= {**_size(run, config, complete), **_counted(run, config, complete)}
     assert tuple(row) == COLUMNS  # the index keeps the values in this order
     for column, value in row.items():
         if type(value) not in PLAIN and column not in OF_SEVERAL:
             raise ValueError(f"{column}={value!r:.40} is not one value: the file was damaged, restore it")
-    return row
+    return cast(Row, row)
 
 
-def _size(run, config, complete) -> Size:
+def _size(run: Record, config: configs.Config, complete: bool) -> Size:
     data, settings = run["data"], configs.group(config, "model")
     layers, width = settings.get("model.num_layers"), settings.get("model.width")
     shards, summaries = data.get("train") or (), run.get("instrument_summaries") if complete else None
     telemetry = (summaries or {}).get("telemetry") or {}
     devices = (telemetry.get("by_device") or {}).values()
-    slowed = [one["slowed_frac"] for one in devices if one.get("slowed_frac") is not None]
-    power_w, energy_j = ((run["metrics"] if complete else {}).get(name) for name in ("mean_power_w", "energy_j"))
+    slowed = [device["slowed_frac"] for device in devices if device.get("slowed_frac") is not None]
+    metrics = run["metrics"] if complete else {}
+    power_w, energy_j = metrics.get("mean_power_w"), metrics.get("energy_j")
     return {
         "size": None if layers is None or width is None else f"{layers}x{width}",
         "num_params": run["model"].get("num_params"),
@@ -165,7 +175,7 @@ def _size(run, config, complete) -> Size:
     }
 
 
-def _epochs(run, shards):
+def _epochs(run: Record, shards: Sequence[Section]) -> float | None:
     """As the record says; an earlier one does not, and its tokens are counted."""
     if run["data"].get("epochs") is not None:
         return run["data"]["epochs"]
@@ -175,9 +185,9 @@ def _epochs(run, shards):
     return num_seen / num_tokens if num_tokens and num_seen else None
 
 
-def _counted(run, complete) -> Counted:
+def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
     goal, imported = run.get("goal") or {}, run.get("imported") or {}
-    distrusted = [one["doubt"] for one in run.get("doubts") or () if one.get("instrument") in DISTRUSTING]
+    distrusted = [doubt["doubt"] for doubt in run.get("doubts") or () if doubt.get("instrument") in DISTRUSTING]
     distrusted += validity.contestant_doubts(run) if complete else []
     outside = ((run.get("referee") or {}).get("clock") or {}) if complete else {}
     of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
@@ -199,6 +209,7 @@ def _counted(run, complete) -> Counted:
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id") or of_file,
         "identity_version": None if imported else run["code"].get("identity_version", 1),
+        "config": config,
     }
 
 
@@ -212,7 +223,7 @@ def encoded(value: object) -> str:
         return json.dumps(value, sort_keys=True)
 
 
-def setting(run):
+def setting(run: Record) -> Section:
     """What must be alike for times to be comparable, by name: what comparability_id hashes; None is unknown."""
     env, protocol, data = run["environment"], run.get("timing_protocol") or {}, run["data"]
     gpus = env.get("gpus") or ()
@@ -231,18 +242,19 @@ def setting(run):
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
         "world_size": run.get("world_size"),
-        **({"beside": run["beside"]["num_slots"]} if run.get("beside") else {}),
+        **({"beside": beside["num_slots"]} if (beside := run.get("beside")) else {}),
     }
 
 
-def _target(goal, floor_nats):
+def _target(goal: Section, floor_nats: float | None) -> float | None:
     """The val_loss to be below: the goal's, or its gap above the data's known floor; None without a target."""
     gap_nats = goal.get("target_gap_nats")
     return floor_nats + gap_nats if gap_nats is not None and floor_nats is not None else goal.get("target_val_loss")
 
 
-def _machine_doubts(run):
+def _machine_doubts(run: Record) -> list[str]:
     """Why the run is suspect, without what an instrument that watches the code, or the referee, had to say of it."""
-    of_code = {one["doubt"] for one in run.get("doubts") or () if one.get("instrument") not in MACHINE_INSTRUMENTS}
+    doubts = run.get("doubts") or ()
+    of_code = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
     of_code |= set(validity.contestant_doubts(run))
     return [reason for reason in run["validity_reasons"] if reason not in of_code]

@@ -11,7 +11,6 @@ A new version gets a line here, a function in UPGRADERS and a kept example in te
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 from bench.base import atomic, utc
 from bench.base.paths import PUBLISHED
@@ -26,20 +26,42 @@ from bench.base.reading import json_file
 from bench.base.reading.damage import Damaged, of_record
 from bench.machine import processes
 from bench.record import shape, validity
+from bench.record.shape import Record, Section
 
 SCHEMA_VERSION = 1
-UPGRADERS = {}  # version -> function from a record of that version to one of the next
+UPGRADERS: dict[
+    int, Callable[[dict[str, Any]], dict[str, Any]]
+] = {}  # version -> function from a record of that version to one of the next
 # Temporary files between launcher and workers while a run lasts; named so that they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 MAX_CLOCK_SKEW_S = 600.0  # between two machines that share a results folder (assumed)
+ROLES = {  # what each file is for
+    "config.yaml": "config",
+    "overrides.yaml": "overrides",
+    "steps.csv": "steps",
+    "steps_by_rank.csv": "steps",
+    "telemetry.csv": "telemetry",
+    "events.jsonl": "events",
+    "environment.json": "environment",
+    "code": "code",
+    "logs": "log",
+    "traces": "trace",
+    "memory": "memory",
+    "work": "work",
+    "checkpoint": "checkpoint",
+}
+WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # by the launcher; the workers write the rest
+OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
+
+Found = tuple[str, str, os.stat_result]  # of a run folder: its parent, its name, its run.json
 
 
 # ---- where records are
 
 
-def run_id(moment, name, config_id, seed):
-    """moment: a datetime.  E.g. 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"""
+def run_id(moment: datetime, name: str, config_id: str, seed: int) -> str:
+    """E.g. 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"""
     return f"{moment:%Y%m%dT%H%M%SZ}-{name}-{config_id}-s{seed}"
 
 
@@ -50,11 +72,14 @@ def new_folder(
     wanted = run_id(moment or datetime.now(UTC), name, config_id, seed)
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
+    number = 1
+    while True:
         folder = parent / (wanted if number == 1 else f"{wanted}-{number}")
-        with contextlib.suppress(FileExistsError):
+        try:
             folder.mkdir()  # atomic: two never share one
             return folder
+        except FileExistsError:
+            number += 1
 
 
 def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
@@ -65,8 +90,8 @@ def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
         yield from map(Path, sorted(os.path.join(parent, name) for parent, name, _ in walk(os.fspath(path))))
 
 
-def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Yields (parent, name, stat of its run.json) of the run folders in and below path; none if path is not a folder.
+def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator[Found]:
+    """The run folders in and below path; none if path is not a folder.
 
     What is published below path is not searched, so that no run counts twice; path may name it, or lie in it.
     A folder that cannot be read is reported to on_error(message).
@@ -79,7 +104,7 @@ def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator
         yield from _walk_below(path, on_error)
 
 
-def _walk_below(path, on_error):
+def _walk_below(path: str, on_error: Callable[[str], object] | None) -> Iterator[Found]:
     try:
         with os.scandir(path) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -98,7 +123,7 @@ def _walk_below(path, on_error):
                 yield from _walk_below(f"{path}/{name}", on_error)
 
 
-def _stat_of_run(folder):
+def _stat_of_run(folder: str) -> os.stat_result | None:
     try:
         return os.stat(f"{folder}/run.json")
     except OSError:  # there is none; or the folder is closed, which shows when it is searched
@@ -108,17 +133,17 @@ def _stat_of_run(folder):
 # ---- run.json
 
 
-def read(folder: Path | str) -> dict:
+def read(folder: Path | str) -> Record:
     """A run folder -> effective() of its record, newest version; nothing is written.  ValueError."""
     run = read_raw(folder)
     with of_record(folder):
         return effective(run)
 
 
-def read_raw(folder: Path | str, checked: bool = True) -> dict:
+def read_raw(folder: Path | str, checked: bool = True) -> Record:
     """A run folder -> its record, upgraded; ValueError.  checked=False: also with fields missing or of other kinds."""
     path = os.path.join(folder, "run.json")
-    run = json_file.read(path)
+    run: dict[str, Any] = json_file.read(path)
     version = run.get("schema_version")
     if type(version) is not int or "run_id" not in run:
         raise ValueError(f"{path}: is not a run's record: it has no schema_version and run_id")
@@ -128,18 +153,20 @@ def read_raw(folder: Path | str, checked: bool = True) -> dict:
         run = UPGRADERS[version](run)
         assert run["schema_version"] == version + 1, f"UPGRADERS[{version}] left {run['schema_version']}"
         version += 1
+    record = cast(Record, run)
     if checked:
-        _check_kinds(path, run)
-    return run
+        _check_kinds(path, record)
+    return record
 
 
-def _check_kinds(path, run):
+def _check_kinds(path: str, run: Record) -> None:
     """Every field is there and of its kind, and the metrics, which every verb counts with, are numbers or null."""
     json_file.check_kind(run, shape.record(), path)
     for name, value in run["metrics"].items():
         if value is not None and type(value) not in (int, float, bool):
-            result = str(value)[:40]
-            raise Damaged(f"{path}: metrics.{name}={result!r} is not a number: the file was damaged, restore it")
+            raise Damaged(
+                f"{path}: metrics.{name}={str(value)[:40]!r} is not a number: the file was damaged, restore it"
+            )
     if run.get("referee") and run.get("status") == "complete":
         try:
             validity.of_referee(run)
@@ -147,7 +174,7 @@ def _check_kinds(path, run):
             raise Damaged(f"{path}: referee cannot be read ({error!r}): the file was damaged, restore it") from None
 
 
-def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[dict]:
+def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[Record]:
     """Folders -> the records in and below them.  What cannot be read is skipped and reported to on_error(message)."""
     for folder in find_runs([path for path in paths if os.path.isdir(path)]):
         try:
@@ -158,11 +185,11 @@ def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None
 
 
 def effective(
-    run: dict,
+    run: Record,
     now_s: float | None = None,
     boot: str | None = None,
     start_ticks_of: Callable[[int], int | None] | None = None,
-) -> dict:
+) -> Record:
     """A record that says running although its launcher is gone, as aborted; any other as it is.
 
     Gone is: on the same boot, no process with the launcher's pid and start time; elsewhere, no heartbeat for 60 s, or
@@ -176,61 +203,59 @@ def effective(
         gone = (start_ticks_of or processes.start_ticks)(launcher["pid"]) != launcher["start_ticks"]
         why = f"its launcher, process {launcher['pid']}, is no longer there"
     else:
-        age_s = (time.time() if now_s is None else now_s) - utc.seconds(run.get("heartbeat_at") or run["started_at"])
+        age_s = (time.time() if now_s is None else now_s) - utc.seconds(
+            run.get("heartbeat_at") or run["started_at"] or ""
+        )
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
         if age_s < -MAX_CLOCK_SKEW_S:
             gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
     if not gone:
         return run
-    result = failure("launcher_killed", f"run.json says running, but {why}", "run it again")
-    ended_at = run.get("heartbeat_at") or run["started_at"]  # the last sign of life
-    doubt = {"validity": "invalid", "validity_reasons": ["the run did not complete"]}
-    return run | {"status": "aborted", "failure": result, "ended_at": ended_at} | doubt
+    return {
+        **run,
+        "status": "aborted",
+        "failure": failure("launcher_killed", f"run.json says running, but {why}", "run it again"),
+        "ended_at": run.get("heartbeat_at") or run["started_at"],  # the last sign of life
+        "validity": "invalid",
+        "validity_reasons": ["the run did not complete"],
+    }
 
 
-def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_code=None):
+def failure(
+    kind: str,
+    message: str,
+    hint: str,
+    rank: int | None = None,
+    step: int | None = None,
+    signal_name: str | None = None,
+    exit_code: int | None = None,
+) -> Section:
     """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
     where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
     return {"kind": kind, **where, "message": message, "hint": hint}
 
 
-def progress(folder: Path | str) -> dict:
+def progress(folder: Path | str) -> dict[str, Any]:
     """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
-    result = atomic.read_json(Path(folder) / PROGRESS, {})
-    return result if isinstance(result, dict) and type(result.get("step")) in (int, type(None)) else {}
+    facts = atomic.read_json(Path(folder) / PROGRESS, {})
+    return facts if isinstance(facts, dict) and type(facts.get("step")) in (int, type(None)) else {}
 
 
-ROLES = {
-    "config.yaml": "config",
-    "overrides.yaml": "overrides",
-    "steps.csv": "steps",
-    "steps_by_rank.csv": "steps",
-    "telemetry.csv": "telemetry",
-    "events.jsonl": "events",
-    "environment.json": "environment",
-    "code": "code",
-    "logs": "log",
-    "traces": "trace",
-    "memory": "memory",
-    "work": "work",
-    "checkpoint": "checkpoint",
-}
-WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # by the launcher; the workers write the rest
-OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
+# ---- its files
 
 
-def listed(folder: Path | str) -> list[dict]:
+def listed(folder: Path | str) -> list[Section]:
     """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
-    result = []
+    artifacts = []
     for path in files(folder):
         with open(Path(folder) / path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         num_bytes = (Path(folder) / path).stat().st_size
-        result.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
-    return result
+        artifacts.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
+    return artifacts
 
 
-def _role(path):
+def _role(path: str) -> str:
     name = OF_NODE.sub("", path)
     return ROLES.get(name, ROLES.get(name.partition("/")[0], "other"))
 
@@ -258,5 +283,5 @@ def remove_temporary(folder: Path | str) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _is_temporary(name):
+def _is_temporary(name: str) -> bool:
     return name == atomic.RESERVE or (name.startswith(".") and name.endswith(".tmp"))

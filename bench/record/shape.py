@@ -1,21 +1,82 @@
-"""run.schema.json as a type of msgspec's: which fields a record has, and of what kind each is.
+"""The types of a record: Record for the type checker, and run.schema.json as a type of msgspec's.
 
-Whatever reads a record checks this, in microseconds; patterns and ranges are for ./run.sh verify to check.
+Whatever reads a record checks the latter, in microseconds: which fields there are, and of what kind each is, those of
+the sections too.  Patterns and ranges are for ./run.sh verify to check.
 """
 
 import functools
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 SCHEMA = Path(__file__).with_name("run.schema.json")
-KINDS = {"string": str, "integer": int, "number": int | float, "boolean": bool, "null": type(None)}
-FREE = {"array": list, "object": dict[str, Any]}  # where the schema does not say what is inside
+KINDS: dict[str, Any] = {"string": str, "integer": int, "number": int | float, "boolean": bool, "null": type(None)}
+FREE: dict[str, Any] = {"array": list, "object": dict[str, Any]}  # where the schema does not say what is inside
+
+Section = dict[str, Any]  # its fields are in run.schema.json; a log does not know all of them, an older record has less
+Facts = Mapping[str, Any]  # a record, or those sections of one that a function names
 
 
-def schema() -> dict:
+class Record(TypedDict):
+    """run.json; None is unknown.  What its fields mean is in run.schema.json, which a test compares with this."""
+
+    schema_version: int
+    run_id: str
+    name: str
+    track: str
+    deviations: list[str]
+    status: Literal["running", "complete", "failed", "aborted", "stopped"]
+    validity: Literal["valid", "suspect", "invalid"]
+    validity_reasons: list[str]
+    failure: Section | None
+    started_at: str | None
+    heartbeat_at: str | None
+    ended_at: str | None
+    launcher: Section | None
+    command: list[str]
+    seed: int | None
+    config_id: str | None
+    comparability_id: str | None
+    session_id: str | None
+    world_size: int | None
+    model: Section
+    optim: str
+    instruments: Section
+    timing_protocol: Section
+    code: Section
+    data: Section
+    environment: Section
+    measured: Section
+    metrics: Section
+    artifacts: list[Section]
+    provenance: NotRequired[Literal["imported"] | None]
+    imported: NotRequired[Section | None]
+    launched_by: NotRequired[Section | None]
+    nodes: NotRequired[list[Section] | None]
+    goal: NotRequired[Section | None]
+    hardware: NotRequired[Section | None]
+    exporters: NotRequired[Section | None]
+    script: NotRequired[Section | None]
+    preflight: NotRequired[list[Section] | None]
+    audit: NotRequired[Section | None]
+    redacted: NotRequired[list[str] | None]
+    referee: NotRequired[Section | None]
+    costs: NotRequired[Section | None]
+    skew: NotRequired[Section | None]
+    beside: NotRequired[Section | None]
+    race: NotRequired[Section | None]
+    sweep: NotRequired[Section | None]
+    ledger_sha256: NotRequired[str | None]
+    doubts: NotRequired[list[Section]]  # "instrument", "doubt"
+    warnings: NotRequired[list[Section]]
+    instrument_summaries: NotRequired[Section | None]
+
+
+def schema() -> Section:
     """run.schema.json."""
-    return json.loads(SCHEMA.read_text())
+    known: Section = json.loads(SCHEMA.read_text())
+    return known
 
 
 @functools.cache
@@ -25,32 +86,32 @@ def record() -> Any:
     return _object("record", whole, whole["required"])
 
 
-def _object(name, one, required=()):
+def _object(name: str, part: Section, required: Collection[str] = ()) -> Any:
     """Inside of the record nothing is required: a log does not know everything, an older record has less."""
-    fields = {key: _kind(key, part) for key, part in one["properties"].items()}
+    fields = {key: _kind(key, inner) for key, inner in part["properties"].items()}
     fields = {key: kind if key in required else NotRequired[kind | None] for key, kind in fields.items()}
-    return TypedDict(name, fields)
+    return TypedDict(name, fields)  # type: ignore[operator]  # made as the program runs: not for the type checker
 
 
-def _kind(name, one):
+def _kind(name: str, part: Section) -> Any:
     """A part of the schema -> a type."""
-    if "enum" in one:
-        return Literal[tuple(one["enum"])]
-    if "anyOf" in one:
-        return _any([_kind(name, other) for other in one["anyOf"]])
-    kinds = one.get("type", [])
-    return _any([_of(kind, name, one) for kind in ([kinds] if isinstance(kinds, str) else kinds)])
+    if "enum" in part:
+        return Literal[tuple(part["enum"])]
+    if "anyOf" in part:
+        return _any([_kind(name, other) for other in part["anyOf"]])
+    kinds = part.get("type", [])
+    return _any([_of(kind, name, part) for kind in ([kinds] if isinstance(kinds, str) else kinds)])
 
 
-def _any(kinds):
+def _any(kinds: list[Any]) -> Any:
     return functools.reduce(lambda left, right: left | right, kinds) if kinds else Any
 
 
-def _of(kind, name, one):
-    if kind == "object" and one.get("properties"):
-        return _object(name, one)
-    if kind == "object" and isinstance(one.get("additionalProperties"), dict):
-        return dict[str, _kind(name, one["additionalProperties"])]
-    if kind == "array" and "items" in one:
-        return list[_kind(name, one["items"])]
+def _of(kind: str, name: str, part: Section) -> Any:
+    if kind == "object" and part.get("properties"):
+        return _object(name, part)
+    if kind == "object" and isinstance(part.get("additionalProperties"), dict):
+        return dict.__class_getitem__((str, _kind(name, part["additionalProperties"])))
+    if kind == "array" and "items" in part:
+        return list.__class_getitem__(_kind(name, part["items"]))
     return (KINDS | FREE)[kind]

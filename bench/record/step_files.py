@@ -6,9 +6,9 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from bench.base import atomic
 from bench.base.reading import json_file, plain_file
@@ -22,6 +22,9 @@ BY_RANK = "steps_by_rank.csv"
 LOSSES = ("step", "train_loss", "val_loss")
 MIN_LOSSES = 8  # so many training losses agree by chance in no two runs, even if they are printed with four digits
 
+# {column: value}: "step" int, "flags" str, INT_COLUMNS int, the others float; None is an empty cell
+StepRow = dict[str, Any]
+
 
 class Event(TypedDict):
     """What a line of events.jsonl has; each kind of event has facts of its own beside it."""
@@ -33,19 +36,19 @@ class Event(TypedDict):
     rank: NotRequired[int | None]
 
 
-def write(folder: Path | str, rows: Sequence[dict], columns: Sequence[str] = CORE_COLUMNS) -> None:
+def write(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = CORE_COLUMNS) -> None:
     """rows: dicts by column; None is an empty cell.  These columns come first, the others in order of appearance."""
     columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
     text = ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows)
     atomic.write_text(Path(folder) / "steps.csv", text)
 
 
-def append(folder: Path | str, rows: Sequence[dict]) -> None:
+def append(folder: Path | str, rows: Sequence[StepRow]) -> None:
     """Rows of RUN_COLUMNS, all or none of them.  OSError where there is no space."""
     _append(Path(folder) / "steps.csv", "".join(_line(row, RUN_COLUMNS) for row in rows))
 
 
-def _append(path, text):
+def _append(path: Path, text: str) -> None:
     """All of it in one write, so that lines of two writers never mix, or OSError and none of it."""
     data = text.encode()
     with open(path, "ab", buffering=0) as file:
@@ -55,15 +58,15 @@ def _append(path, text):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _line(row, columns):
+def _line(row: StepRow, columns: Sequence[str]) -> str:
     return ",".join(_cell(row.get(column)) for column in columns) + "\n"
 
 
-def _cell(value):
+def _cell(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else repr(value)
 
 
-def read(folder: Path | str, strict: bool = False) -> list[dict]:
+def read(folder: Path | str, strict: bool = False) -> list[StepRow]:
     """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
 
     Lines of one step are made one row (runs of 2026-11 that were killed have two).  A line that a kill cut is skipped;
@@ -80,7 +83,7 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
     cut = lines.pop() if lines else ""  # what follows the last newline
     if not cut and (whole := _whole(columns, lines)):
         return [dict(zip(columns, values)) for values in zip(*whole.values())]
-    rows = {}
+    rows: dict[int, StepRow] = {}
     for number, line in enumerate(lines, 2):
         try:
             row = {column: _value(column, cell) for column, cell in zip(columns, line.split(","), strict=True)}
@@ -96,25 +99,25 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
     return [rows[step] for step in sorted(rows)]
 
 
-def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
+def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list[Any]]:
     """{name: its values in order of step}, as read() has them, ten times as fast.  No file or column: None for each."""
     with contextlib.suppress(ValueError):
         head, *lines, cut = plain_file.text(Path(folder) / "steps.csv", plain_file.MAX_LINES_BYTES).split("\n")
-        result = None if cut else _whole(head.split(","), lines, names)
-        if result:
-            return {name: result.get(name) or [None] * len(lines) for name in names}
+        columns = None if cut else _whole(head.split(","), lines, names)
+        if columns:
+            return {name: columns.get(name) or [None] * len(lines) for name in names}
     rows = read(folder)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def losses_id(columns: dict[str, list]) -> str | None:
+def losses_id(columns: Mapping[str, list[Any]]) -> str | None:
     """What two runs share whose losses are the same throughout, bit for bit: a hash.  None: there are no losses.
 
     columns: those of LOSSES, as read_columns() gives them.  Training losses alone decide where there are enough of
     them: what a validation adds to one trajectory makes it no second one.
     """
     steps, train, val = (columns[name] for name in LOSSES)
-    losses = [(step, loss) for step, loss in zip(steps, train) if loss is not None]
+    losses: list[tuple[Any, ...]] = [(step, loss) for step, loss in zip(steps, train) if loss is not None]
     if len(losses) < MIN_LOSSES:
         losses = [row for row in zip(steps, train, val) if row[1:] != (None, None)]
     return hashlib.sha256(repr(losses).encode()).hexdigest() if losses else None
@@ -128,28 +131,28 @@ def losses_id_of(folder: Path | str) -> str | None:
         return None
 
 
-def _whole(columns, lines, names=None):
+def _whole(columns: list[str], lines: list[str], names: Sequence[str] | None = None) -> dict[str, list[Any]] | None:
     """{column: values} of these names, None for all; None unless every line is whole and each step follows the last."""
     cells, width = ",\n,".join([*lines, ""]).split(","), len(columns) + 1  # each line is followed by a cell of its end
     if cells.pop() or len(cells) != len(lines) * width or set(cells[width - 1 :: width]) - {"\n"}:
         return None
     wanted = columns if names is None else {"step", *names}
     try:
-        result = {name: _column(name, cells[at::width]) for at, name in enumerate(columns) if name in wanted}
-        steps = result["step"]
-        return result if None not in steps and all(map(operator.lt, steps, steps[1:])) else None
+        values = {name: _column(name, cells[at::width]) for at, name in enumerate(columns) if name in wanted}
+        steps = values["step"]
+        return values if None not in steps and all(map(operator.lt, steps, steps[1:])) else None
     except (ValueError, KeyError):
         return None
 
 
-def _column(name, cells):
+def _column(name: str, cells: list[str]) -> list[Any]:
     if name == "flags":
         return list(cells)
     kind = int if name in INT_COLUMNS else float
     return [kind(cell) if cell else None for cell in cells] if "" in cells else list(map(kind, cells))
 
 
-def _value(column, cell):
+def _value(column: str, cell: str) -> Any:
     if column == "flags":
         return cell
     if column == "step":
@@ -175,21 +178,23 @@ def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
     except Missing:
         return {}
     columns = [name.rpartition("_rank") for name in head.split(",")[1:]]
-    result = {name: [{} for other, _, _ in columns if other == name] for name, _, _ in columns}
+    by_rank: dict[str, list[dict[int, float]]] = {
+        name: [{} for other, _, _ in columns if other == name] for name, _, _ in columns
+    }
     for line in lines[:-1]:
         row, *cells = line.split(",")
         for (name, _, rank), cell in zip(columns, cells):
             if cell:
-                result[name][int(rank)][int(row)] = float(cell)
-    return result
+                by_rank[name][int(rank)][int(row)] = float(cell)
+    return by_rank
 
 
-def append_event(folder: Path | str, event: dict) -> None:
+def append_event(folder: Path | str, event: Mapping[str, Any]) -> None:
     """A line of events.jsonl: t_ns (time.perf_counter_ns), utc, event (a name), more.  OSError: nothing is written."""
     _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
 
 
-def read_events(folder: Path | str) -> list[dict]:
+def read_events(folder: Path | str) -> list[dict[str, Any]]:
     """events.jsonl -> list of dicts, without a line that a kill cut.  No file: [].  ValueError names a damaged line."""
     path = Path(folder) / "events.jsonl"
     try:

@@ -1,19 +1,30 @@
-"""The rules that the steps of a complete record must keep.  As in verification.py a rule is a function
-(files, record) -> (passed, evidence).
+"""The rules that the steps of a complete record must keep, of our own training and of a user's script.
+
+As in verification.py a rule is a function (files, record) -> (passed, evidence).  A script has its own model, batch and
+number of steps: instead of those it is held to what was seen of it.
 """
 
 import functools
 import hashlib
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 from bench.base.reading import plain_file
 from bench.config import schema, stages
 from bench.record import outside_clock, printed_times, step_files
+from bench.record.shape import Record, Section
+
+MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
+MAX_OF_MAXIMA_FRAC = 1.05  # of records that do not say each rank's steps: maxima over ranks add up to more than any
+RELATIVE = 1e-9  # times are recomputed from the same floats; only the order of operations may differ
 
 
 class RunFiles:
-    """folder: of the run.  Reading what is missing or damaged raises in every rule that asks for it."""
+    """The files of a run folder, each read when a rule asks for it, and once.
+
+    Reading what is missing or damaged raises in every rule that asks for it.
+    """
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -24,35 +35,31 @@ class RunFiles:
         return schema.read(self.folder)
 
     @functools.cached_property
-    def steps(self) -> list[dict]:
+    def steps(self) -> list[step_files.StepRow]:
         """Rows of steps.csv, [] without one.  ValueError as step_files.read()."""
         return step_files.read(self.folder)
 
 
-MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
-MAX_OF_MAXIMA_FRAC = 1.05  # of records that do not say each rank's steps: maxima over ranks add up to more than any
-
-
-def steps_are_without_gaps(files: RunFiles, run: dict) -> tuple[bool, str]:
+def steps_are_without_gaps(files: RunFiles, run: Record) -> tuple[bool, str]:
     """steps.csv has the rows 0 to num_steps, each once, and a time and a loss for every step."""
     rows = step_files.read(files.folder, strict=True)
-    result, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
-    if result != list(range(num_steps + 1)):
-        lacking = sorted(set(range(num_steps + 1)) - set(result))[:5]
-        last = result[-1] if result else None
-        return False, f"{len(result)} rows, last {last}, num_steps {num_steps}, lacking {lacking}"
+    steps, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
+    if steps != list(range(num_steps + 1)):
+        lacking = sorted(set(range(num_steps + 1)) - set(steps))[:5]
+        last = steps[-1] if steps else None
+        return False, f"{len(steps)} rows, last {last}, num_steps {num_steps}, lacking {lacking}"
     holes = [row["step"] for row in rows[1:] if row["step_ms"] is None or row["train_loss"] is None]
     return not holes, f"no time or loss for steps {holes[:5]}" if holes else f"rows 0 to {num_steps}"
 
 
-def steps_are_those_of_the_goal(files: RunFiles, run: dict) -> tuple[bool, str]:
+def steps_are_those_of_the_goal(files: RunFiles, run: Record) -> tuple[bool, str]:
     """The run made the configured number of steps, or fewer only where it may stop at its target and reached it."""
     goal, num_steps = files.config.goal, run["metrics"]["num_steps"]
     early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
     return num_steps == goal.num_steps or early, f"{num_steps} of {goal.num_steps}{', target reached' * early}"
 
 
-def tokens_are_counted(files: RunFiles, run: dict) -> tuple[bool, str]:
+def tokens_are_counted(files: RunFiles, run: Record) -> tuple[bool, str]:
     """tokens is step * batch_tokens in every row, as configured; with stages, the sum of the steps' own."""
     config, measured = files.config, run["measured"]
     batch_tokens, configured = measured["batch_tokens"], stages.mean_batch_tokens(config)
@@ -65,7 +72,7 @@ def tokens_are_counted(files: RunFiles, run: dict) -> tuple[bool, str]:
     return not wrong, f"wrong at steps {wrong[:5]}" if wrong else f"{batch_tokens} a step"
 
 
-def losses_are_finite(files: RunFiles, run: dict) -> tuple[bool, str]:
+def losses_are_finite(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Every loss is a number, and the last row has been validated."""
     rows = files.steps
     losses = [(row["step"], row[name]) for row in rows for name in ("train_loss", "val_loss") if row[name] is not None]
@@ -75,7 +82,7 @@ def losses_are_finite(files: RunFiles, run: dict) -> tuple[bool, str]:
     return rows[-1]["val_loss"] is not None, f"{len(losses)} losses, the last val_loss {rows[-1]['val_loss']}"
 
 
-def steps_fit_into_the_time(files: RunFiles, run: dict) -> tuple[bool, str]:
+def steps_fit_into_the_time(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Each rank's steps add up to no more than its training time, and step_ms is the slowest rank's."""
     # Maxima over ranks may add up to more: on a busy machine another rank is the slowest at each step.
     rows, by_rank = files.steps, step_files.read_by_rank(files.folder).get("step_ms")
@@ -97,14 +104,14 @@ def steps_fit_into_the_time(files: RunFiles, run: dict) -> tuple[bool, str]:
     return not wrong, f"not the slowest rank's at steps {wrong[:5]}" if wrong else f"on each of {len(by_rank)} ranks"
 
 
-def times_fit_into_the_wall_time(files: RunFiles, run: dict) -> tuple[bool, str]:
+def times_fit_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Training and validation together took no longer than the whole run."""
     measured, train_s = run["measured"], run["metrics"]["train_s"]
     inside_s = train_s + (measured.get("validation_s") or 0.0)
     return train_s > 0 and inside_s <= measured["wall_s"], f"{inside_s:.3f} s of {measured['wall_s']:.3f} s"
 
 
-def the_launchers_clock_agrees(files: RunFiles, run: dict) -> tuple[bool, str]:
+def the_launchers_clock_agrees(files: RunFiles, run: Record) -> tuple[bool, str]:
     """What the launcher's clock gives to doubt is recorded; records until November 2026 have no such clock."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None:
@@ -129,10 +136,7 @@ RULES = [
 ]
 
 
-RELATIVE = 1e-9
-
-
-def steps_are_those_that_the_script_printed(files: RunFiles, run: dict) -> tuple[bool, str]:
+def steps_are_those_that_the_script_printed(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Rows in order, each with the time at which its line came; how many steps a script makes is its own choice."""
     rows = step_files.read(files.folder, strict=True)
     silent = [row["step"] for row in rows if row["line_t_ns"] is None and row["val_line_t_ns"] is None]
@@ -142,15 +146,15 @@ def steps_are_those_that_the_script_printed(files: RunFiles, run: dict) -> tuple
     return True, f"{len(rows)} rows of {num_steps} steps"
 
 
-def printed_times_are_accounted_for(files: RunFiles, run: dict) -> tuple[bool, str]:
+def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool, str]:
     """What passed and what the script counted follow from the rows, and the record has every doubt that they give."""
     rows, measured = files.steps, run["measured"]
     if run["timing_protocol"]["id"] != "script-1":
         return True, "the wall time of the lines is the time: nothing is claimed"
-    result = printed_times.account(rows, measured["num_untimed_steps"])
+    account: Section = {**printed_times.account(rows, measured["num_untimed_steps"])}
     wrong = [
         f"{name}: {value}, recorded {measured.get(name)}"
-        for name, value in result.items()
+        for name, value in account.items()
         if not _same(value, measured.get(name))
     ]
     reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
@@ -160,42 +164,45 @@ def printed_times_are_accounted_for(files: RunFiles, run: dict) -> tuple[bool, s
         due += [doubt for _, doubt in outside_clock.doubts(outside)]
         due += printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
     wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
-    return not wrong, "; ".join(wrong) or f"{result['uncounted_s'] or 0:.3f} s uncounted"
+    return not wrong, "; ".join(wrong) or f"{account['uncounted_s'] or 0:.3f} s uncounted"
 
 
-def the_last_step_was_validated(files: RunFiles, run: dict) -> tuple[bool, str]:
+def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str]:
     """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted."""
     last = max(row["step"] for row in files.steps if row["val_loss"] is not None)
     evidence = f"step {last} of {run['metrics']['num_steps']}"
     return last >= run["metrics"]["num_steps"] - 1 or _is_doubted(run), evidence
 
 
-def the_source_is_kept(files: RunFiles, run: dict) -> tuple[bool, str]:
+def the_source_is_kept(files: RunFiles, run: Record) -> tuple[bool, str]:
     """code/ has every source that the script used, byte for byte as it ran; in older records every source beside it."""
-    whole = run["script"]["sha256_by_file"]
-    used = run["script"].get("used", whole)
+    script: Section = run.get("script") or {}
+    whole: dict[str, str] = script["sha256_by_file"]
+    used: Collection[str] = script.get("used", whole)
     sha256_by_file = {name: whole[name] for name in used}
     wrong = [
         name
         for name, sha256 in sha256_by_file.items()
         if hashlib.sha256(plain_file.content(files.folder / "code" / name)).hexdigest() != sha256
     ]
-    is_whole = f"script/{run['script']['file']}" in used
+    is_whole = f"script/{script['file']}" in used
     return not wrong and is_whole, ", ".join(wrong) or f"{len(sha256_by_file)} files"
 
 
-def the_claimed_time_fits_into_the_wall_time(files: RunFiles, run: dict) -> tuple[bool, str]:
+def the_claimed_time_fits_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, str]:
     """What the script says that its training took is no longer than the whole run; or the record doubts it."""
     train_s, wall_s = run["metrics"]["train_s"], run["measured"]["wall_s"]
     return 0 < train_s <= wall_s or _is_doubted(run), f"{train_s:.3f} s of {wall_s:.3f} s"
 
 
-def _is_doubted(run):
+def _is_doubted(run: Record) -> bool:
     return any(doubt.get("instrument") == "script" for doubt in run.get("doubts", ()))
 
 
-def _same(one, other):
-    return one is other or None not in (one, other) and math.isclose(one, other, rel_tol=RELATIVE, abs_tol=RELATIVE)
+def _same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=RELATIVE)
 
 
 SCRIPT_RULES = [

@@ -10,9 +10,9 @@ Each run that a sweep starts says so in run.json["sweep"]; one that was complete
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 from bench.base import atomic, utc
 from bench.base.paths import results_root
@@ -21,6 +21,7 @@ from bench.config import overrides as words_of_config
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
 SCHEMA_VERSION = 1
+RowT = TypeVar("RowT", bound=Mapping[str, Any])
 
 
 class Facts(TypedDict):
@@ -63,13 +64,21 @@ def begin(
     """sweep.json of a sweep that starts or goes on -> its folder, absolute."""
     folder = Path(results).absolute() / FOLDER / sweep_id
     folder.mkdir(parents=True, exist_ok=True)
-    asked = {"command": list(command), "points": [list(words) for words in points], "budget_s": budget_s}
-    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, **asked, "started_at": utc.now()}
-    atomic.write_json(folder / NAME, facts | {"ended_at": None, "why": None})
+    facts: Facts = {
+        "schema_version": SCHEMA_VERSION,
+        "sweep_id": sweep_id,
+        "command": list(command),
+        "points": [list(words) for words in points],
+        "budget_s": budget_s,
+        "started_at": utc.now(),
+        "ended_at": None,
+        "why": None,
+    }
+    atomic.write_json(folder / NAME, facts)
     return folder
 
 
-def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping, apart: bool = False) -> None:
+def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping[str, Any], apart: bool = False) -> None:
     """A point has a record.  run: with "folder", as launch() returns it; apart: others write meanwhile."""
     path = Path(run["folder"]).absolute()
     results = folder.parent.parent
@@ -80,31 +89,32 @@ def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping, apar
 
 def end(folder: Path, why: str | None = None) -> None:
     """The sweep has ended.  why: not every point has a run; None: each has."""
-    atomic.write_json(folder / NAME, read(folder) | {"ended_at": utc.now(), "why": why})
+    atomic.write_json(folder / NAME, {**read(folder), "ended_at": utc.now(), "why": why})
 
 
 def read(folder: Path | str) -> Facts:
     """sweep.json.  ValueError where it is missing or damaged."""
-    return json_file.read(Path(folder) / NAME, Facts)
+    return cast(Facts, json_file.read(Path(folder) / NAME, Facts))
 
 
 def points(folder: Path | str) -> list[Point]:
     """Every point asked for, in order, each with the newest record that it has."""
-    folder, kept = Path(folder), {}
+    folder = Path(folder)
+    kept: dict[tuple[str, ...], str] = {}
     for line in _lines(folder):
         kept[tuple(line["overrides"])] = line["folder"]
-    asked = [tuple(words) for words in read(folder)["points"]]
-    known = list(dict.fromkeys([*asked, *kept]))  # a search asks for points as it goes
+    requested = [tuple(words) for words in read(folder)["points"]]
+    known = list(dict.fromkeys([*requested, *kept]))  # a search asks for points as it goes
     return [Point(number, list(words), _record(folder, kept.get(words))) for number, words in enumerate(known)]
 
 
-def _lines(folder):
+def _lines(folder: Path) -> Iterator[Kept]:
     for path in sorted(folder.glob("points*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
         for number, line in enumerate(plain_file.text(path).splitlines(), 1):
             yield json_file.parsed(line, f"{path}, line {number}", Kept)
 
 
-def _record(folder, name):
+def _record(folder: Path, name: str | None) -> Path | None:
     """Where a point's run lies now: the results folder may have been moved."""
     if name is None:
         return None
@@ -114,11 +124,11 @@ def _record(folder, name):
 
 def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
     """The overrides of every point -> {key: its values, in order} of those keys in which the points differ."""
-    result = {}
+    by_key: dict[str, dict[str, Any]] = {}
     for words in points:
         for key, value in values(words).items():
-            result.setdefault(key, {})[json.dumps(value)] = value
-    return {key: list(by_text.values()) for key, by_text in result.items() if len(by_text) > 1}
+            by_key.setdefault(key, {})[json.dumps(value)] = value
+    return {key: list(by_text.values()) for key, by_text in by_key.items() if len(by_text) > 1}
 
 
 def its_own(words: Sequence[str], points: Iterable[Sequence[str]]) -> str:
@@ -143,11 +153,11 @@ def folders(results: Path | str | None = None) -> list[Path]:
 def find(word: str, known: Iterable[str] = ()) -> str:
     """Part of a sweep's id -> the id.  known: ids that records bear.  ValueError: it is none, or several."""
     ids = sorted({folder.name for folder in folders()} | set(known))
-    result = [word] if word in ids else [one for one in ids if word in one]
-    if len(result) != 1:
-        what = f"is part of {len(result)} ids" if result else "there is no such sweep"
-        raise ValueError(f"--sweep {word}: {what}; choose from {', '.join(result or ids) or 'none: run -m makes one'}")
-    return result[0]
+    fitting = [word] if word in ids else [sweep_id for sweep_id in ids if word in sweep_id]
+    if len(fitting) != 1:
+        what = f"is part of {len(fitting)} ids" if fitting else "there is no such sweep"
+        raise ValueError(f"--sweep {word}: {what}; choose from {', '.join(fitting or ids) or 'none: run -m makes one'}")
+    return fitting[0]
 
 
 def members(sweep_id: str) -> set[str]:
@@ -156,7 +166,7 @@ def members(sweep_id: str) -> set[str]:
     return {Path(line["folder"]).name for line in _lines(folder)}
 
 
-def chosen(rows: Sequence[Mapping], word: str) -> list[Mapping]:
+def chosen(rows: Sequence[RowT], word: str) -> list[RowT]:
     """The rows of the runs of one sweep.  ValueError: there is no such sweep."""
     sweep_id = find(word, {row["sweep_id"] for row in rows if row["sweep_id"]})
     ids = members(sweep_id)

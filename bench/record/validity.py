@@ -1,10 +1,17 @@
-"""Whether a finished run counts: valid, suspect or invalid, and why."""
+"""Whether a finished run counts: valid, suspect or invalid, and why.
+
+What the referee's own loss (bench/training/referee_loss.py) says of a run is recomputed by ./run.sh verify from
+run.json["referee"]["loss"]; docs/HONESTY.md has the arithmetic.
+"""
 
 import math
+from collections.abc import Iterator
 
 from bench.base import stats
 from bench.record import outside_clock
+from bench.record.shape import Facts, Section
 
+MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 # What two ways to the same mean over some thousand tokens differ by, as they are written and compiled.  Measured on
 # every rung and model at tiny sizes as written: 1.4e-6 in both; of gpt2 compiled for a CPU: 4e-7 and 9e-6.  A kernel
 # that fuses the cap of the logits and the loss skips a rounding to bfloat16, of up to 0.06 where a logit is above 16:
@@ -18,104 +25,7 @@ HELD_OUT_FRAC = 0.05  # of the claimed loss besides
 HELD_OUT_BATCHES, HELD_OUT_TOKENS = 2, 2048  # with fewer nothing is said
 
 
-def bound_nats(dtype: str, is_compiled: bool) -> float:
-    """How far forward()'s loss may be from the one that the referee computes of the model's logits."""
-    return BOUND_NATS[dtype][is_compiled]
-
-
-def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
-    """Whether a validation loss at step 0 is below what an untrained model has."""
-    return None not in (first_nats, vocab_size) and first_nats < START_FRAC * math.log(vocab_size)
-
-
-def words_of_start(first_nats: float, vocab_size: int) -> str:
-    """The doubt that is_trained() gives."""
-    least = f"{START_FRAC:g} * ln({vocab_size}) = {START_FRAC * math.log(vocab_size):.3f}"
-    words = f"its loss at step 0 is already {first_nats:.3f}, but an untrained model's is at least {least}"
-    return f"{words}: it was trained before its clock started, or has seen the data"
-
-
-def faults_of_run(run: dict) -> tuple[list[str], list[str]]:
-    """A complete record -> (sentences that make it invalid, sentences that make it suspect)."""
-    facts = (run.get("referee") or {}).get("loss")
-    if not facts:
-        return [], []  # of a script, or older than this check
-    if facts.get("not_checked"):
-        return [], [f"its loss was not checked: {facts['not_checked']}"] if run["track"] != "free" else []
-    invalid, doubts = faults(facts)
-    kept, recorded = facts["val_loss"], run["metrics"]["val_loss"]
-    if None not in (kept, recorded) and not math.isclose(kept, recorded, rel_tol=1e-6):
-        invalid.append(f"its val_loss is {recorded:.6f}, but the validation that the referee checked gave {kept:.6f}")
-    return invalid, doubts
-
-
-def faults(facts: dict) -> tuple[list[str], list[str]]:
-    """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
-    vocab_size, bound = facts["vocab_size"], bound_nats(facts["dtype"], facts["is_compiled"])
-    wrong = [_mismatch(one, f"on the validation at step {one['step']}", bound) for one in facts["checked"]]
-    random_tokens, held_out = facts["random_tokens"], facts["held_out"]
-    wrong += [_mismatch(random_tokens, "on random tokens", bound), _impossible(random_tokens, vocab_size)]
-    doubts = []
-    if not held_out.get("not_checked"):
-        wrong.append(_mismatch(held_out, "on a held-out slice of the validation data", bound))
-        doubts.append(_too_good(facts, held_out))
-    doubts += [_unknown(random_tokens, "of random tokens"), _unknown(held_out, "of a held-out slice")]
-    first_nats = facts.get("val_loss_at_start")  # of all its tokens: of a few batches chance would decide
-    if is_trained(first_nats, vocab_size):
-        doubts.append(words_of_start(first_nats, vocab_size))
-    return [one for one in wrong if one], [one for one in doubts if one]
-
-
-def _mismatch(one, where, bound):
-    claimed, own, moved = one["claimed_nats"], one["from_logits_nats"], one.get("moved_nats", 0.0)
-    if None in (claimed, own):
-        return None if claimed is own else f"the loss {where} is {claimed} by forward() and {own} from its logits"
-    if abs(claimed - own) > bound:
-        words = f"forward() gives {claimed:.6f} nats {where}, but its logits give {own:.6f}"
-        return f"{words} (tolerance {bound:g}): val_loss is not this model's loss"
-    if moved is None or moved > bound:
-        return (
-            f"the loss from logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
-        )
-    return None
-
-
-def _unknown(one, where):
-    """Of tokens that no run is given: a model that gives no number there cannot be asked what it knows."""
-    if one.get("not_checked") or one["claimed_nats"] is not None or one["from_logits_nats"] is not None:
-        return None
-    return f"its loss {where} is not a number"
-
-
-def _impossible(one, vocab_size):
-    """Below what a causal model can have of tokens that are drawn uniformly: bench/base/stats.py, log_e_value()."""
-    nats = min((value for value in (one["claimed_nats"], one["from_logits_nats"]) if value is not None), default=None)
-    if nats is None or stats.log_e_value(math.log(vocab_size), nats, one["num_tokens"]) < stats.MIN_LOG_E_VALUE:
-        return None
-    least = stats.least_nats(math.log(vocab_size), one["num_tokens"])
-    words = f"its loss on {one['num_tokens']} random tokens is {nats:.4f} (standard error {one['se_nats']:.4f})"
-    return f"{words}, and a causal model is below {least:.4f} at most once in a million: future tokens or targets leak"
-
-
-def _too_good(facts, held_out):
-    claimed, other = facts["val_loss"], held_out["from_logits_nats"]
-    is_small = held_out["num_batches"] < HELD_OUT_BATCHES or held_out["num_tokens"] < HELD_OUT_TOKENS
-    if None in (claimed, other) or is_small:
-        return None
-    spread = facts["validation"]
-    sd_nats = max(spread["sd_nats"] or 0.0, held_out["sd_of_batches_nats"] or 0.0)
-    se_nats = sd_nats * math.sqrt(1 / max(1, spread["num_batches"]) + 1 / held_out["num_batches"])
-    most = HELD_OUT_SE * se_nats + HELD_OUT_FRAC * claimed
-    if other - claimed <= most:
-        return None
-    words = f"its val_loss is {claimed:.4f}, but its loss on a held-out slice of the same data is {other:.4f}"
-    return f"{words}, {other - claimed:.4f} higher (limit {most:.4f}): it has seen the validation data"
-
-
-MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
-
-
-def validity(run: dict) -> tuple[str, list[str]]:
+def validity(run: Facts) -> tuple[str, list[str]]:
     """A finished record -> ("valid" | "suspect" | "invalid", reasons)."""
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
@@ -151,20 +61,20 @@ def validity(run: dict) -> tuple[str, list[str]]:
     return ("suspect", doubts) if doubts else ("valid", [])
 
 
-def contestant_doubts(run: dict) -> list[str]:
+def contestant_doubts(run: Facts) -> list[str]:
     """What the referee found out about the model itself that makes a complete run suspect."""
     return [*faults_of_run(run)[1], *_model_doubts(run)]
 
 
-def of_referee(run: dict) -> list[str]:
+def of_referee(run: Facts) -> list[str]:
     """All that the rules say of what the referee found in a complete run."""
     clock = (run["referee"] or {}).get("clock")
-    said = [*_faults_of_model(run), *faults_of_run(run)[0], *contestant_doubts(run)]
-    said += [words for _, words in outside_clock.doubts(clock)] if clock is not None else []
-    return said + [why for why in [_of_other_code(run)] if why]
+    sentences = [*_faults_of_model(run), *faults_of_run(run)[0], *contestant_doubts(run)]
+    sentences += [sentence for _, sentence in outside_clock.doubts(clock)] if clock is not None else []
+    return sentences + [why for why in [_of_other_code(run)] if why]
 
 
-def _of_other_code(run):
+def _of_other_code(run: Facts) -> str | None:
     """Why the code that the record holds is not what its ranks imported; None: it is, or the record does not say."""
     found = (run.get("referee") or {}).get("code")
     if found is None:
@@ -179,7 +89,7 @@ def _of_other_code(run):
     return None
 
 
-def _faults_of_model(run):
+def _faults_of_model(run: Facts) -> Iterator[str]:
     """What the referee saw the model do after its last validation that no number of it survives."""
     causal, evaluation = _checks(run)
     if causal.get("found") == "not causal":
@@ -196,7 +106,7 @@ def _faults_of_model(run):
         yield f"evaluating the model changes its weights or its optimizer: {', '.join(evaluation['trained'])}"
 
 
-def _model_doubts(run):
+def _model_doubts(run: Facts) -> Iterator[str]:
     causal, evaluation = _checks(run)
     start = (run.get("referee") or {}).get("causality", {}).get("start", {})
     whys = {found["why"]: when for found, when in ((causal, "the run"), (start, "the warm-up")) if found.get("why")}
@@ -209,13 +119,112 @@ def _model_doubts(run):
         yield f"evaluating the model changes state that outlives it: {', '.join(evaluation['changed'])}"
 
 
-def _checks(run):
+def _checks(run: Facts) -> tuple[Section, Section]:
     """What the referee found at the end of the run: (of causality, of evaluation); older records have neither."""
     referee = run.get("referee") or {}
     return referee.get("causality", {}).get("end", {}), referee.get("evaluation", {})
 
 
-def _slack_nats(run):
+def _slack_nats(run: Facts) -> float:
     from bench.data.sources.markov import floor_slack_nats  # numpy, which a launcher of other data does not need
 
-    return floor_slack_nats(run["goal"]["val_tokens"])
+    return float(floor_slack_nats(run["goal"]["val_tokens"]))
+
+
+# ---- the referee's own loss
+
+
+def bound_nats(dtype: str, is_compiled: bool) -> float:
+    """How far forward()'s loss may be from the one that the referee computes of the model's logits."""
+    return BOUND_NATS[dtype][is_compiled]
+
+
+def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
+    """Whether a validation loss at step 0 is below what an untrained model has."""
+    return first_nats is not None and vocab_size is not None and first_nats < START_FRAC * math.log(vocab_size)
+
+
+def words_of_start(first_nats: float, vocab_size: int) -> str:
+    """The doubt that is_trained() gives."""
+    least = f"{START_FRAC:g} * ln({vocab_size}) = {START_FRAC * math.log(vocab_size):.3f}"
+    words = f"its loss at step 0 is already {first_nats:.3f}, but an untrained model's is at least {least}"
+    return f"{words}: it was trained before its clock started, or has seen the data"
+
+
+def faults_of_run(run: Facts) -> tuple[list[str], list[str]]:
+    """A complete record -> (sentences that make it invalid, sentences that make it suspect)."""
+    facts = (run.get("referee") or {}).get("loss")
+    if not facts:
+        return [], []  # of a script, or older than this check
+    if facts.get("not_checked"):
+        return [], [f"its loss was not checked: {facts['not_checked']}"] if run["track"] != "free" else []
+    invalid, doubts = faults(facts)
+    kept, recorded = facts["val_loss"], run["metrics"]["val_loss"]
+    if None not in (kept, recorded) and not math.isclose(kept, recorded, rel_tol=1e-6):
+        invalid.append(f"its val_loss is {recorded:.6f}, but the validation that the referee checked gave {kept:.6f}")
+    return invalid, doubts
+
+
+def faults(facts: Section) -> tuple[list[str], list[str]]:
+    """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
+    vocab_size, bound = facts["vocab_size"], bound_nats(facts["dtype"], facts["is_compiled"])
+    wrong = [_mismatch(checked, f"on the validation at step {checked['step']}", bound) for checked in facts["checked"]]
+    random_tokens, held_out = facts["random_tokens"], facts["held_out"]
+    wrong += [_mismatch(random_tokens, "on random tokens", bound), _impossible(random_tokens, vocab_size)]
+    doubts = []
+    if not held_out.get("not_checked"):
+        wrong.append(_mismatch(held_out, "on a held-out slice of the validation data", bound))
+        doubts.append(_too_good(facts, held_out))
+    doubts += [_unknown(random_tokens, "of random tokens"), _unknown(held_out, "of a held-out slice")]
+    first_nats = facts.get("val_loss_at_start")  # of all its tokens: of a few batches chance would decide
+    if first_nats is not None and is_trained(first_nats, vocab_size):
+        doubts.append(words_of_start(first_nats, vocab_size))
+    return list(filter(None, wrong)), list(filter(None, doubts))
+
+
+def _mismatch(checked: Section, where: str, bound: float) -> str | None:
+    claimed, own = checked["claimed_nats"], checked["from_logits_nats"]
+    moved = checked.get("moved_nats", 0.0)
+    if None in (claimed, own):
+        return None if claimed is own else f"the loss {where} is {claimed} by forward() and {own} from its logits"
+    if abs(claimed - own) > bound:
+        words = f"forward() gives {claimed:.6f} nats {where}, but its logits give {own:.6f}"
+        return f"{words} (tolerance {bound:g}): val_loss is not this model's loss"
+    if moved is None or moved > bound:
+        return (
+            f"the loss from logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
+        )
+    return None
+
+
+def _unknown(checked: Section, where: str) -> str | None:
+    """Of tokens that no run is given: a model that gives no number there cannot be asked what it knows."""
+    is_number = checked.get("claimed_nats") is not None or checked.get("from_logits_nats") is not None
+    if checked.get("not_checked") or is_number:
+        return None
+    return f"its loss {where} is not a number"
+
+
+def _impossible(checked: Section, vocab_size: int) -> str | None:
+    """Below what a causal model can have of tokens that are drawn uniformly: bench/base/stats.py, log_e_value()."""
+    known = [value for value in (checked["claimed_nats"], checked["from_logits_nats"]) if value is not None]
+    num_tokens, least = checked["num_tokens"], stats.least_nats(math.log(vocab_size), checked["num_tokens"])
+    if not known or stats.log_e_value(math.log(vocab_size), min(known), num_tokens) < stats.MIN_LOG_E_VALUE:
+        return None
+    loss = f"its loss on {num_tokens} random tokens is {min(known):.4f} (standard error {checked['se_nats']:.4f})"
+    return f"{loss}, and a causal model is below {least:.4f} at most once in a million: future tokens or targets leak"
+
+
+def _too_good(facts: Section, held_out: Section) -> str | None:
+    claimed, other = facts["val_loss"], held_out["from_logits_nats"]
+    is_small = held_out["num_batches"] < HELD_OUT_BATCHES or held_out["num_tokens"] < HELD_OUT_TOKENS
+    if None in (claimed, other) or is_small:
+        return None
+    spread = facts["validation"]
+    sd_nats = max(spread["sd_nats"] or 0.0, held_out["sd_of_batches_nats"] or 0.0)
+    se_nats = sd_nats * math.sqrt(1 / max(1, spread["num_batches"]) + 1 / held_out["num_batches"])
+    most = HELD_OUT_SE * se_nats + HELD_OUT_FRAC * claimed
+    if other - claimed <= most:
+        return None
+    words = f"its val_loss is {claimed:.4f}, but its loss on a held-out slice of the same data is {other:.4f}"
+    return f"{words}, {other - claimed:.4f} higher (limit {most:.4f}): it has seen the validation data"

@@ -122,14 +122,14 @@ class DeviceMemoryMonitor:
         """Peaks since the report before: {"allocated_gb" (now), "peak_gb", "reserved_gb", "total_gb", "mem_utilization"
         (0 to 1), "max_active_gib", "num_alloc_retries", "num_ooms", "what"}; without a GPU the process' resident set.
         """
-        result, total_gib, now_bytes = self._peaks.split(), self._peaks.total_gib(), self._peaks.now_bytes()
-        gib = {kind: gib_from_bytes(num_bytes) for kind, num_bytes in result.pop("peak_bytes").items()}
+        peaks, total_gib, now_bytes = self._peaks.split(), self._peaks.total_gib(), self._peaks.now_bytes()
+        gib = {kind: gib_from_bytes(num_bytes) for kind, num_bytes in peaks.pop("peak_bytes").items()}
         peak_gib = gib["allocated"] if "allocated" in gib else gib["rss"]
         if step == self._snapshot_step:
             self.capture_snapshot(step)
         elif self._snapshot_step is not None and step == self._snapshot_step - 1:
             self._begin()
-        return result | {
+        return peaks | {
             "what": self._peaks.what,
             "allocated_gb": gib_from_bytes(now_bytes),
             "peak_gb": peak_gib,

@@ -4,6 +4,7 @@ The result is the worker's half of run.json: the launcher merges and removes it.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench.base import atomic
 from bench.machine import environment
@@ -32,7 +33,16 @@ class RankResult:
     code: dict = field(default_factory=dict)  # imported.facts()
 
 
-def write(folder, own_rows, facts, times, everyone, summaries, stopped_at=None, referee=None):
+def write(
+    folder: Path,
+    own_rows: list[dict],
+    facts: dict,
+    times: dict,
+    everyone: list[RankResult],
+    summaries: dict,
+    stopped_at: int | None = None,
+    referee: dict | None = None,
+) -> None:
     """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
     own_rows: rank 0's of steps.csv; facts: {"model", "measured"}, known before the first step; times: seconds of what
@@ -88,24 +98,24 @@ def _of_busiest_node(everyone):
     return max(known, default=None)
 
 
-def rows(own_rows, everyone):
+def rows(own_rows: list[dict], everyone: list[RankResult]) -> list[dict]:
     """Rank 0's rows of steps.csv -> the run's: losses are means over ranks, milliseconds and columns maxima."""
-    result = [of_one for rank in everyone for of_one in rank.columns.values()]
-    columns = sorted({name for of_one in result for name in of_one}, key=_column_order)
+    columns_of_ranks = [of_one for rank in everyone for of_one in rank.columns.values()]
+    columns = sorted({name for of_one in columns_of_ranks for name in of_one}, key=_column_order)
     flags = [flag for rank in everyone for flag in rank.flags.values()]
     merged = []
     for row in own_rows:
         step = row["step"]
-        words = ";".join(sorted({flag[step] for flag in flags if step in flag}))
-        row = row | {"flags": words}
+        flagged = ";".join(sorted({flag[step] for flag in flags if step in flag}))
+        row = row | {"flags": flagged}
         if step:
             row["train_loss"] = sum(rank.rows[step - 1]["train_loss"] for rank in everyone) / len(everyone)
-        if step and not words:
+        if step and not flagged:
             # Of a flagged step rank 0's: metrics takes them off the whole, and where ranks waited for one that wrote a
             # trace, the maxima of neighbouring steps are more than the time that passed.
             row["step_ms"] = max(rank.rows[step - 1]["step_ms"] for rank in everyone)
         for column in columns:
-            values = [of_one[column].get(step) for of_one in result if column in of_one]
+            values = [of_one[column].get(step) for of_one in columns_of_ranks if column in of_one]
             row[column] = max((value for value in values if value is not None), default=None)
         merged.append(row)
     return merged
@@ -117,13 +127,13 @@ def _by_rank(everyone):
     Ranks wait for each other within a step, so that their step_ms are alike; what a rank does before it can wait, its
     data and forward, is its own and shows who was late.
     """
-    result = {"step_ms": [{row["step"]: row["step_ms"] for row in rank.rows} for rank in everyone]}
+    by_column = {"step_ms": [{row["step"]: row["step_ms"] for row in rank.rows} for rank in everyone]}
     regions = [rank.columns.get("regions", {}) for rank in everyone]
     if all(one.get("data_ms") and one.get("forward_ms") for one in regions):
-        result["own_ms"] = [
+        by_column["own_ms"] = [
             {row: one["data_ms"].get(row, 0.0) + ms for row, ms in one["forward_ms"].items()} for one in regions
         ]
-    return result
+    return by_column
 
 
 def _column_order(name):

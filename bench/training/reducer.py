@@ -138,7 +138,7 @@ class Shard(Alone):
         self._parts = [(part, list(_buckets_of(part, ranks, bucket_bytes))) for part in parts]
         self._parts.sort(key=lambda one: hasattr(one[0], "shares"))  # weights are gathered beside Muon's products
         super().__init__(config, model, optimizer)
-        self._order = [bucket for _, result in self._parts for bucket in result]  # in which all ranks reduce
+        self._order = [bucket for _, of_part in self._parts for bucket in of_part]  # in which all ranks reduce
         self._bucket_of = {slot.parameter: bucket for bucket in self._order for slot in bucket.layout.slots}
         self._hooks = [one.register_post_accumulate_grad_hook(self._arrived) for one in self._bucket_of]
         self._is_last, self._num_launched = False, 0
@@ -166,11 +166,11 @@ class Shard(Alone):
 
     def step(self, names: Collection[str] | None = None) -> None:
         assert names is None, "bench/config/stages.py refuses parts that keep their gradients over a step"
-        for part, result in self._parts:
-            for bucket in result:
+        for part, of_part in self._parts:
+            for bucket in of_part:
                 bucket.wait()
             part.step()
-            for bucket in result:
+            for bucket in of_part:
                 bucket.publish()
         for bucket in self._order:
             bucket.finish()
@@ -224,10 +224,10 @@ def _buckets_of(optimizer, ranks, bucket_bytes):
             continue
         parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
         layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
-        result = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
+        made = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
         if by_element:
-            group["params"] = [bucket.weights for bucket in result]
-        yield from result
+            group["params"] = [bucket.weights for bucket in made]
+        yield from made
 
 
 def _refuse_missing(model, waiting):

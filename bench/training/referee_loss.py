@@ -162,10 +162,8 @@ class RefereeLoss:
         batch_tokens = math.prod(self._rows.shape_BT)
         last = num_tokens - 1 - batch_tokens
         if last < val_tokens:
-            words = (
-                f"the val shards hold {num_tokens} tokens, and goal.val_tokens={val_tokens} leaves too few for a batch"
-            )
-            return {"not_checked": words}
+            held = f"the val shards hold {num_tokens} tokens"
+            return {"not_checked": f"{held}, and goal.val_tokens={val_tokens} leaves too few for a batch"}
         places = [self._random.randint(val_tokens, last) for _ in range(self._num_counterfactual())]
         return self._examined(self._rows.at(places))
 
@@ -237,15 +235,15 @@ class RefereeLoss:
         """
         device = self._trainer.ranks.device
         devices = [device] if device.type == "cuda" else []
-        result, why = [], None
+        answers, why = [], None
         try:
             with torch.no_grad(), torch.random.fork_rng(devices, enabled=True):
-                result = passes()
+                answers = passes()
         except Exception as error:  # of the user's own code, or memory
             why = str(error) if isinstance(error, NoLogits) else f"{type(error).__name__}: {str(error)[:200]}"
         everyone = [one for one in distributed.gather(why) if one]
         self._why = self._why or (everyone[0] if everyone else None)
-        return [] if everyone else result
+        return [] if everyone else answers
 
     def _summed(self, *values) -> Sequence[float]:
         """Sums over all ranks."""

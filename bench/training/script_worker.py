@@ -168,15 +168,15 @@ def write_failure(folder, rank, error):
     kind = kind_of(error, message)
     if kind == "out_of_memory":
         write_snapshot(folder, rank)
-    result = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
-    result.update(
+    failure = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
+    failure.update(
         message=message[:2000], hint=HINTS[kind], failed_at_s=time.monotonic(), traceback=traceback.format_exc()
     )
     try:
-        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), result)
+        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), failure)
     except OSError:
         os.unlink(os.path.join(folder, ".reserve"))  # the disk is full: this file matters more
-        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), result)
+        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), failure)
     return True
 
 
@@ -208,23 +208,23 @@ def kind_of(error, message):
 
 def write_facts(path, rank):
     """What only this process knows: its torch, its packages (rank 0's), its memory."""
-    result = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
+    facts = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
     try:
-        result["torch"] = torch_facts()
-        result["peak_mem_gib"] = torch_peaks()
+        facts["torch"] = torch_facts()
+        facts["peak_mem_gib"] = torch_peaks()
     except Exception as error:
-        result["error"] = f"{type(error).__name__}: {error}"
+        facts["error"] = f"{type(error).__name__}: {error}"
     if rank == 0:
         from importlib import metadata
 
-        result["packages"] = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+        facts["packages"] = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
     with contextlib.suppress(OSError):
-        write(path, result)
+        write(path, facts)
 
 
-def write(path, result):
+def write(path, facts):
     with open(path, "w") as file:
-        json.dump(result, file)
+        json.dump(facts, file)
 
 
 def torch_facts():

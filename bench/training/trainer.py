@@ -55,13 +55,13 @@ class Trainer:
 
     def flops_per_token(self) -> list[tuple[int, int]]:
         """Of each of timeline.portions, in its window, and the same without masked pairs of tokens."""
-        result = []
+        flops = []
         for portion in self.timeline.portions:
             self._staged.set_window(portion.window_tokens)
             seq_len = portion.stage.seq_len
-            result.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
+            flops.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
         self._staged.at(self._steps_done)
-        return result
+        return flops
 
     def attach(self, instruments, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
         """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""

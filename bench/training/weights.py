@@ -82,14 +82,14 @@ def _read(path, tensors_too=True):
                 raise ValueError("its first 8 bytes are not the length of a header")
             header = json.loads(file.read(num_bytes))
             about = header.pop(METADATA, {})
-            result = (
+            tensors = (
                 {name: _tensor(file, 8 + num_bytes, facts) for name, facts in header.items()} if tensors_too else {}
             )
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: is not a safetensors file, or is damaged: {error}") from None
-    return result, about
+    return tensors, about
 
 
 def _tensor(file, start, facts):

@@ -41,11 +41,11 @@ class Config(optimizers.Config):
         """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
         from models.together import is_meant, with_roles
 
-        result: dict[str, list] = {}
+        tensors: dict[str, list] = {}
         for name, role, parameter in with_roles(model):
             groups = [key for key, group in self.groups.items() if group and is_meant(group.tensors, name, role)]
             if not groups:
                 remedy = f"add {role}, or its name, to the tensors of a group"
                 raise ValueError(f"optim.groups={', '.join(self.groups)}: none has the tensor {name}: {remedy}")
-            result.setdefault(groups[-1], []).append(parameter)
-        return {key: result[key] for key in self.groups if key in result}
+            tensors.setdefault(groups[-1], []).append(parameter)
+        return {key: tensors[key] for key in self.groups if key in tensors}

@@ -1,7 +1,8 @@
 """What needs the tests' own files, or another program, to be measured.  .venv/bin/python tests/benchmarks [PART ...]
 
-PART: import_logs, results, telemetry (the default ones), slope (table over 100,000 records) and trace
+PART: import_logs, results, telemetry, harness (the default ones), slope (table over 100,000 records) and trace
 (installs HolisticTraceAnalysis), which take minutes.
+Alone: gpu [--rehearse] [--json] races the harness against plain loops on a GPU; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
 Alone: rounding FOLDER trains at other instruction sets what bench/plans/replay/rounding.json is made of (rounding.py).
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("import_logs", "results", "telemetry", "slope", "trace")
+PARTS = ("import_logs", "results", "telemetry", "harness", "slope", "trace")
 
 
 def main(parts):
@@ -21,6 +22,9 @@ def main(parts):
     if parts == ["--hta-python"]:
         print(importlib.import_module("benchmarks.trace").hta_python())
         return 0
+    if parts[:1] == ["gpu"] and {*parts[1:]} <= {"--rehearse", "--json"}:
+        rows = importlib.import_module("benchmarks.gpu").measure("--rehearse" in parts)
+        return bench_self.show([bench_self.row(*measured) for measured in rows], "--json" in parts)
     if parts[:1] in (["faults"], ["rounding"]):
         module = importlib.import_module(f"benchmarks.{parts[0]}")
         return bench_self.show([bench_self.row(*one) for one in module.measure(*parts[1:])])

@@ -5,7 +5,8 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.base import stats
@@ -20,7 +21,9 @@ OTHER = "other_ms"  # of a step, outside of all regions
 
 
 def of_runs(
-    a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[dict]]], names: Sequence[str] = ("A", "B")
+    a: Iterable[tuple[Mapping[str, Any], list[dict]]],
+    b: Iterable[tuple[Mapping[str, Any], list[dict]]],
+    names: Sequence[str] = ("A", "B"),
 ) -> dict:
     """a, b: [(record, rows of steps.csv)] of some runs of each arm, names: what they are called -> the diagnosis.
 
@@ -31,7 +34,7 @@ def of_runs(
     if not all(num_runs):
         return {"label": LABEL, "arms": list(names), "runs": num_runs, "words": []}
     regions = _regions(a_runs, b_runs)
-    result = {
+    diagnosis = {
         "label": LABEL,
         "arms": list(names),
         "runs": num_runs,
@@ -42,7 +45,7 @@ def of_runs(
         "telemetry": _telemetry(a_runs, b_runs),
     }
     of_logs = any(one.run.get("provenance") == "imported" for one in a_runs + b_runs)
-    return result | {"words": ([OF_LOGS] if of_logs and regions else []) + _words(result, names)}
+    return diagnosis | {"words": ([OF_LOGS] if of_logs and regions else []) + _words(diagnosis, names)}
 
 
 class _Run:
@@ -64,9 +67,9 @@ def _columns(runs):
 
 def _medians(runs, column):
     """{step: median over the runs} of the steps that all have."""
-    result = [one.by_step(column) for one in runs]
-    steps = set.intersection(*(set(one) for one in result))
-    return {step: stats.percentile([one[step] for one in result], 50) for step in sorted(steps)}
+    by_run = [one.by_step(column) for one in runs]
+    steps = set.intersection(*(set(one) for one in by_run))
+    return {step: stats.percentile([one[step] for one in by_run], 50) for step in sorted(steps)}
 
 
 def _regions(a, b):
@@ -78,20 +81,20 @@ def _regions(a, b):
     whole = _pair(_medians(a, "step_ms"), _medians(b, "step_ms"))
     if whole is None:
         return {}
-    result = {"step_ms": whole}
+    regions = {"step_ms": whole}
     for name in sorted(_columns(a) & _columns(b)):
         pair = _pair(_medians(a, name), _medians(b, name))
         if pair is not None:
-            result[name] = pair
-    if len(result) > 1:
-        inside = [pair for name, pair in result.items() if name != "step_ms"]
+            regions[name] = pair
+    if len(regions) > 1:
+        inside = [pair for name, pair in regions.items() if name != "step_ms"]
         rest = [whole[key] - math.fsum(pair[key] for pair in inside) for key in ("a_ms", "b_ms")]
-        result[OTHER] = {"a_ms": rest[0], "b_ms": rest[1], "change_ms": rest[1] - rest[0]}
-    cancels = any(abs(pair["change_ms"]) > MAX_SHARE_FRAC * abs(whole["change_ms"]) for pair in result.values())
-    for pair in result.values():
+        regions[OTHER] = {"a_ms": rest[0], "b_ms": rest[1], "change_ms": rest[1] - rest[0]}
+    cancels = any(abs(pair["change_ms"]) > MAX_SHARE_FRAC * abs(whole["change_ms"]) for pair in regions.values())
+    for pair in regions.values():
         pair["change_pct"] = _change_pct(pair)
         pair["share_frac"] = pair["change_ms"] / whole["change_ms"] if whole["change_ms"] and not cancels else None
-    return result
+    return regions
 
 
 def _pair(a, b):
@@ -112,26 +115,26 @@ def _stretches(a, b):
     a_ms, b_ms = _medians(a, "step_ms"), _medians(b, "step_ms")
     steps = sorted(set(a_ms) & set(b_ms))
     size = -(-len(steps) // NUM_STRETCHES) if steps else 0
-    result = []
+    stretches = []
     for first in range(0, len(steps), max(1, size)):
         some = steps[first : first + size]
         pair = _pair({step: a_ms[step] for step in some}, {step: b_ms[step] for step in some})
         pair["change_pct"] = _change_pct(pair)
-        result.append({"first_step": some[0], "last_step": some[-1], **pair})
-    return result
+        stretches.append({"first_step": some[0], "last_step": some[-1], **pair})
+    return stretches
 
 
 def _ranks(a, b):
     """Each rank's clock, mean over the runs; nothing for a single rank."""
-    result = []
+    train_s = []
     for runs in (a, b):
         clocks = [one.run["measured"].get("train_s_by_rank") or [] for one in runs]
         if len({len(one) for one in clocks}) != 1 or len(clocks[0]) < 2:
             return None
-        result.append([stats.mean(of_rank) for of_rank in zip(*clocks, strict=True)])
+        train_s.append([stats.mean(of_rank) for of_rank in zip(*clocks, strict=True)])
     return {
-        "train_s": result,
-        "spread_pct": [100 * (max(one) / min(one) - 1) if min(one) > 0 else None for one in result],
+        "train_s": train_s,
+        "spread_pct": [100 * (max(one) / min(one) - 1) if min(one) > 0 else None for one in train_s],
     }
 
 
@@ -154,23 +157,23 @@ def _telemetry(a, b):
     """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
     summaries = [[one.summary("telemetry") for one in runs] for runs in (a, b)]
     each = [one for arm in summaries for one in arm]
-    result = {name: [] for one in each for name, value in one.items() if _is_number(value)}
-    for name, means in result.items():
+    means_by_name = {name: [] for one in each for name, value in one.items() if _is_number(value)}
+    for name, means in means_by_name.items():
         for arm in summaries:
             values = [summary[name] for summary in arm if _is_number(summary.get(name))]
             means.append(stats.mean(values) if values else None)
-    return result
+    return means_by_name
 
 
 def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _words(result, names):
+def _words(diagnosis, names):
     """What to look at first."""
-    words = []
-    whole = result["regions"].get("step_ms")
-    inside = {name: pair for name, pair in result["regions"].items() if name != "step_ms"}
+    sentences = []
+    whole = diagnosis["regions"].get("step_ms")
+    inside = {name: pair for name, pair in diagnosis["regions"].items() if name != "step_ms"}
     if whole and inside and whole["change_ms"]:
         sign = math.copysign(1, whole["change_ms"])
         cancels = whole["share_frac"] is None
@@ -178,12 +181,12 @@ def _words(result, names):
         name = max(changes, key=lambda name: abs(changes[name]) if cancels else sign * changes[name])
         part = "changes of the regions cancel each other, the largest" if cancels else "the largest part of the change"
         ms = f"{changes[name]:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
-        words.append(f"{part} is in {name.removesuffix('_ms')}: {ms}")
-    for kind, cost in result["costs"].items():
+        sentences.append(f"{part} is in {name.removesuffix('_ms')}: {ms}")
+    for kind, cost in diagnosis["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
             a, b = (f"{_per_run(cost, index)} in {name}" for index, name in enumerate(names))
-            words.append(f"{kind.replace('_', ' ')}: {a}, {b}")
-    return words
+            sentences.append(f"{kind.replace('_', ' ')}: {a}, {b}")
+    return sentences
 
 
 def _per_run(cost, arm_index):

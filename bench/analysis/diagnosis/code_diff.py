@@ -62,15 +62,15 @@ def _found(files, patch, unknown):
 def _own_change(a_folder, b_folder):
     """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
     a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
-    result = []
+    files = []
     for name in sorted(a.keys() | b.keys()):
         texts = [plain_file.text(side[name], errors="replace").splitlines() if name in side else [] for side in (a, b)]
         lines = list(difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", lineterm=""))
         if lines:
             added, removed = (sum(line[0] == sign for line in lines[2:]) for sign in "+-")
             patch = "\n".join([*lines, ""])
-            result.append({"path": name, "added": added, "removed": removed, "patch": patch})
-    return result
+            files.append({"path": name, "added": added, "removed": removed, "patch": patch})
+    return files
 
 
 def _whole_files(code):
@@ -109,9 +109,9 @@ def _git(repo, scratch):
 def _tree(ask, folder):
     """The run's source as a tree.  Raises Unknown."""
     try:
-        result = json_file.read(folder / "code" / "commit.json", Commit)
+        state = json_file.read(folder / "code" / "commit.json", Commit)
         patch = plain_file.content(folder / "code" / "diff.patch")
-        commit, untracked = result["commit"], result["untracked"] or ()
+        commit, untracked = state["commit"], state["untracked"] or ()
     except Damaged:
         raise Unknown(f"{folder.name} does not say which code ran") from None
     if not commit:

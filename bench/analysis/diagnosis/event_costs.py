@@ -29,9 +29,9 @@ def of(folder: Path | str, run: dict, rows: list[dict]) -> dict:
         name: [{row: ms for row, ms in of_rank.items() if row not in flagged} for of_rank in of_ranks]
         for name, of_ranks in step_files.read_by_rank(folder).items()
     }
-    result = stalls.with_causes(stalls.find(rows), rows, events, by_rank)
+    stalled = stalls.with_causes(stalls.find(rows), rows, events, by_rank)
     skewed = stalls.skew_summary(by_rank)
-    costs = {"stall": {"count": len(result), "ms": sum(stall["ms"] for stall in result)}}
+    costs = {"stall": {"count": len(stalled), "ms": sum(stall["ms"] for stall in stalled)}}
     for kind, instrument in WATCHED_BY.items():
         if instrument in run["instruments"]:
             costs[kind] = _of_worst_rank(kind, events)
@@ -39,7 +39,7 @@ def of(folder: Path | str, run: dict, rows: list[dict]) -> dict:
         late = skewed.get("own_ms") or skewed["step_ms"]
         costs["late_rank"] = {"count": late["num_late_steps"], "ms": late["late_ms_sum"]}
     costs["non_finite_loss"] = _of_worst_rank("non_finite_loss", events)
-    return {"costs": costs, "skew": skewed, "events": _as_events(result, skewed, rows, events)}
+    return {"costs": costs, "skew": skewed, "events": _as_events(stalled, skewed, rows, events)}
 
 
 def _of_worst_rank(kind, events):
@@ -57,10 +57,10 @@ def _of_worst_rank(kind, events):
     return worst | ({"ms": None} if kind in NO_DURATION else {})
 
 
-def _as_events(result, skewed, rows, events):
+def _as_events(stalled, skewed, rows, events):
     """Stalls at the time of their steps, then the skew at that of the last one."""
     at_ns = {row["step"]: row.get("t_ns") for row in rows}
-    made = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in result]
+    made = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
     if skewed and rows:
         made.append({"t_ns": rows[-1].get("t_ns"), "event": "rank_skew", **(skewed.get("own_ms") or skewed["step_ms"])})
     return [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in made]

@@ -60,11 +60,11 @@ def find(rows: list[dict]) -> list[dict]:
 
 def cost(rows: list[dict]) -> dict:
     """Rows of steps.csv -> {"count", "ms"}: how many steps stalled, and the milliseconds above the usual of all."""
-    result = find(rows)
-    return {"count": len(result), "ms": math.fsum(stall["ms"] for stall in result)}
+    stalls = find(rows)
+    return {"count": len(stalls), "ms": math.fsum(stall["ms"] for stall in stalls)}
 
 
-def outliers(values):
+def outliers(values: list[float]) -> list[tuple[int, float]]:
     """list of milliseconds -> [(index, ms above the usual)] of those that are stalled by the rule above."""
     if len(values) < MIN_STEPS:
         return []
@@ -73,12 +73,12 @@ def outliers(values):
     if of_two and of_two[2] < relative_mad / 2:  # an optimizer that updates some weights every other step
         centres, differences, relative_mad = of_two
     local_mads = running_median(differences)
-    result = []
+    stalled = []
     for num, (value, centre) in enumerate(zip(values, centres)):
         sd = SD_PER_MAD * max(local_mads[num], relative_mad * centre)
         if value - centre > max(ROBUST_SDS * sd, MIN_FRAC * centre, MIN_MS):
-            result.append((num, value - centre))
-    return result
+            stalled.append((num, value - centre))
+    return stalled
 
 
 def _usual(values, period):
@@ -91,7 +91,7 @@ def _usual(values, period):
     return centres, differences, statistics.median(relative)
 
 
-def running_median(values):
+def running_median(values: list[float]) -> list[float]:
     """The median of each value's neighbourhood: 31 values around it, at the ends fewer, down to 6, so that a drift that
     begins or ends there is not taken for a stall."""
     last = len(values) - 1
@@ -103,7 +103,7 @@ def running_median(values):
     return medians
 
 
-def excess(rows, column):
+def excess(rows: list[dict], column: str) -> dict[int, float]:
     """{step: milliseconds above the running median} of a column of the unflagged rows; {} without that column."""
     known = [row for row in rows if row.get(column) is not None and not row.get("flags")]
     values = [row[column] for row in known]
@@ -114,22 +114,22 @@ def lateness(of_ranks: Sequence[dict[int, float]]) -> dict[int, tuple[float, int
     """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, slowest rank)} of rows that all have."""
     if len(of_ranks) < 2:
         return {}
-    result = {}
+    late = {}
     for row in sorted(set.intersection(*(set(of_rank) for of_rank in of_ranks))):
         values = [of_rank[row] for of_rank in of_ranks]
         slowest = max(range(len(values)), key=values.__getitem__)
-        result[row] = (values[slowest] - statistics.median_low(values), slowest)
-    return result
+        late[row] = (values[slowest] - statistics.median_low(values), slowest)
+    return late
 
 
-def skew_summary(by_rank):
+def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict | None:
     """step_files.read_by_rank(folder) -> run.json["skew"]: how late the slowest rank was, and which how often.
 
     None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
     time; late_steps_by_rank says whose these were.
     """
-    result = {name: _of_column(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
-    return {name: column for name, column in result.items() if column} or None
+    columns = {name: _of_column(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
+    return {name: column for name, column in columns.items() if column} or None
 
 
 def _of_column(of_ranks):
@@ -151,11 +151,13 @@ def _of_column(of_ranks):
     }
 
 
-def is_late(ms, median_ms):
+def is_late(ms: float, median_ms: float) -> bool:
     return ms > max(MIN_LATE_MS, MIN_LATE_FRAC * median_ms)
 
 
-def with_causes(result, rows, events=(), by_rank=None):
+def with_causes(
+    stalls: list[dict], rows: list[dict], events: Sequence[dict] = (), by_rank: dict | None = None
+) -> list[dict]:
     """result: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
 
     rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;
@@ -166,7 +168,7 @@ def with_causes(result, rows, events=(), by_rank=None):
     late_ms = excess([{"step": step, "late_ms": ms} for step, (ms, _) in sorted(late_by_step.items())], "late_ms")
     by_step = {row["step"]: row for row in rows}
     late = {step: (ms, late_by_step[step][1]) for step, ms in late_ms.items()}
-    return [stall | _explained(stall, by_step, events, columns, late) for stall in result]
+    return [stall | _explained(stall, by_step, events, columns, late) for stall in stalls]
 
 
 def _explained(stall, by_step, events, columns, late):

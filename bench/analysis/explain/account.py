@@ -61,10 +61,10 @@ def answer(accounts: dict, of: str) -> dict:
         if any(of_part):
             sources = set().union(*(one["ceilings"].sources.get(part, ()) for one in accounts.values()))
             lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})
-    result = {"of": of, "step_ms": step_ms, "num_steps": len(next(iter(accounts.values()))["steps"])}
-    result |= {"limit_ms": sum(line["ms"] for line in lines if line["is_limit"]), "parts": lines, "ranks": by_rank}
-    result["lateness"] = lateness_of(accounts)
-    return result | {"next": ranking.of(accounts, step_ms)}
+    answer = {"of": of, "step_ms": step_ms, "num_steps": len(next(iter(accounts.values()))["steps"])}
+    answer |= {"limit_ms": sum(line["ms"] for line in lines if line["is_limit"]), "parts": lines, "ranks": by_rank}
+    answer["lateness"] = lateness_of(accounts)
+    return answer | {"next": ranking.of(accounts, step_ms)}
 
 
 def _of_rank(one):
@@ -123,11 +123,11 @@ def _on_device(ranks, rules, include_last_step, ceilings):
 def _waits(ranks, rules, include_last_step):
     """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share."""
     rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
-    result = {number: {} for number in rows}
+    waits = {number: {} for number in rows}
     for line in skew.waits(rows)[0]:
         for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
-            result[number][row] = (wait_ns, line["late_rank"], line["call"])
-    return result
+            waits[number][row] = (wait_ns, line["late_rank"], line["call"])
+    return waits
 
 
 def _on_host(ranks, include_last_step, ceilings):
@@ -172,21 +172,21 @@ def lateness_of(accounts: dict) -> list[dict]:
 
 def _waiting(one):
     """Late rank -> ms that this rank waited for it, exposed."""
-    result = collections.Counter()
+    waited_ms = collections.Counter()
     for piece, ms in _by_piece(one).items():
         if piece.part == parts.WAITING:
-            result[piece.late_rank] += ms
-    return result
+            waited_ms[piece.late_rank] += ms
+    return waited_ms
 
 
 def _collectives(accounts, late):
     """[{"what", "ms"}]: where the others wait for a rank, mean over all of them, longest first."""
-    result = collections.Counter()
+    waited_ms = collections.Counter()
     for one in accounts.values():
         for piece, ms in _by_piece(one).items():
             if piece.part == parts.WAITING and piece.late_rank == late:
-                result[piece.what] += ms / (len(accounts) - 1)
-    return [{"what": what, "ms": ms} for what, ms in result.most_common(NUM_REASONS)]
+                waited_ms[piece.what] += ms / (len(accounts) - 1)
+    return [{"what": what, "ms": ms} for what, ms in waited_ms.most_common(NUM_REASONS)]
 
 
 def _more(accounts, late):
@@ -198,10 +198,10 @@ def _more(accounts, late):
 
 
 def _by_part(one):
-    result = collections.Counter()
+    by_part_ms = collections.Counter()
     for (part, _), ms in _by_origin(one).items():
-        result[part] += ms
-    return result
+        by_part_ms[part] += ms
+    return by_part_ms
 
 
 def _reasons(accounts, late):
@@ -214,11 +214,11 @@ def _reasons(accounts, late):
 
 def _by_origin(one):
     """(part, what) -> ms of what a rank did itself; where it did it has names of its own on each rank."""
-    result = collections.Counter()
+    by_origin_ms = collections.Counter()
     for piece, ms in _by_piece(one).items():
         if piece.part not in (parts.WAITING, parts.EXPOSED):
-            result[piece.part, piece.what] += ms
-    return result
+            by_origin_ms[piece.part, piece.what] += ms
+    return by_origin_ms
 
 
 def _by_piece(one):

@@ -63,21 +63,21 @@ class Ceilings:
 
     def peak(self, precision: str | None, flop_per_s: float) -> tuple[str | None, float | None]:
         """(precision, FLOP/s or None): of what an operator of this precision can have run at."""
-        result = flops.peak_of_rate(precision, flop_per_s, self._peak)
-        return (precision, self._peak(precision)) if result[1] is None else result
+        reached = flops.peak_of_rate(precision, flop_per_s, self._peak)
+        return (precision, self._peak(precision)) if reached[1] is None else reached
 
     def _peak(self, precision):
         """Of a precision that may be None."""
-        result = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
-        return result or self.observed.get(precision)
+        peak = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
+        return peak or self.observed.get(precision)
 
     def _measured_peak(self, precision):
         return self.measured and self.measured.peak_flops(precision)
 
     def bytes_per_s(self, num_bytes: float) -> float | None:
         """Memory bandwidth for about so many bytes, None where it is not known."""
-        result = self.measured and self.measured.bytes_per_s(num_bytes)
-        return result or peak_rates.mem_bytes_per_s(self.device)
+        measured = self.measured and self.measured.bytes_per_s(num_bytes)
+        return measured or peak_rates.mem_bytes_per_s(self.device)
 
     @property
     def source(self) -> str | None:
@@ -138,10 +138,10 @@ class Ceilings:
 
     def launch_ns(self) -> int:
         """Of a launch that the device waits for, what it needs at least; 0 where that was not measured."""
-        result = self.measured and self.measured.launch_s
-        if result:
+        launch_s = self.measured and self.measured.launch_s
+        if launch_s:
             self._is_from(parts.LATENCY, True)
-        return round(result * NS_PER_S) if result else 0
+        return round(launch_s * NS_PER_S) if launch_s else 0
 
     def _is_from(self, part, is_measured, precision=None):
         if is_measured:

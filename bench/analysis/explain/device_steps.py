@@ -34,12 +34,12 @@ def spans(rank, include_last_step=False):
     first = int(rank.ts[of_steps[0][1]].min())
     before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
     begin = max(min(int(before), first), of_steps[0][0][1] if on_host else first)
-    result = []
+    spans = []
     for (number, _, host_end), mine in of_steps:
         end = max(begin, int(rank.end[mine].max()), host_end if on_host else begin)
-        result.append((number, begin, end))
+        spans.append((number, begin, end))
         begin = end
-    return result
+    return spans
 
 
 def counted_rows(rank, rules=categories.RULES, include_last_step=False):
@@ -80,8 +80,11 @@ class Device:
     def wire_frac(self, number, ceilings):
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
         row = int(self.rows[number])
-        result, own_ns = operators.collective_of(self.rank, row), int(self.rank.dur[row]) - self.waits.get(row, (0,))[0]
-        needed_s = ceilings.collective_s(*result) if result and own_ns > 0 else None
+        collective, own_ns = (
+            operators.collective_of(self.rank, row),
+            int(self.rank.dur[row]) - self.waits.get(row, (0,))[0],
+        )
+        needed_s = ceilings.collective_s(*collective) if collective and own_ns > 0 else None
         return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
 
     def is_optimizer(self, number):
@@ -92,7 +95,7 @@ class Device:
 
 def pieces(device, counted, ceilings):
     """counted: of spans() -> Pieces."""
-    result, known = parts.Pieces(len(counted)), Operators(device.rank, ceilings)
+    pieces, known = parts.Pieces(len(counted)), Operators(device.rank, ceilings)
     threads = _Threads(device.rank)
     for index, (_, begin, end) in enumerate(counted):
         ranges = _ranges(device, begin, end)
@@ -100,13 +103,13 @@ def pieces(device, counted, ceilings):
         seen = set()
         for low, high, owner in owners(*columns, begin, end):
             if owner < 0:
-                _idle(device, threads, result, index, (low, high), ceilings)
+                _idle(device, threads, pieces, index, (low, high), ceilings)
                 continue
             _, _, layer, number, wait = ranges[owner]
-            _running(device, known, result, index, (layer, number, wait), high - low, int(owner not in seen))
+            _running(device, known, pieces, index, (layer, number, wait), high - low, int(owner not in seen))
             seen.add(owner)
-    known.into(result)
-    return result
+    known.into(pieces)
+    return pieces
 
 
 def _ranges(device, begin, end):
@@ -124,20 +127,20 @@ def _ranges(device, begin, end):
     return ranges
 
 
-def _running(device, known, result, index, one, ns, count):
+def _running(device, known, pieces, index, one, ns, count):
     layer, number, wait = one
     operator, where = int(device.operators[number]), device.where[number]
     if wait is not None:
-        result.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
+        pieces.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
     elif layer in PART_OF_LAYER:
         wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == device_time.COMMUNICATION else 0
-        result.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
-        result.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
+        pieces.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
+        pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
     elif operator >= 0 and known.has(operator):
         known.add(index, operator, where, ns)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
-        result.add(index, parts.Piece(part, device.name(number), where), ns, count)
+        pieces.add(index, parts.Piece(part, device.name(number), where), ns, count)
 
 
 class _Threads:
@@ -165,7 +168,7 @@ class _Threads:
         return self._main
 
 
-def _idle(device, threads, result, index, gap, ceilings):
+def _idle(device, threads, pieces, index, gap, ceilings):
     """Nothing ran in the gap: until the next row was launched the host had the time, then its launch."""
     rank, (low, high) = device.rank, gap
     number = int(np.searchsorted(rank.ts[device.rows], high))
@@ -175,18 +178,18 @@ def _idle(device, threads, result, index, gap, ceilings):
     track = threads.main if number is None else int(rank.track[call])
     if track is None or number is not None and call < 0:
         what = None if number is None else f"before {device.name(number)}, whose launch was not recorded"
-        result.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
+        pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
         return
     called = high if number is None else min(max(int(rank.ts[call]), low), high)
     for piece, ns in threads.explain(track, low, called):
-        result.add(index, piece, ns)
+        pieces.add(index, piece, ns)
     if called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
         names = f"before {device.name(number)}", device.where[number]
         needed_ns = min(ceilings.launch_ns(), high - called) if part == parts.LAUNCH else 0
-        result.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
-        result.add(index, parts.Piece(part, *names), high - called - needed_ns)
+        pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
+        pieces.add(index, parts.Piece(part, *names), high - called - needed_ns)
 
 
 def owners(start, end, layer, low, high):

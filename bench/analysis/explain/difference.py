@@ -65,23 +65,23 @@ def _row(part, a_ns, b_ns):
 
 def _lines(a, b):
     of_a, of_b = _by_origin(a), _by_origin(b)
-    result = []
+    lines = []
     for key in of_a | of_b:
         (a_ms, a_piece), (b_ms, b_piece) = (one.get(key, (0.0, None)) for one in (of_a, of_b))
         piece = b_piece or a_piece
         line = {"part": key[0], "what": piece["what"], "where": piece["where"], "a_ms": a_ms, "b_ms": b_ms}
-        result.append(line | {"change_ms": b_ms - a_ms})
-    result.sort(key=lambda line: -abs(line["change_ms"]))
-    return [line for line in result[:NUM_LINES] if line["change_ms"]]
+        lines.append(line | {"change_ms": b_ms - a_ms})
+    lines.sort(key=lambda line: -abs(line["change_ms"]))
+    return [line for line in lines[:NUM_LINES] if line["change_ms"]]
 
 
 def _by_origin(answer):
     """{origin: (ms of a mean step, its longest piece)}"""
-    result = {}
+    by_origin = {}
     for one in answer["ranks"].values():
         for piece in one["pieces"]:
             key = origin_of(parts.Piece(*(piece[name] for name in parts.Piece._fields)))
-            ms, longest = result.get(key, (0.0, piece))
+            ms, longest = by_origin.get(key, (0.0, piece))
             ms += piece["ms"] / len(answer["ranks"])
-            result[key] = (ms, max(longest, piece, key=lambda piece: piece["ms"]))
-    return result
+            by_origin[key] = (ms, max(longest, piece, key=lambda piece: piece["ms"]))
+    return by_origin

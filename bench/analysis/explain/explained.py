@@ -131,19 +131,19 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
             pieces.add(index, piece, ns)
         steps.append((number, at_ns, at_ns + step_ns))
         at_ns += step_ns
-    result = {"rank": None, "steps": steps, "pieces": pieces, "host_step_ms": None}
-    return account.answer({0: result | {"ceilings": ceilings}}, "record")
+    account_of_rank = {"rank": None, "steps": steps, "pieces": pieces, "host_step_ms": None}
+    return account.answer({0: account_of_rank | {"ceilings": ceilings}}, "record")
 
 
 def _of_step(row, step_ns, events, waited, arithmetic_ns):
     """[(Piece, ns)] of one step, which add up to step_ns.  waited: (ms, late rank or None)."""
-    result, left = [], step_ns
+    pieces, left = [], step_ns
 
     def take(part, what, ns, late_rank=None):
         nonlocal left
         ns = min(left, max(0, ns))
         left -= ns
-        result.append((parts.Piece(part, what, None, late_rank), ns))
+        pieces.append((parts.Piece(part, what, None, late_rank), ns))
 
     regions_ns = {name: round((row.get(name) or 0.0) * NS_PER_MS) for name in REGIONS}
     take(parts.LOADER, "data_ms", regions_ns["data_ms"])
@@ -166,7 +166,7 @@ def _of_step(row, step_ns, events, waited, arithmetic_ns):
     has_regions = bool(regions_ns["forward_ms"] or regions_ns["backward_ms"])
     what = "forward_ms and backward_ms" if has_regions else "the step: instruments=[regions] divides it"
     take(parts.UNBOUND if has_regions else parts.UNKNOWN, what, left)
-    return result
+    return pieces
 
 
 def _arithmetic_ns(run, step, ceilings):

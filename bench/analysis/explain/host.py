@@ -112,8 +112,8 @@ class Thread:
         ]
         annotations = [one for one in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(one))]
         candidates = (lines, annotations, of_kind[events.CPU_OP][::-1])
-        result = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
-        return None if result is None else self.name(result)
+        place = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
+        return None if place is None else self.name(place)
 
     def is_optimizer(self, row: int) -> bool:
         """Whether an annotation around it is the optimizer's."""
@@ -135,9 +135,9 @@ def host_spans(rank, include_last_step=False):
 
     Empty without a host.
     """
-    result = counted_steps(rank, include_last_step) if rank.steps() else []
-    if result:
-        return result
+    spans = counted_steps(rank, include_last_step) if rank.steps() else []
+    if spans:
+        return spans
     track = main_track(rank)
     mine = rank.is_kind(events.CPU_OP, events.RUNTIME) & (rank.track == track)
     return [(None, int(rank.ts[mine].min()), int(rank.end[mine].max()))] if mine.any() else []
@@ -145,27 +145,27 @@ def host_spans(rank, include_last_step=False):
 
 def host_pieces(rank, counted, ceilings):
     """counted: of spans() -> Pieces of the main thread."""
-    thread, result = Thread(rank, main_track(rank)), parts.Pieces(len(counted))
+    thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(len(counted))
     known = Operators(rank, ceilings)
     for index, (_, begin, end) in enumerate(counted):
         for low, high, row in thread.segments(begin, end):
-            _segment(thread, known, result, index, (low, high), row)
-    known.into(result)
-    return result
+            _segment(thread, known, pieces, index, (low, high), row)
+    known.into(pieces)
+    return pieces
 
 
-def _segment(thread, known, result, index, span, row):
+def _segment(thread, known, pieces, index, span, row):
     ns = span[1] - span[0]
     chain = thread.around(row) if row >= 0 else []
     operators = [one for one in chain if thread.rank.kind[one] == events.CPU_OP]
     piece = thread.explained(row, span[0])
     communicates = next((thread.name(one) for one in chain if COMMUNICATES.search(thread.name(one))), None)
     if communicates is not None:
-        result.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
+        pieces.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
     elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or not operators:
-        result.add(index, piece, ns)
+        pieces.add(index, piece, ns)
     elif (product := next((one for one in operators if known.has(one)), None)) is not None:
         known.add(index, product, piece.where, ns)
     else:
         part = parts.OPTIMIZER if thread.is_optimizer(row) else parts.UNBOUND
-        result.add(index, parts.Piece(part, thread.name(operators[0]), piece.where), ns)
+        pieces.add(index, parts.Piece(part, thread.name(operators[0]), piece.where), ns)

@@ -112,8 +112,8 @@ def _next(answer):
 
 
 def _records(lines):
-    said = soft("Records of models/ladder that gained at such a place; their names stand at the lines above.")
-    return join([said, bullets(ranking.legend(lines))])
+    about = soft("Records of models/ladder that gained at such a place; their names stand at the lines above.")
+    return join([about, bullets(ranking.legend(lines))])
 
 
 def _ranked(title, about, lines, kind):
@@ -142,11 +142,11 @@ def _ranks(answer):
     return table(("rank", "step", *names), rows)
 
 
-def of_difference(result: dict, title: str) -> Safe:
+def of_difference(difference: dict, title: str) -> Safe:
     """result: of difference.of()."""
-    a, b = result["a"], result["b"]
+    a, b = difference["a"], difference["b"]
     ends = (("step of A", a["step_ms"]), ("step of B", b["step_ms"]))
-    steps = [(row["part"], row["change_ms"], row["meaning"]) for row in result["parts"]]
+    steps = [(row["part"], row["change_ms"], row["meaning"]) for row in difference["parts"]]
     lines = [
         Bar(
             text.evidence(line),
@@ -156,11 +156,11 @@ def of_difference(result: dict, title: str) -> Safe:
             "less" if line["change_ms"] < 0 else "more",
             f"{line['change_ms']:+.3f} ms",
         )
-        for line in result["lines"]
+        for line in difference["lines"]
     ]
     return section(
         title,
         of_changes("From A's step to B's, ms:", f"by {text.OF[a['of']]}", ends, steps).markup,
         Waterfall("What changed most:", "ms in A and in B", lines, CHANGES, has_sentences=True).markup if lines else "",
-        soft(f"{result['rest_ms']:+.3f} ms in all others together."),
+        soft(f"{difference['rest_ms']:+.3f} ms in all others together."),
     )

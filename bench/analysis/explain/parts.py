@@ -68,10 +68,10 @@ class Pieces:
 
     def total(self) -> collections.Counter[Piece]:
         """Piece -> nanoseconds over all steps."""
-        result: collections.Counter[Piece] = collections.Counter()
+        total_ns: collections.Counter[Piece] = collections.Counter()
         for of_step in self.ns:
-            result.update(of_step)
-        return result
+            total_ns.update(of_step)
+        return total_ns
 
     def by_part(self, step: int | None = None) -> dict[str, int]:
         """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""

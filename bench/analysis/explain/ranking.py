@@ -58,16 +58,16 @@ def of(accounts: dict, step_ms: float) -> list[dict]:
     "advice", "ladder"}], the largest gain first.
 
     rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
-    that gained at such a place (rungs.py).
+    that gained at such a place.
     """
-    result: dict[tuple, _Origin] = {}
+    origins: dict[tuple, _Origin] = {}
     for number, one in accounts.items():
         pieces, num_steps = one["pieces"], len(one["steps"])
         for piece, ns in pieces.total().items():
             if piece.part not in NO_GAIN:
-                origin = result.setdefault(origin_of(piece), _Origin())
+                origin = origins.setdefault(origin_of(piece), _Origin())
                 origin.add(number, piece, ms_from_ns(ns) / num_steps, pieces.count[piece] / num_steps)
-    lines = [_line(key, origin, len(accounts), step_ms) for key, origin in result.items()]
+    lines = [_line(key, origin, len(accounts), step_ms) for key, origin in origins.items()]
     bounded: list[dict] = []
     unbounded: list[dict] = []
     for line in sorted(lines, key=lambda line: -line["gain_ms"]):
@@ -140,13 +140,13 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
 
 
 def _of_product(what):
-    result = ["r10"] if what.endswith("float32") else []
+    records = ["r10"] if what.endswith("float32") else []
     sizes = [int(size) for dims in SHAPES.findall(what) for size in dims.split(",") if size.strip()]
     if any(size > 4 * TILE and size % TILE for size in sizes):
-        result.append("r05")
+        records.append("r05")
     if max(sizes, default=0) >= VOCABULARY and "float8" not in what:
-        result.append("r19")
-    return result
+        records.append("r19")
+    return records
 
 
 @functools.cache

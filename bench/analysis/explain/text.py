@@ -61,7 +61,7 @@ def _waterfall(answer):
     columns = [("part", "part", str), ("ms", "ms", ms3), ("%", "pct", _one), ("sum, ms", "at_ms", ms3)]
     if len(ranks) > 1:
         columns += [("least (rank)", "least", str), ("most (rank)", "most", str)]
-    yield table(lines, [*columns, ("", "bar", str)])
+    yield _table(lines, [*columns, ("", "bar", str)])
 
 
 def _ms(one, part):
@@ -145,22 +145,22 @@ def _ranked(lines):
     columns = [("ms", "gain_ms", ms3), ("%", "gain_pct", _one), ("a step", "count", _one), ("what", "evidence", str)]
     if any(line["ladder"] for line in lines):
         columns.append(("records", "ladder", " ".join))
-    return table(shown, columns)
+    return _table(shown, columns)
 
 
-def difference_as_text(result: dict, title: str) -> str:
+def difference_as_text(difference: dict, title: str) -> str:
     """result: of difference.of(); title: what was compared."""
-    return "\n".join(_difference_lines(result, title))
+    return "\n".join(_difference_lines(difference, title))
 
 
-def _difference_lines(result, title):
-    a, b, pct = result["a"], result["b"], result["change_pct"]
+def _difference_lines(difference, title):
+    a, b, pct = difference["a"], difference["b"], difference["change_pct"]
     by_pct = "" if pct is None else f", {pct:+.1f} %"
     yield f"What changed: {text_table.line(plain(title, 200))}\n"
-    change = f"{_signed(result['change_ms'])} ms{by_pct}"
+    change = f"{_signed(difference['change_ms'])} ms{by_pct}"
     yield f"a step took {format_ms(a['step_ms'])} and takes {format_ms(b['step_ms'])}: {change}"
     yield f"by {OF[a['of']]}\n"
-    rows = [row | {"sum_ms": 0.0} for row in result["parts"]]
+    rows = [row | {"sum_ms": 0.0} for row in difference["parts"]]
     at_ns = 0
     for row in rows:
         at_ns += row["change_ns"]
@@ -171,16 +171,20 @@ def _difference_lines(result, title):
         ("B, ms", "b_ms", ms3),
         ("change, ms", "change_ms", _signed),
     ]
-    yield table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
-    if result["lines"]:
+    yield _table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
+    if difference["lines"]:
         yield "\nWhat changed most\n"
-        lines = [line | {"evidence": evidence(line)} for line in result["lines"][:NUM_CHANGES]]
-        yield table(
+        lines = [line | {"evidence": evidence(line)} for line in difference["lines"][:NUM_CHANGES]]
+        yield _table(
             lines, [*[(head.removesuffix(", ms"), *rest) for head, *rest in columns[1:]], ("what", "evidence", str)]
         )
-        rest_ms = result["change_ms"] - sum(line["change_ms"] for line in lines)
+        rest_ms = difference["change_ms"] - sum(line["change_ms"] for line in lines)
         yield f"\n{_signed(rest_ms)} ms in all others together"
 
 
 def _signed(ms):
     return f"{ms:+.3f}"
+
+
+def _table(lines, columns):
+    return table(lines, columns).text(False)

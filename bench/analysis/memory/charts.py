@@ -104,11 +104,11 @@ def segment_map(snapshot, device):
         if num_blocks > MAX_BLOCKS:
             break
         rows.append(_row(segment, bars, len(rows), scale))
-    words = f"{len(rows)} of {num_all} segments, the largest {format_bytes(largest[0]['total_size'])}"
-    words = words if rows else "too many blocks to draw"
+    caption = f"{len(rows)} of {num_all} segments, the largest {format_bytes(largest[0]['total_size'])}"
+    caption = caption if rows else "too many blocks to draw"
     box = {"viewBox": f"0 0 {WIDTH} {ROW * max(1, len(rows))}", "style": "width:100%;display:block"}
-    drawing = tag("svg", *rows, **box, role="img", aria_label=f"Map of {words}")
-    return tag("figure", tag("figcaption", tag("b", "Segments"), " ", tag("span", words + ". "), _key()), drawing)
+    drawing = tag("svg", *rows, **box, role="img", aria_label=f"Map of {caption}")
+    return tag("figure", tag("figcaption", tag("b", "Segments"), " ", tag("span", caption + ". "), _key()), drawing)
 
 
 def _key():

@@ -36,7 +36,7 @@ def load(path: Path | str) -> dict:
     """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
         with plain_file.opened(path) as file:
-            result = _Plain(file).load()
+            snapshot = _Plain(file).load()
     except Damaged:
         raise
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
@@ -45,7 +45,7 @@ def load(path: Path | str) -> dict:
             f"{path}: is not a memory snapshot ({reason}): give what torch.cuda.memory._dump_snapshot wrote"
         ) from None
     try:
-        return checked(result)
+        return checked(snapshot)
     except ValueError as error:
         raise ValueError(f"{path}: {error}: give what torch.cuda.memory._dump_snapshot wrote") from None
 

@@ -46,7 +46,7 @@ def by_place(sites: Sites) -> Callable[[Life], str]:
 
 def of(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
     """Lives, what each is called -> Timeline."""
-    result = Timeline(
+    timeline = Timeline(
         lives.device,
         lives.num_entries,
         lives.times_us,
@@ -58,54 +58,54 @@ def of(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
     for life in lives.found:
         name = name_of(life)
         if life.start == BEFORE_ALL:
-            result.initial[name] = result.initial.get(name, 0) + life.size
+            timeline.initial[name] = timeline.initial.get(name, 0) + life.size
         else:
-            count = result.allocated.setdefault(name, [0, 0])
+            count = timeline.allocated.setdefault(name, [0, 0])
             count[0] += 1
             count[1] += life.size
-            result.changes.append((life.start, name, life.size))
+            timeline.changes.append((life.start, name, life.size))
         if life.stop is not None:
-            result.changes.append((life.stop, name, -life.size))
-    result.changes.sort(key=lambda change: (change[0], change[2] > 0))  # what makes room first
-    result.end_bytes = sum(result.initial.values()) + sum(change for _, _, change in result.changes)
-    result.unexplained_bytes = 0 if lives.final_bytes is None else result.end_bytes - lives.final_bytes
-    _find_peak(result)
-    return result
+            timeline.changes.append((life.stop, name, -life.size))
+    timeline.changes.sort(key=lambda change: (change[0], change[2] > 0))  # what makes room first
+    timeline.end_bytes = sum(timeline.initial.values()) + sum(change for _, _, change in timeline.changes)
+    timeline.unexplained_bytes = 0 if lives.final_bytes is None else timeline.end_bytes - lives.final_bytes
+    _find_peak(timeline)
+    return timeline
 
 
-def _find_peak(result):
-    total = result.peak_bytes = sum(result.initial.values())
-    for number, _, change in result.changes:
+def _find_peak(timeline):
+    total = timeline.peak_bytes = sum(timeline.initial.values())
+    for number, _, change in timeline.changes:
         total += change
-        if total > result.peak_bytes:
-            result.peak_bytes, result.peak_entry = total, number
-    result.at_peak = held_at(result, result.peak_entry)
+        if total > timeline.peak_bytes:
+            timeline.peak_bytes, timeline.peak_entry = total, number
+    timeline.at_peak = held_at(timeline, timeline.peak_entry)
 
 
-def held_at(result, entry):
+def held_at(timeline, entry):
     """{site: bytes} once that entry of the trace has happened; sites that hold nothing are omitted."""
-    held = dict(result.initial)
-    for number, site, change in result.changes:
+    held = dict(timeline.initial)
+    for number, site, change in timeline.changes:
         if number > entry:
             break
         held[site] = held.get(site, 0) + change
     return {site: size for site, size in held.items() if size}
 
 
-def sampled(result, sites, max_points):
+def sampled(timeline, sites, max_points):
     """Bytes over time at no more than max_points moments: [(entry, {site: bytes}, bytes of all, reserved)].
 
     Of each segment of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
     sites: those listed; the rest is under None.
     """
     changes = sorted(
-        [(number, site, change, 0) for number, site, change in result.changes]
-        + [(number, None, 0, change) for number, change in result.reserved_changes],
+        [(number, site, change, 0) for number, site, change in timeline.changes]
+        + [(number, None, 0, change) for number, change in timeline.reserved_changes],
         key=lambda one: one[0],
     )
     length = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
-    held = {site: result.initial.get(site, 0) for site in sites}
-    total, reserved = sum(result.initial.values()), result.reserved_initial
+    held = {site: timeline.initial.get(site, 0) for site in sites}
+    total, reserved = sum(timeline.initial.values()), timeline.reserved_initial
     held[None] = total - sum(held.values())
     points = [(0, dict(held), total, reserved)]
     for start in range(0, len(changes), length):
@@ -118,41 +118,41 @@ def sampled(result, sites, max_points):
             if smallest is None or total < smallest[2]:
                 smallest = (number, dict(held), total, reserved)
         points += sorted({id(one): one for one in (largest, smallest)}.values(), key=lambda one: one[0])
-    points.append((max(0, result.num_entries - 1), dict(held), total, reserved))
+    points.append((max(0, timeline.num_entries - 1), dict(held), total, reserved))
     return points
 
 
 def segment_totals(snapshot: dict, device: int) -> dict[str, int]:
     """{"num_segments", and bytes: "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", ...}."""
     sizes = ("reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free")
-    result = dict.fromkeys(("num_segments", *sizes), 0)
+    totals = dict.fromkeys(("num_segments", *sizes), 0)
     for segment in _segments(snapshot, device):
-        result["num_segments"] += 1
-        result["reserved"] += segment["total_size"]
+        totals["num_segments"] += 1
+        totals["reserved"] += segment["total_size"]
         is_used = any(block["state"] in ALIVE for block in segment["blocks"])
         for block in segment["blocks"]:
             size = block["size"]
             if block["state"] == "active_allocated":
                 asked = block.get("requested_size", size)
-                result["used"] += asked
-                result["rounding"] += size - asked
+                totals["used"] += asked
+                totals["rounding"] += size - asked
             elif block["state"] in ALIVE:
-                result["waiting"] += size
+                totals["waiting"] += size
             else:
-                result["free"] += size
-                result["largest_free"] = max(result["largest_free"], size)
+                totals["free"] += size
+                totals["largest_free"] = max(totals["largest_free"], size)
                 if is_used:
-                    result["in_gaps"] += size
-                    result["largest_gap"] = max(result["largest_gap"], size)
-    return result
+                    totals["in_gaps"] += size
+                    totals["largest_gap"] = max(totals["largest_gap"], size)
+    return totals
 
 
 def largest_segments(snapshot, device, count):
     """The count largest segments, largest first, and how many there are."""
-    result = sorted(
+    segments = sorted(
         _segments(snapshot, device), key=lambda segment: (-segment["total_size"], segment.get("address") or 0)
     )
-    return result[:count], len(result)
+    return segments[:count], len(segments)
 
 
 def _segments(snapshot, device):

@@ -125,14 +125,14 @@ def module_of(life: Life) -> str:
 @functools.lru_cache(maxsize=4096)
 def _chain(frames):
     """Frames, innermost first -> names of modules, outermost first; torch's own (Linear) are not listed."""
-    result = []
+    chain = []
     for inner, (filename, _, name) in zip(frames, frames[1:]):
         is_call = name in CALLS and MODULE_FILE.search(filename) and inner[2] not in CALLS
         if (is_call or inner[2] == "__init__") and not INSIDE_TORCH.search(inner[0]):
-            result.append(_class_at(*inner))
+            chain.append(_class_at(*inner))
     if frames and frames[-1][2] == "__init__" and not INSIDE_TORCH.search(frames[-1][0]):
-        result.append(_class_at(*frames[-1]))
-    return [name for name in reversed(result) if name]
+        chain.append(_class_at(*frames[-1]))
+    return [name for name in reversed(chain) if name]
 
 
 def _class_at(filename, line, function):

@@ -149,17 +149,17 @@ def _read(path, kinds, part=0, num_parts=1):
 
 def _read_into(folder, path, kinds, part, num_parts):
     """_read() with its columns in files: through a pipe the one who merges would hold them twice."""
-    result = _read(path, kinds, part, num_parts)
-    for name, column in result["columns"].items():
+    part_read = _read(path, kinds, part, num_parts)
+    for name, column in part_read["columns"].items():
         file = f"{folder}/{part}-{name}.npy"
         np.save(file, column)
-        result["columns"][name] = file
-    return result
+        part_read["columns"][name] = file
+    return part_read
 
 
-def _mapped(result):
-    result["columns"] = {name: np.load(file, mmap_mode="r") for name, file in result["columns"].items()}
-    return result
+def _mapped(part_read):
+    part_read["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part_read["columns"].items()}
+    return part_read
 
 
 def _rank(path, parts):
@@ -171,9 +171,9 @@ def _rank(path, parts):
     return Rank(path, parts, head, tail, cut)
 
 
-def number(ranks):
+def number(ranks: list[Rank]) -> list[Rank]:
     """In order of rank; files that do not say their rank, or say one that is taken, get the next free one."""
-    taken = set()
+    taken: set[int | None] = set()
     for one in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name)):
         if one.rank is None or one.rank in taken:
             one.rank = next(number for number in range(len(ranks) + len(taken) + 1) if number not in taken)

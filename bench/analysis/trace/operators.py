@@ -15,7 +15,7 @@ COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed
 
 
-def table(rank, rows, until_ns=None):
+def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
     """[{"name", "shapes", "precision", "count", times and bytes}], by device, then own CPU time.
 
     cpu_us, self_cpu_us: without the operators inside it.  device_us, num_kernels: of what the operator itself
@@ -109,13 +109,13 @@ def _leaves(ops, nests, known):
 
 def leaves_with_flops(rank: Rank) -> np.ndarray:
     """Mask over all rows: operators whose FLOPs are known and that hold no operator inside whose FLOPs are."""
-    ops, result = window.host_rows(rank, events.CPU_OP), np.zeros(len(rank.ts), bool)
+    ops, is_leaf = window.host_rows(rank, events.CPU_OP), np.zeros(len(rank.ts), bool)
     keys, index = np.unique(np.stack((rank.name[ops], rank.extra[ops])), axis=1, return_inverse=True)
     known = np.array([facts_of(rank, *key)["flop"] is not None for key in keys.T.tolist()] or [False])
     if len(ops):
         nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]
-        result[ops] = _leaves(ops, nests, known[index.ravel()])
-    return result
+        is_leaf[ops] = _leaves(ops, nests, known[index.ravel()])
+    return is_leaf
 
 
 def _memory(rank, rows, ops):

@@ -12,6 +12,7 @@ import collections
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ class Source:
         except Damaged as error:
             raise NoTrace(f"{error}; name a trace, a run folder or a folder of traces") from None
 
-    def chunks(self, part=0, num_parts=1):
+    def chunks(self, part: int = 0, num_parts: int = 1) -> Iterator[bytes]:
         if self.is_gzip:
             for number, chunk in enumerate(self._whole(self._unzipped())):
                 if number % num_parts == part:
@@ -136,9 +137,9 @@ class Source:
         head = b""
         for block in blocks:
             head += block
-            if result := EVENTS.search(head):
-                self.head = head[: result.start()]
-                return head[result.end() :]
+            if match := EVENTS.search(head):
+                self.head = head[: match.start()]
+                return head[match.end() :]
             if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") and (start := head.index(b"[")) >= 0:
                 return head[start + 1 :]  # the format without an object around the events
             if len(head) > HEAD_BYTES:
@@ -182,16 +183,16 @@ class Source:
     def _offset_of_events(self, first, blocks):
         with open(self.path, "rb") as file:
             data = file.read(len(self.head) + HEAD_BYTES // 64 + 64)
-        result = EVENTS.search(data, len(self.head))
-        return result.end() if result else data.index(b"[") + 1
+        match = EVENTS.search(data, len(self.head))
+        return match.end() if match else data.index(b"[") + 1
 
     def _boundary_after(self, offset):
         """Offset of the first event that begins at or after offset; None: there is none."""
         rest, at = b"", offset
         for block in self._blocks(offset, self.num_bytes):
             rest += block
-            if result := BOUNDARY.search(rest):
-                return at + result.end()
+            if match := BOUNDARY.search(rest):
+                return at + match.end()
             at, rest = at + max(0, len(rest) - 4096), rest[-4096:]
         return None
 
@@ -223,13 +224,13 @@ def _last_boundary(data, new_from):
 def _end_of_array(data):
     """Index of the ] that ends the array whose inside begins at 0; None if it never ends.  Strings are skipped."""
     depth = 0
-    for result in _TOKENS.finditer(data):
-        token = result.group()
+    for match in _TOKENS.finditer(data):
+        token = match.group()
         if token in b"[{":
             depth += 1
         elif token in b"]}":
             if depth == 0:
-                return result.start() if token == b"]" else None
+                return match.start() if token == b"]" else None
             depth -= 1
     return None
 
@@ -248,10 +249,10 @@ class Skip:
 
     def __call__(self, chunk):
         if self._between is None:
-            result = BETWEEN.search(chunk)
-            if result is None:
+            match = BETWEEN.search(chunk)
+            if match is None:
                 return chunk, 0
-            self._between = result.group()
+            self._between = match.group()
         first, *events = chunk.split(self._between)
         unwanted = self._unwanted
         kept = [event for event in events if not event.startswith(unwanted)]

@@ -36,9 +36,9 @@ def of_record(where: object) -> Iterator[None]:
     except Damaged:
         raise
     except BAD as error:
-        words = str(error)
+        why = str(error)
         if type(error) is ValueError:
-            raise Damaged(words if str(where) in words else f"{where}: {words}") from None
+            raise Damaged(why if str(where) in why else f"{where}: {why}") from None
         last = traceback.extract_tb(error.__traceback__)[-1]
         at = f"{Path(last.filename).name}:{last.lineno}"
         raise Damaged(f"{where}: the record lacks something or is damaged ({error!r:.200}, {at})") from None

@@ -17,10 +17,10 @@ LONG_RUN = b"0" * (MAX_DIGITS + 1)  # in a number, or in a string, which _check(
 
 def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """A JSON file that holds an object.  kind: as of parsed()."""
-    result = parsed(content(path, max_bytes), path, kind)
-    if not isinstance(result, dict):
-        raise Damaged(f"{path}: is not a JSON object but {kind_name(result)}: the file was damaged, restore it")
-    return result
+    value = parsed(content(path, max_bytes), path, kind)
+    if not isinstance(value, dict):
+        raise Damaged(f"{path}: is not a JSON object but {kind_name(value)}: the file was damaged, restore it")
+    return value
 
 
 def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
@@ -32,14 +32,14 @@ def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     try:
         is_plain = not _is_deep(data) and LONG_RUN not in data.translate(DIGITS)
-        result = _decoded(data)
+        value = _decoded(data)
         if not is_plain:
-            _check(result)
+            _check(value)
     except RecursionError:
         raise Damaged(f"{where}: is nested more than {MAX_DEPTH} deep: the file was damaged, restore it") from None
     except ValueError as error:
         raise Damaged(f"{where}: is not valid JSON ({error}): the file was damaged, restore it") from None
-    return result if kind is None else check_kind(result, kind, where)
+    return value if kind is None else check_kind(value, kind, where)
 
 
 def check_kind(value: Any, kind: Any, where: object) -> Any:
@@ -60,9 +60,9 @@ def _decoded(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        result = json.loads(data, parse_constant=_refuse_constant)
-        _check(result)
-        return result
+        value = json.loads(data, parse_constant=_refuse_constant)
+        _check(value)
+        return value
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -91,13 +91,13 @@ def _check(value: Any, depth: int = 0) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("a number that is not finite")
         return
-    for one in value:
-        _check(one, depth + 1)
+    for part in value:
+        _check(part, depth + 1)
 
 
 def _field(error: Exception) -> str:
     """msgspec's "Expected `str`, got `int` - at `$.name`" as "name: expected str, got int"."""
     what, _, field = str(error).partition(" - at ")
-    words = (what[0].lower() + what[1:]).replace("`", "").replace("object missing required field", "lacks")
+    why = (what[0].lower() + what[1:]).replace("`", "").replace("object missing required field", "lacks")
     field = field.strip("`").removeprefix("$").removeprefix(".")
-    return f"{field}: {words}" if field else words
+    return f"{field}: {why}" if field else why

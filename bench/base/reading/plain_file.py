@@ -52,8 +52,8 @@ def is_own(file: BinaryIO) -> bool:
 
     For what is believed: caches beside data and records that others may write beside, too.
     """
-    result = os.fstat(file.fileno())
-    return result.st_uid == os.geteuid() and not result.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    status = os.fstat(file.fileno())
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
@@ -67,9 +67,9 @@ def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
 
 def text(path: Path | str, max_bytes: int = MAX_BYTES, errors: str = "strict") -> str:
     """UTF-8 with any line ends, as "\\n".  errors: as of bytes.decode; strict is Damaged, naming the byte."""
-    result = content(path, max_bytes)
+    data = content(path, max_bytes)
     try:
-        return result.decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
+        return data.decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise Damaged(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
 

@@ -20,10 +20,10 @@ MAX_NODES = 100_000  # with each alias counted as often as it is used
 
 def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """A YAML file that holds a mapping, {} where it holds nothing.  Missing, Damaged."""
-    result = parsed(text(path, max_bytes), path)
-    if result is not None and not isinstance(result, dict):
-        raise Damaged(f"{path}: is not a mapping but {kind_name(result)}: restore it")
-    return result or {}
+    values = parsed(text(path, max_bytes), path)
+    if values is not None and not isinstance(values, dict):
+        raise Damaged(f"{path}: is not a mapping but {kind_name(values)}: restore it")
+    return values or {}
 
 
 def parsed(data: str, where: object) -> Any:
@@ -37,8 +37,8 @@ def parsed(data: str, where: object) -> Any:
         _check(yaml.parse(data, _loader()))
         return yaml.load(data, _loader())
     except (yaml.YAMLError, *BAD) as error:
-        words = " ".join(str(error).split())[:200] or type(error).__name__
-        raise Damaged(f"{where}: is not valid YAML of plain settings ({words}): restore it") from None
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Damaged(f"{where}: is not valid YAML of plain settings ({why}): restore it") from None
 
 
 @functools.cache

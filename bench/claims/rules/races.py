@@ -2,55 +2,60 @@
 
 import functools
 import itertools
+from collections.abc import Callable
+from typing import Any
 
+from bench.claims.claim import Claim, ClaimedRace, Judged
 from bench.compare import comparison, effects, selection, target, wording
+from bench.compare.verdict import Comparison
 from bench.plans.race import plan
+from bench.plans.race.state import State
 from bench.record import ledger, race_folder
 
 MAX_ONE_SIDED = 1  # interrupted runs of an arm beyond those of another
 
 
-def _known(claim):
+def _known(claim: Claim) -> list[tuple[ClaimedRace, State]]:
     """The races whose plan is there; the first rule fails for the others."""
-    return [race for race in claim.races if race.state is not None]
+    return [(race, race.state) for race in claim.races if race.state is not None]
 
 
-def _of_raced(rule):
+def _of_raced(rule: Callable[[Claim], Judged]) -> Callable[[Claim], Judged]:
     """The rule, which does not apply to runs of no race."""
     return functools.wraps(rule)(lambda claim: rule(claim) if claim.races else (None, "the runs were not raced"))
 
 
 @_of_raced
-def the_plan_was_made_first(claim):
+def the_plan_was_made_first(claim: Claim) -> Judged:
     """The plan of each race is the one whose hash went into the ledger before its first run."""
-    for race in claim.races:
-        if race.state is None:
-            return False, race.fault
-        if race.state.lines[0]["event"] != "plan":
+    if faults := [race.fault for race in claim.races if race.fault is not None]:
+        return False, faults[0]
+    for race, known in _known(claim):
+        if known.lines[0]["event"] != "plan":
             return False, f"{race.race_id}: a run was started before the plan"
-    return True, ", ".join(f"{race.race_id}: plan {plan.sha256(race.state.plan)[:12]}" for race in claim.races)
+    return True, ", ".join(f"{race.race_id}: plan {plan.sha256(known.plan)[:12]}" for race, known in _known(claim))
 
 
 @_of_raced
-def the_runs_follow_the_plan(claim):
+def the_runs_follow_the_plan(claim: Claim) -> Judged:
     """Runs were started in the planned order, one at a time, and all of them, or up to a planned look that decided."""
     words = []
-    for race in _known(claim):
-        if both := _overlapping(race.state.lines):
+    for race, known in _known(claim):
+        if both := _overlapping(known.lines):
             return False, f"{race.race_id}: {both[1]} was started before {both[0]} had ended"
-        starts = [line["race"]["position"] for line in race.state.lines if line["event"] == "start"]
+        starts = [line["race"]["position"] for line in known.lines if line["event"] == "start"]
         if starts != sorted(starts) or sorted(set(starts)) != list(range(len(set(starts)))):
             return False, f"{race.race_id}: the runs were not started in the planned order"
-        started = race.state.started()
+        started = known.started()
         fewest, most = min(started.values()), max(started.values())
-        if not race.state.has_ended or fewest != most or fewest not in race.state.plan["looks"]:
-            ended = "has ended" if race.state.has_ended else "has not ended"
-            return False, f"{race.race_id}: {started} runs, planned {race.state.plan['n']} an arm; it {ended}"
+        if not known.has_ended or fewest != most or fewest not in known.plan["looks"]:
+            ended = "has ended" if known.has_ended else "has not ended"
+            return False, f"{race.race_id}: {started} runs, planned {known.plan['n']} an arm; it {ended}"
         words.append(f"{race.race_id}: {fewest} runs an arm")
     return True, ", ".join(words)
 
 
-def _overlapping(lines):
+def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
     """Two runs of which the second began before the first had ended, by a race's lines in the ledger; or None."""
     ends = {line["run"]: number for number, line in enumerate(lines) if line["event"] == "end" and "run" in line}
     starts = [(number, line["run"]) for number, line in enumerate(lines) if line["event"] == "start"]
@@ -59,20 +64,19 @@ def _overlapping(lines):
 
 
 @_of_raced
-def the_plan_asks_no_more_than_the_track(claim):
+def the_plan_asks_no_more_than_the_track(claim: Claim) -> Judged:
     """Alpha and margins are at most the track's, the race judges what the track judges, and enough runs are planned."""
     asked = claim.track_rules
     if not asked.fixed:
         return None, f"track {claim.track} fixes nothing"
     faults = []
-    for race in _known(claim):
-        known = race.state.plan
-        laxer = target.laxer_than_track(claim.track, known)
-        laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in laxer]
-        if known["n"] < asked.repeats:
-            laxer.append(f"n {known['n']}, the track's is {asked.repeats}")
-        if known.get("judged", asked.rules.judged) != asked.rules.judged:
-            laxer.append(f"it judges {known['judged']}, the track {asked.rules.judged}")
+    for race, known in _known(claim):
+        beyond = target.laxer_than_track(claim.track, known.plan)
+        laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
+        if known.plan["n"] < asked.repeats:
+            laxer.append(f"n {known.plan['n']}, the track's is {asked.repeats}")
+        if known.plan.get("judged", asked.rules.judged) != asked.rules.judged:
+            laxer.append(f"it judges {known.plan['judged']}, the track {asked.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     margin = f"a margin of {asked.rules.equivalence_margin_pct:g} %"
     evidence = f"at most alpha {asked.rules.alpha:g} and {margin}, at least {asked.repeats} runs per arm"
@@ -80,15 +84,15 @@ def the_plan_asks_no_more_than_the_track(claim):
 
 
 @_of_raced
-def there_was_no_unplanned_look(claim):
+def there_was_no_unplanned_look(claim: Claim) -> Judged:
     """The interim state of a race was shown only when its plan had a look."""
-    looks = [(race.race_id, look) for race in _known(claim) for look in race.state.looks if not look["planned"]]
+    looks = [(race.race_id, look) for race, known in _known(claim) for look in known.looks if not look["planned"]]
     words = [f"{race_id}: looked at {look['at']} after {look['started']} runs" for race_id, look in looks]
     return not words, "; ".join(words[:3]) or "only planned looks"
 
 
 @_of_raced
-def interrupts_were_few(claim):
+def interrupts_were_few(claim: Claim) -> Judged:
     """No more runs were interrupted and run again than the track allows, and not those of one arm alone.
 
     Who watches a race can interrupt what goes badly.  One more of an arm than of another is forgiven, warm-ups too.
@@ -97,35 +101,35 @@ def interrupts_were_few(claim):
     if limit is None:
         return True, "the track allows any number"
     num, one_sided = 0, []
-    for race in _known(claim):
-        arms = race.state.plan["arms"]
-        num += sum(len(race.state.interrupted(arm)) for arm in arms)
-        counts = {arm: len(race.state.interrupted(arm, warm_ups=False)) for arm in arms}
+    for race, known in _known(claim):
+        arms = known.plan["arms"]
+        num += sum(len(known.interrupted(arm)) for arm in arms)
+        counts = {arm: len(known.interrupted(arm, warm_ups=False)) for arm in arms}
         if max(counts.values()) - min(counts.values()) > MAX_ONE_SIDED:
             one_sided.append(f"{race.race_id}: {', '.join(f'{count} of {arm}' for arm, count in counts.items())}")
     evidence = f"{num} interrupted, {limit} allowed"
     if one_sided:
-        limit = f"at most {MAX_ONE_SIDED} more of one arm than of another"
-        return False, f"{evidence}; one-sided, {'; '.join(one_sided)} ({limit}): race again"
+        allowed = f"at most {MAX_ONE_SIDED} more of one arm than of another"
+        return False, f"{evidence}; one-sided, {'; '.join(one_sided)} ({allowed}): race again"
     return num <= limit, evidence
 
 
-def it_is_faster_than_its_baseline(claim):
+def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
     """Each race's verdict, computed again from its runs, is the one in race.json, and says faster.
 
     Where the track judges steps, it has fewer of them instead.
     """
     words = []
-    for race in _known(claim):
-        if race.arm == race.state.plan["baseline"]:
+    for race, known in _known(claim):
+        if race.arm == known.plan["baseline"]:
             continue
-        reported = ((race.result or {}).get("result") or {}).get("against", {}).get(race.arm)
+        reported = race_folder.verdicts_of(race.result or {}).get(race.arm)
         if reported is None:
             return False, f"{race.race_id}: race.json has no verdict for {race.arm}"
-        ends = [line for line in race.state.lines if line["event"] == "race_end"]
-        if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(race.state.folder / "race.json"):
+        ends = [line for line in known.lines if line["event"] == "race_end"]
+        if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(known.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
-        result = _verdict_again(claim, race, reported["time"]["floor_pct"])
+        result = _verdict_again(claim, race, known, reported["time"]["floor_pct"])
         said = wording.standalone_verdict(result)
         if result["verdict"] != reported["verdict"] or result["time"]["change_pct"] != reported["time"]["change_pct"]:
             return False, f"{race.race_id}: race.json says {wording.standalone_verdict(reported)}; the runs say {said}"
@@ -133,32 +137,32 @@ def it_is_faster_than_its_baseline(claim):
         if claim.track_rules.rules.judged == "steps":
             theirs, ours = result["steps"]
             said = f"{ours} steps, its baseline {theirs}"
-            is_better = None not in (theirs, ours) and ours < theirs
+            is_better = theirs is not None and ours is not None and ours < theirs
             if effects.spends_more_outside(result["time"]):
                 is_better, said = False, f"{said}, which are not counted: {wording.extra_words(result)}"
         if not is_better:
             return False, f"{race.race_id}: {said}"
-        baseline = race.state.plan["baseline"]
-        words.append(f"{race.race_id}: {said}; {baseline} is {race_folder.about(race.state.plan['arms'])[baseline]}")
+        baseline = known.plan["baseline"]
+        words.append(f"{race.race_id}: {said}; {baseline} is {race_folder.about(known.plan['arms'])[baseline]}")
     return (True, "; ".join(words)) if words else (None, "it was not raced against another arm")
 
 
-def _verdict_again(claim, race, floor_pct):
+def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: float) -> Comparison:
     folders = {run.name: run.folder for run in claim.all_runs}
     arms = [
         selection.of_folders(
             name,
-            [folders[run] for run in race.state.runs(name) if run in folders],
-            plan=race.state.plan,
+            [folders[run] for run in known.runs(name) if run in folders],
+            plan=known.plan,
             race=race.race_id,
             in_race=(name, ""),
         )
-        for name in race.state.plan["arms"]
+        for name in known.plan["arms"]
     ]
     return dict(comparison.of_arms(arms, diagnose=False, floor_pct=floor_pct))[race.arm]
 
 
-def the_table_says_what_the_runs_say(claim):
+def the_table_says_what_the_runs_say(claim: Claim) -> Judged:
     """The generated table of a claim's README says what the runs say."""
     if not claim.is_folder:
         return None, "no claim folder"

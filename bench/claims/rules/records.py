@@ -1,17 +1,21 @@
 """Rules about each record alone, and about the ledger that has it."""
 
+from collections.abc import Callable, Iterable
+
 from bench.base import utc
 from bench.base.text_table import counted, some
+from bench.claims.claim import Claim, Judged, Run
 from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
+from bench.record.shape import Record
 
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
 
-def every_record_is_true_to_itself(claim):
+def every_record_is_true_to_itself(claim: Claim) -> Judged:
     """Each run passes ./run.sh verify: no byte of its folder was changed, and its numbers follow from its facts."""
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         rules = verification.report(run.folder)["rules"]
         failed = [rule for rule in rules if not rule["passed"] and rule["rule"] != COMPLETE]
         return "; ".join(f"{rule['rule']}: {rule['evidence']}" for rule in failed[:2]) or None
@@ -19,19 +23,20 @@ def every_record_is_true_to_itself(claim):
     return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
 
 
-def git_knew_the_code_of_every_run(claim):
+def git_knew_the_code_of_every_run(claim: Claim) -> Judged:
     """Git failed for no run; where it fails, nobody knows whether the code matches a commit."""
 
-    def fault_of(run):
-        return run.record["code"].get("git_failure")
+    def fault_of(run: Run) -> str | None:
+        failure: str | None = run.record["code"].get("git_failure")
+        return failure
 
     return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
 
 
-def every_run_completed(claim):
+def every_run_completed(claim: Claim) -> Judged:
     """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         if run.record["status"] != "complete":
             return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
         return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
@@ -39,13 +44,13 @@ def every_run_completed(claim):
     return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
 
 
-def every_run_came_out_again(claim):
+def every_run_came_out_again(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
     from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         try:
             made.append(replaying.recomputed(run.folder))
         except ValueError as error:
@@ -57,14 +62,14 @@ def every_run_came_out_again(claim):
     return faults if not faults[0] else (True, f"recomputed from replays made here: {words}")
 
 
-def the_contestant_was_audited(claim):
+def the_contestant_was_audited(claim: Claim) -> Judged:
     """No audit (./run.sh audit) of these runs failed, and a script has passed one on this machine.
 
     A script's logits cannot be seen.  Every other run holds its own validations on random and held-out tokens,
     which `verify` checks.
     """
-    by_run = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
-    by_run = {name: audit for name, audit in by_run.items() if audit is not None}
+    audits = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
+    by_run = {name: audit for name, audit in audits.items() if audit is not None}
     failed = [
         f"{name}: {one['kind'].replace('_', ' ')}: {one['why']}"
         for name, audit in by_run.items()
@@ -88,7 +93,7 @@ def the_contestant_was_audited(claim):
     return False, f"{claimed}the script was not audited on this machine: ./run.sh audit {scripts[0].name}"
 
 
-def the_ledger_is_whole(claim):
+def the_ledger_is_whole(claim: Claim) -> Judged:
     """No line of the ledger was changed or removed, by its hash chain, times, line count and published copies.
 
     A line count that restarts between the claim's runs could hide removed lines and is refused; an earlier restart is
@@ -111,7 +116,7 @@ def the_ledger_is_whole(claim):
     return not faults, "; ".join(faults[:3]) or evidence
 
 
-def _lost_end(book):
+def _lost_end(book: ledger.Ledger) -> list[str]:
     """A sentence where this machine has counted more lines than there are."""
     known = ledger_count.newest(book.results, book.lines[0].get("sha256"))
     if known is None:
@@ -122,14 +127,14 @@ def _lost_end(book):
     return [lost] if last < number else []
 
 
-def every_record_is_that_of_the_ledger(claim):
+def every_record_is_that_of_the_ledger(claim: Claim) -> Judged:
     """The ledger has the start and the end of each run, and its run.json is the one that was written then.
 
     What the run says of its own times fits between the two lines.
     """
     names = {line.get("sha256") for line in claim.ledger.lines}
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         known = claim.ledger.runs.get(run.name)
         if known is None:
             return "it is not in the ledger"
@@ -145,11 +150,12 @@ def every_record_is_that_of_the_ledger(claim):
     return of_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
 
 
-def _times_fault(run, start, end):
+def _times_fault(run: Record, start: str | None, end: str | None) -> str | None:
     """What contradicts the ledger's times of the run's start and end, or None."""
-    if None in (start, end, run["started_at"], run["ended_at"]):
+    started_at, ended_at = run["started_at"], run["ended_at"]
+    if start is None or end is None or started_at is None or ended_at is None:
         return None
-    began, ended = utc.parse(run["started_at"]), utc.parse(run["ended_at"])
+    began, ended = utc.parse(started_at), utc.parse(ended_at)
     if (began - ended).total_seconds() > MAX_SLACK_S:
         return f"it ended at {run['ended_at']}, before it was started at {run['started_at']}"
     known_s = (utc.parse(end) - utc.parse(start)).total_seconds()
@@ -161,7 +167,7 @@ def _times_fault(run, start, end):
     return None
 
 
-def of_each(runs, fault_of, good):
-    """fault_of(run) is a sentence or None."""
+def of_each(runs: Iterable[Run], fault_of: Callable[[Run], str | None], good: str) -> tuple[bool, str]:
+    """The evidence of a rule that looks at each run alone.  fault_of(run) is a sentence or None."""
     faults = [f"{run.name}: {fault}" for run in runs if (fault := fault_of(run))]
     return not faults, some(faults, separator="; ") or good

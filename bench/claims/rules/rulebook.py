@@ -4,10 +4,21 @@ passed None: the rule does not apply.  A track's own numbers and names are data 
 them is here.
 """
 
+from collections.abc import Callable
+from typing import TypedDict
+
+from bench.claims.claim import Claim, Judged
 from bench.claims.rules import races, records, runs
 from bench.record import verification
 
-RULES = [
+
+class Result(TypedDict):
+    rule: str  # its name, a sentence
+    passed: bool | None  # None: it does not apply
+    evidence: str
+
+
+RULES: list[Callable[[Claim], Judged]] = [
     records.every_record_is_true_to_itself,
     records.the_ledger_is_whole,
     records.every_record_is_that_of_the_ledger,
@@ -36,17 +47,19 @@ RULES = [
 ]
 
 
-ON_REQUEST = [records.every_run_came_out_again]  # judge --replayed
+ON_REQUEST: list[Callable[[Claim], Judged]] = [records.every_run_came_out_again]  # judge --replayed
 
 
-def check(claim, replayed: bool = False) -> list[dict]:
-    """Every rule's {"rule", "passed", "evidence"}, also after one that failed.  replayed: demand replays too."""
-    result = verification.applied(RULES + ON_REQUEST * replayed, claim)
-    return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in result]
+def check(claim: Claim, replayed: bool = False) -> list[Result]:
+    """Every rule, also after one that failed.  replayed: demand replays too."""
+    applied = verification.applied(RULES + ON_REQUEST * replayed, claim)
+    return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in applied]
 
 
-def first_failed(claim) -> str | None:
+def first_failed(claim: Claim) -> str | None:
     """The name of a rule that does not hold, None where all do.  What reads every file of every run is asked last."""
-    quick = [rule for rule in RULES if rule is not records.every_record_is_true_to_itself]
-    result = verification.applied([*quick, records.every_record_is_true_to_itself], claim)
-    return next((name for name, passed, _ in result if passed is False), None)
+    quick: list[Callable[[Claim], Judged]] = [
+        rule for rule in RULES if rule is not records.every_record_is_true_to_itself
+    ]
+    applied = verification.applied([*quick, records.every_record_is_true_to_itself], claim)
+    return next((name for name, passed, _ in applied if passed is False), None)

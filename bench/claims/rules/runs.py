@@ -3,7 +3,10 @@
 A track's numbers, models and names are its own: track.rules, track.fixed and the data in conf/.
 """
 
+from collections.abc import Iterable
+
 from bench.base.text_table import counted, some
+from bench.claims.claim import Claim, Judged, Kind, Run
 from bench.claims.rules.records import of_each
 from bench.compare import eligibility, target
 from bench.config import schema
@@ -16,14 +19,14 @@ from bench.training.instruments import registry
 MAX_FILES = 8  # named of each other code
 MAX_RUNS = 8  # that are named
 OF_TODAY = ("track.rules.", "track.about:")  # changed since: how a claim is judged is the track's of today
-_known_deviations = {}  # by config_id: composing takes a third of a second, and repeats share it
+_known_deviations: dict[str, list[str]] = {}  # by config_id: composing takes a third of a second, and repeats share it
 
 
-def the_runs_share_config_and_code(claim):
+def the_runs_share_config_and_code(claim: Claim) -> Judged:
     """One config and one code; the code is in git or in the run's own folder."""
     if len(claim.kinds) > 1:
         versions = {code_state.identity_version(run.record["code"]) for run in claim.runs}
-        kinds = [f"config {config} with code {source[:12]}" for config, source in sorted(claim.kinds)]
+        kinds = [f"config {config} with code {str(source)[:12]}" for config, source in sorted(claim.kinds, key=str)]
         if len(versions) > 1:
             kinds.append(f"identity versions {_numbers(versions)}: whether the code is the same is unknown")
         return False, "; ".join(kinds)
@@ -36,7 +39,7 @@ def the_runs_share_config_and_code(claim):
     return code["commit"] is not None, f"config {claim.runs[0].record['config_id']}, {commit}"
 
 
-def the_runs_share_one_setting(claim):
+def the_runs_share_one_setting(claim: Claim) -> Judged:
     """One comparability_id: hardware, driver, torch, timing protocol, data, world size.
 
     Scripts that were raced with another interpreter each may differ in what that holds, from arm to arm.
@@ -54,9 +57,10 @@ def the_runs_share_one_setting(claim):
     return passed, f"{evidence}; {', '.join(keys) or 'nothing known'} differ" + ", part of what is raced" * passed
 
 
-def every_run_has_its_own_seed(claim):
+def every_run_has_its_own_seed(claim: Claim) -> Judged:
     """Each run has its own seed and its own training losses; two runs that share either are one run."""
-    by_seed, by_losses = {}, {}
+    by_seed: dict[int | None, list[str]] = {}
+    by_losses: dict[str, list[str]] = {}
     for run in claim.runs:
         by_seed.setdefault(run.record["seed"], []).append(run.name)
         by_losses.setdefault(step_files.losses_id_of(run.folder) or run.name, []).append(run.name)
@@ -72,11 +76,11 @@ def every_run_has_its_own_seed(claim):
     return not twice, "; ".join(twice) or evidence
 
 
-def _numbers(values):
-    return ", ".join(map(str, sorted(values)))
+def _numbers(values: Iterable[int | None]) -> str:
+    return ", ".join(map(str, sorted(value for value in values if value is not None)))
 
 
-def there_are_enough_runs(claim):
+def there_are_enough_runs(claim: Claim) -> Judged:
     """As many runs that count as the track's repeats; a suspect one counts only where steps are judged, not time.
 
     One that ran beside others of its sweep counts nowhere.
@@ -91,7 +95,7 @@ def there_are_enough_runs(claim):
     return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
 
 
-def the_claimed_runs_are_all_there(claim):
+def the_claimed_runs_are_all_there(claim: Claim) -> Judged:
     """The number of runs that is claimed is the number of run folders, and none of the plan's is missing."""
     if claim.missing:
         return False, f"missing: {', '.join(sorted(claim.missing)[:3])}"
@@ -100,7 +104,7 @@ def the_claimed_runs_are_all_there(claim):
     return claim.claimed_n == len(claim.runs), f"{claim.claimed_n} claimed, {len(claim.runs)} there"
 
 
-def no_run_was_dropped(claim):
+def no_run_was_dropped(claim: Claim) -> Judged:
     """Every started run of this config and raced code is claimed, but for those that a plan made no part of the claim.
 
     Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; runs outside the claim's
@@ -116,22 +120,23 @@ def no_run_was_dropped(claim):
     result |= {"of this code and day, with settings that are no longer known": unknown}
     evidence = [f"{words}: {_listed(claim, names)}" for words, names in result.items() if names]
     evidence = evidence or ["the ledger has no other of this config and code"]
-    evidence += [f"{_other_code(claim, *kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
+    evidence += [f"{_other_code(claim, kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
     return not dropped + near, "; ".join(evidence)
 
 
-def _listed(claim, names):
+def _listed(claim: Claim, names: list[str]) -> str:
     """The first, each with its end and its race, and how many more there are."""
-    result = []
+    shown = []
     for name in names:
         start, end = claim.ledger.runs[name]["start"], claim.ledger.runs[name]["end"]
         race = f", in race {start['race']['race_id']}" if start["race"] else ""
-        result.append(f"{name} ({end['status'] if end else 'no end'}{race})")
-    return some(result, MAX_RUNS)
+        shown.append(f"{name} ({end['status'] if end else 'no end'}{race})")
+    return some(shown, MAX_RUNS)
 
 
-def _other_code(claim, config, source, names):
+def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
     """How the code of these runs differs from the claimed runs' of the same config, as far as their folders say."""
+    config, source = kind
     version = claim.ledger.runs[names[0]]["start"].get("identity_version", 1)
     ours = next(run.record["code"] for run in claim.runs if run.record["config_id"] == config)
     words = f"of the same config under code {str(source)[:12]}"
@@ -143,17 +148,17 @@ def _other_code(claim, config, source, names):
     return f"{words} (differing: {some(files, MAX_FILES)})"
 
 
-def the_target_is_reached(claim):
+def the_target_is_reached(claim: Claim) -> Judged:
     """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
     rows, losses_ids = zip(*((row_of(run.record), step_files.losses_id_of(run.folder)) for run in claim.runs))
     result = target.of_repeats(rows, claim.track_rules.p_value, losses_ids)
     return result["passed"], result["words"]
 
 
-def nothing_that_the_track_fixes_was_changed(claim):
+def nothing_that_the_track_fixes_was_changed(claim: Claim) -> Judged:
     """No run is in the open division, by its record and by its config."""
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         result = run.record["deviations"] or _deviations(run.config)
         deviations = [deviation for deviation in result if not deviation.startswith(OF_TODAY)]
         return "; ".join(deviations[:3]) or None
@@ -161,20 +166,20 @@ def nothing_that_the_track_fixes_was_changed(claim):
     return of_each(claim.runs, fault_of, f"{', '.join(claim.track_rules.fixed) or 'nothing'} as in track {claim.track}")
 
 
-def _deviations(config):
+def _deviations(config: schema.Config) -> list[str]:
     config_id = schema.config_id(config)
     if config_id not in _known_deviations:
         _known_deviations[config_id] = deviations_of(config)
     return _known_deviations[config_id]
 
 
-def the_hardware_is_that_of_the_track(claim):
+def the_hardware_is_that_of_the_track(claim: Claim) -> Judged:
     """Device, GPU model and number of GPUs are those that the track names."""
     wanted = claim.track_rules.rules
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         gpus = [gpu["name"] for gpu in run.record["environment"]["gpus"]]
-        device = run.record["hardware"]["device"]
+        device = (run.record["hardware"] or {})["device"]
         if wanted.device not in (None, device):
             return f"it ran on {device}, the track's device is {wanted.device}"
         if wanted.gpu is not None and set(gpus) != {wanted.gpu}:
@@ -187,12 +192,12 @@ def the_hardware_is_that_of_the_track(claim):
     return of_each(claim.all_runs, fault_of, first["device"] or "CPU")
 
 
-def the_data_are_those_of_the_track(claim):
+def the_data_are_those_of_the_track(claim: Claim) -> Judged:
     """All runs read the same bytes, with the sha256 that the track's data must have where conf/data/ names one."""
     wanted = {"train": claim.data.train_sha256, "val": claim.data.val_sha256}
     first = _data(claim.runs[0])
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         for split, sha256 in wanted.items():
             if sha256 is not None and _data(run)[split] != [sha256]:
                 return f"its {split} data are {_short(_data(run)[split])}, the track's are {sha256[:12]}"
@@ -202,19 +207,19 @@ def the_data_are_those_of_the_track(claim):
     return of_each(claim.all_runs, fault_of, f"val {_short(first['val'])}{note}")
 
 
-def _data(run):
+def _data(run: Run) -> dict[str, list[str]]:
     return {split: [file["sha256"] for file in run.record["data"][split]] for split in ("train", "val")}
 
 
-def _short(hashes):
+def _short(hashes: list[str]) -> str:
     return some([sha256[:12] for sha256 in hashes], 2)
 
 
-def only_what_may_be_untimed_was_untimed(claim):
+def only_what_may_be_untimed_was_untimed(claim: Claim) -> Judged:
     """One timing protocol, and it excludes nothing from train_s but what the track allows."""
     allowed, first = claim.track_rules.rules.may_be_untimed, claim.runs[0].record["timing_protocol"]["id"]
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         protocol = run.record["timing_protocol"]
         if protocol["id"] != first:
             return f"timing protocol {protocol['id']}, the first run's is {first}"
@@ -224,10 +229,10 @@ def only_what_may_be_untimed_was_untimed(claim):
     return of_each(claim.all_runs, fault_of, f"protocol {first}")
 
 
-def no_forbidden_instrument_ran(claim):
+def no_forbidden_instrument_ran(claim: Claim) -> Judged:
     """No profiler and no other instrument that flags steps, and no step that an instrument disturbed."""
 
-    def fault_of(run):
+    def fault_of(run: Run) -> str | None:
         result = registry.flagging(run.record["instruments"])
         if result:
             return f"{', '.join(result)} ran"

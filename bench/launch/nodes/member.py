@@ -1,175 +1,191 @@
-"""A process that runs some ranks of a run which another process coordinates: joins, starts them, reports, ends.
+"""A launcher that starts some ranks of a run whose record another one makes: joins the leader, starts them, reports.
 
-It writes no record.  When the coordinator is gone, its ranks end; when it is gone, its ranks end with it.
+When the leader is gone, its ranks end; when it is gone, its ranks end with it, by their guard.  A node of a run over a
+SLURM allocation, which srun starts once a node:  python -m bench.launch.nodes.member WORD...
+WORD: the run's overrides, hardware.rendezvous among them.  Prints only why it cannot take part.
 """
 
 import contextlib
-import queue
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.launch import ranks as local
-from bench.launch.nodes import carried, channel, clocks, fabric
-from bench.launch.nodes.channel import GONE, LOST_AFTER_S, Channel
+from bench.base.paths import REPO, results_root
+from bench.config import schema, typed
+from bench.launch import ranks
+from bench.launch.nodes import carried, facts, leader
+from bench.launch.nodes.adopted import Adopted
+from bench.launch.nodes.store import GONE, MemberStore
+from bench.launch.prepare import Job, frozen, prepare
+from bench.machine import code_copy
 from bench.machine.signals import Interrupted, raise_interrupted
-
-TICK_S = 0.2
 
 
 class Refused(ValueError):
-    """The coordinator does not start the run; the message is its reason."""
+    """The leader does not start the run, or is gone; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class Hello:
-    """What a member says of itself.  None: the coordinator decides, or another member of the node has said it."""
+def main(overrides):
+    """Exit code: 0 where the run is complete, 2 where this node cannot take part."""
+    try:
+        return follow_nodes(prepare(overrides, say=lambda text: None, check_own=False))
+    except Interrupted:
+        return 1
+    except ValueError as error:
+        print(f"node {os.environ.get('SLURMD_NODENAME', '?')}: {error}", file=sys.stderr)
+        return 2
 
-    node: int | None
-    first_rank: int | None
-    num_ranks: int
-    local_rank: int
-    facts: dict | None  # what must be alike on all nodes, and the node's environment; None: not this node's leader
+
+def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
+    """A rank that another launcher started, but for the first -> exit code.
+
+    prepared(): the job as this node has it, asked by the first rank of each node alone.
+    """
+    if adopted.host is None:
+        raise ValueError(f"{adopted.words()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
+    is_first_of_node = adopted.local_rank == 0 and adopted.node > 0
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(frozen(prepared())) if is_first_of_node else None
+        code = job.code if job else stack.enter_context(code_copy.held(REPO))
+        try:
+            store = MemberStore(adopted.host, adopted.ports, adopted.key, leader.RENDEZVOUS_S)
+        except TimeoutError:
+            what = f"rank {adopted.rank}: no answer of rank 0 in {leader.RENDEZVOUS_S:g} s"
+            raise ValueError(f"{what}: see what it says") from None
+        where = {"node": adopted.node, "first_rank": adopted.rank, "local_rank": adopted.local_rank, "num_ranks": 1}
+        return Member(store, job, code).run(where)
+
+
+def follow_nodes(job: Job) -> int:
+    """A node that has not the address of hardware.rendezvous -> exit code."""
+    with frozen(job) as job:
+        hardware = job.config.hardware
+        host, port = typed.host_and_port(hardware.rendezvous)
+        timeout_s = hardware.rendezvous_timeout_s or leader.RENDEZVOUS_S
+        try:
+            store = MemberStore(host, [port], hardware.rendezvous, timeout_s)
+        except TimeoutError:
+            what = f"hardware.rendezvous={hardware.rendezvous}: no run waits there (tried for {timeout_s:g} s)"
+            raise ValueError(f"{what}: start the same command on the node that has this address") from None
+        num_ranks = hardware.num_processes // hardware.nodes
+        # the leader gives the nodes their numbers
+        return Member(store, job, job.code).run(
+            {"node": None, "first_rank": None, "local_rank": 0, "num_ranks": num_ranks}
+        )
 
 
 class Member:
-    """connection: greeted.  folder: the results folder of this node.  env: node's config -> variables of its ranks."""
+    """job: as this node has it; None: another member of the node has it; code: the folder that ranks import from."""
 
-    def __init__(self, connection, key: str, hello: Hello, results: Path):
-        self._inbox = queue.Queue()
-        self._channel = Channel(connection, self._inbox)
-        channel.keep_alive([self._channel])
-        self._results, self._is_leader, self._waiting = results, hello.facts is not None, []
-        self._by_torchrun = hello.first_rank is None  # else another launcher has started this process as a rank
-        self.interface = fabric.interface_of(self._channel.own_address)
-        facts = hello.facts and hello.facts | {"fabric": fabric.facts(self.interface)}
-        said = hello.__dict__ | {"facts": facts}
-        self._channel.send("hello", token=channel.token(key, "member"), **said)
+    def __init__(self, store: MemberStore, job: Job | None, code: Path):
+        self._store, self._job, self._code = store, job, code
+        self._interface = facts.interface_of(store.own_address)
+        self._waiting: list[dict] = []  # messages that came before they were waited for
+        self._group: ranks.Group | None = None
+        self._folder: Path | None = None  # of this node
 
-    def run(
-        self,
-        words: tuple[str, ...],
-        env: Callable[[dict], Mapping[str, str]],
-        launch: Callable[[dict], dict],
-        code: Path,
-        keep_master: bool,
-    ) -> int:
+    def run(self, where: dict) -> int:
         """To the end of the run.  Exit code: 0 where it is complete.
 
-        words: a rank's program but for the folder; env(start) -> the variables of all its ranks, launch(inputs) -> its
-        launch file, of what the coordinator sent; code: the folder that the ranks import from.  Refused: the run does
+        where: {"node", "first_rank", "local_rank", "num_ranks"}, None what the leader decides.  Refused: the run does
         not start; Interrupted: a signal ended this process.
         """
-        ranks = folder = None
+        own = self._job and facts.facts_of(self._job) | {
+            "fabric": facts.network(self._interface),
+            "address": self._store.own_address,
+        }
+        why_left = "it ended"
         with raise_interrupted() as signals, contextlib.ExitStack() as stack:
             try:
-                if self._is_leader:
-                    inputs = self._wait_for("inputs")
-                    clock = self._measured()
-                    carried.clear(self._results)
-                    folder = carried.folder_of(self._results, inputs["run_id"], inputs["node"])
-                    carried.make(folder, inputs["texts"], launch(inputs | {"t_offset_ns": clock["offset_ns"]}))
-                    self._channel.send("ready", folder=str(folder.resolve()), clock=clock)
-                start = self._wait_for("start")
-                place = local.Place(
-                    start["num_ranks"],
-                    start["world_size"],
-                    start["first_rank"],
-                    start["local_rank"],
-                    start["local_size"],
-                    start["node"],
-                    start["num_nodes"],
-                    None if keep_master else tuple(start["master"]),
-                    by_torchrun=self._by_torchrun,
-                )
-                node_folder = Path(start["folder"])
-                guard = stack.enter_context(local.Guard(node_folder, code, is_member=True))
-                log = f"start{start['first_rank']}.log"
-                ranks = stack.enter_context(local.Group(guard, place, node_folder, env(start), words, log))
-                self._watch(ranks, place, signals)
-                self._remove_empty_log(start)
-                if folder is not None:
-                    self._carry(folder)
+                self._store.send("hello", **where, facts=own)
+                if self._job:
+                    self._make_folder()
+                self._start(self._wait_for("start"), stack)
+                self._watch(signals)
+                if self._folder is not None:
+                    self._carry()
                 return self._wait_for("bye")["exit_code"]
             except Interrupted as error:
                 signals()
-                self._channel.send("interrupted", signal=str(error))
-                if ranks is not None:
-                    ranks.__exit__(None, None, None)
-                    self._report(ranks, place)
-                if folder is not None:
-                    carried_logs = [name for name in carried.names(folder) if name.startswith("logs/")]
-                    self._send_files(folder, carried_logs)
+                why_left = f"it got {error}"
+                self._store.send("interrupted", signal=str(error))
+                if self._group is not None:
+                    self._group.__exit__(None, None, None)
+                    self._store.send("ended", ends=self._group.ends())
+                if self._folder is not None:
+                    names = [name for name in carried.names(self._folder) if name.startswith("logs/")]
+                    self._store.send_files({name: self._folder / name for name in names})
                 raise
             finally:
                 stack.close()
-                if folder is not None:
-                    carried.remove(folder)
-                self._channel.close()
+                self._store.send("left", why=why_left)
+                self._store.close()
+                if self._folder is not None:
+                    carried.remove(self._folder)
 
-    def _watch(self, ranks, place, signals):
-        """Until the ranks have ended, and the coordinator knows."""
-        while not ranks.has_ended(0.0):
+    def _make_folder(self):
+        """Of this node, with what its ranks read."""
+        inputs = self._wait_for("inputs")
+        self._store.send("clock")
+        clock = self._store.measured("start")
+        shards = {split: [str(file.path) for file in getattr(self._job.dataset, split)] for split in ("train", "val")}
+        launch = inputs["launch"] | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
+        launch |= {"own": self._job.own_folder} if self._job.own_folder else {}
+        carried.clear(results_root())
+        self._folder = carried.folder_of(results_root(), inputs["run_id"], inputs["node"])
+        carried.make(self._folder, inputs["texts"], launch)
+        self._store.send("ready", folder=str(self._folder.resolve()), clock=clock)
+
+    def _start(self, start, stack):
+        place = ranks.Place(**start["place"])
+        folder, log = Path(start["folder"]), f"start{place.first_rank}.log"
+        self._log = folder / "logs" / log
+        env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
+        env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
+        guard = stack.enter_context(ranks.Guard(folder, self._code, is_member=True))
+        self._group = stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
+
+    def _watch(self, signals):
+        """Until the ranks have ended, and the leader knows."""
+        while not self._group.has_ended(0.0):
             signals.check()
-            for message in self._arrived():
-                if message["kind"] == GONE:
-                    raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")
-                if message["kind"] == "stop":
-                    ranks.stop()
-        self._report(ranks, place)
-
-    def _report(self, ranks, place):
-        failed = {one["rank"]: one["exit_code"] for one in ranks.failures}
-        if ranks.exit_code() and not failed:
-            failed = {place.first_rank: ranks.exit_code()}
-        for rank in range(place.first_rank, place.first_rank + place.num_ranks):
-            self._channel.send("ended", rank=rank, exit_code=failed.get(rank, 0))
-
-    def _arrived(self):
-        """Messages of the next TICK_S; a coordinator that has been silent for too long is gone."""
-        waiting, self._waiting = self._waiting, []
-        yield from waiting
-        if time.monotonic() - self._channel.heard_s > LOST_AFTER_S:
-            yield {"kind": GONE, "why": f"nothing heard for {LOST_AFTER_S:g} s"}
-        try:
-            yield self._inbox.get(timeout=TICK_S)[1]
-        except queue.Empty:
-            return
+            message = self._store.arrived()
+            if message and message["kind"] == GONE:
+                raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")
+            if message and message["kind"] == "stop":
+                self._group.stop()
+            elif message:
+                self._waiting.append(message)
+        if self._log.exists() and not self._log.stat().st_size:
+            self._log.unlink()
+        self._store.send("ended", ends=self._group.ends())
 
     def _wait_for(self, kind):
         """The next message of a kind; others wait.  Refused."""
-        kept = []
         while True:
-            for message in self._arrived():
+            for message in self._waiting:
                 if message["kind"] == kind:
-                    self._waiting = kept
+                    self._waiting.remove(message)
                     return message
-                if message["kind"] == "refuse":
-                    raise Refused(message["why"])
-                if message["kind"] == GONE:
-                    raise Refused(f"node 0 is gone before the run has ended ({message['why']}): see what it says")
-                kept.append(message)
+            message = self._store.arrived()
+            if message is None or message["kind"] == "stop":
+                continue
+            if message["kind"] == "refuse":
+                raise Refused(message["why"])
+            if message["kind"] == GONE:
+                raise Refused(f"node 0 is gone before the run has ended ({message['why']}): see what it says")
+            if message["kind"] == "bye" and kind != "bye":
+                raise Refused("the run has ended before it began: see what node 0 says")
+            self._waiting.append(message)
 
-    def _measured(self):
-        def ask(number):
-            self._channel.send("clock", number=number)
-            return self._wait_for("clock_is")
-
-        return clocks.measure(ask)
-
-    def _carry(self, folder):
-        """When all ranks of the node have ended: its files, and the clock once more."""
+    def _carry(self):
+        """When all ranks of the run have ended: its files to the leader, and the clock once more."""
         self._wait_for("collect")
-        self._send_files(folder, list(carried.names(folder)))
-        self._channel.send("carried", clock=self._measured())
+        paths = {name: self._folder / name for name in carried.names(self._folder)}
+        self._store.send_files({name: path for name, path in paths.items() if path.stat().st_size})
+        self._store.send("clock_at_end", clock=self._store.measured("end"))
 
-    def _send_files(self, folder, names):
-        for name in names:
-            if (folder / name).stat().st_size:
-                self._channel.send_file(folder / name, name)
 
-    def _remove_empty_log(self, start):
-        path = Path(start["folder"]) / "logs" / f"start{start['first_rank']}.log"
-        if path.exists() and not path.stat().st_size:
-            path.unlink()
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -8,8 +8,9 @@ id: a GPU's salted UUID as records have it; of a CPU a hash of its model, usable
 more of it.  Nothing in a passport leads to a person or a machine's name.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from bench.base import atomic, private, utc
 from bench.base.paths import results_root
@@ -85,7 +86,7 @@ def cpu_id(env: dict) -> str:
     return private.salted_hash(f"{env['cpu_model']}|{env['num_cpus']}|{round(env['memory_gib'] or 0)}")
 
 
-def of_run(run: dict, rank: int = 0) -> Ceilings | None:
+def of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
     """A record -> what the device of this rank reached by the passport nearest in time; None where there is none.
 
     A CPU's that was measured beside other programs only where there is no other.

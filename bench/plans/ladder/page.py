@@ -1,48 +1,100 @@
-"""The page of a ladder: the staircase, each change against the rung below, tables, curves, what the size changed."""
+"""The answer of a ladder: the staircase, each change against the rung below, numbers, curves, what the size changed."""
 
+import csv
+import io
+from collections import Counter
 from pathlib import Path
 
-from bench.plans.ladder import forecast, text
-from bench.plans.ladder.staircase import Staircase
+from bench.base import text_table
+from bench.compare import wording
+from bench.plans.ladder import forecast
+from bench.plans.ladder.staircase import Rung, Staircase
 from bench.record import race_folder
 from bench.report import curves
 from bench.web import forest, stairs
-from bench.web.document import badge_of, marked_up
-from bench.web.page import REPORT_STYLES, details, figure, page, section, soft, table, tag
+from bench.web.document import (
+    Bullets,
+    Chart,
+    Columns,
+    Document,
+    Lines,
+    Link,
+    Named,
+    Picture,
+    Section,
+    Table,
+    Verdict,
+    badge_of,
+)
 
 NAME = race_folder.STAIRCASE
-LEVELS = (  # of a rung, title, unit, form of the words, axis of bench/web/stairs.py
+PANELS = (  # of a rung, title, unit, form of the words, axis of bench/web/stairs.py
     ("to_target_s", "Time to the target", "s", ",.2f", "zero"),
     ("steps_to_target", "Steps to the target", "steps", ",.4g", "zero"),
     ("step_ms", "A step", "ms", ",.1f", "zero"),
     ("val_loss", "val_loss at the end", "nats per token", ".4f", "fit"),
 )
-CHANGES = (  # of a step, title, unit, end of its keys, of its change below and above zero
+FOREST = (  # of a step, title, unit, end of its keys, of its change below and above zero
     ("to_target", "Time to the target", "%", "pct", ("faster", "slower")),
     ("steps", "Steps to the target", "%", "pct", ("fewer", "more")),
     ("step_ms", "A step", "%", "pct", ("faster", "slower")),
     ("val_loss", "val_loss at the end", "nats per token", "nats", ("better", "worse")),
 )
+LEVELS = ("rung", "steps to the target", "time to it, s", "val_loss", "ms a step", "8x H100, min")
+CHANGED = ("rung", "time to the target", "verdict", "steps to it", "val_loss", "ms a step", "8x H100")
+COLUMNS = ("rung", "what", "num_runs", "num_reached", "verdict", "why")
+CHANGES = {  # column of a level: (key of the Step, end of the keys of its change)
+    "steps_to_target": ("steps", "pct"),
+    "to_target_s": ("to_target", "pct"),
+    "val_loss": ("val_loss", "nats"),
+    "step_ms": ("step_ms", "pct"),
+}
+ABOUT = (
+    "Means of times and steps are geometric; intervals are of 95 %; the verdict is of the time to the target, its p "
+    "adjusted for all steps of the ladder (Holm); 8x H100 is what the records' own yamls say of their runs."
+)
+RECORD = ("minutes", "num_steps", "step_ms", "val_loss")  # of a rung, on 8x H100
 
 
-def html(folder: Path | str, result: Staircase) -> str:
-    """A race's folder and its staircase -> the page's html, to lie in that folder."""
+def document(folder: Path | str, result: Staircase) -> Document:
+    """A race's folder and its staircase -> the answer, whose page is to lie in that folder."""
     race, names = race_folder.read(folder), [rung["rung"]["name"] for rung in result["rungs"]]
     title = f"Ladder: {names[0]} to {names[-1]}"
-    drawn = _curves(folder, race, result)
-    facts = [f"size {result['size']}: {result['about']}", f"track {result['track']}", race["status"].replace("_", " ")]
-    link = tag("a", result["race_id"], href="race.html")
-    body = [
-        tag("h1", title),
-        soft("; ".join([*facts, race["started_at"]]), "; the race: ", link),
-        tag("ul", *(tag("li", words) for words in text.sentences(result))),
-        section("Staircase", stairs.plot(_panels(result))),
-        section("Each against the rung below", forest.plot(_changes(result, names)), _why(result)),
-        section("Numbers", *_tables(result)),
-        section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
+    about = [f"size {result['size']}: {result['about']}", f"track {result['track']}", race["status"].replace("_", " ")]
+    about += [race["started_at"], Link(result["race_id"], "race.html")]
+    charts = [Chart(spec) for spec in _curves(folder, race, result)]
+    blocks = [
+        Bullets(sentences(result)),
+        Section("Staircase", [Picture(stairs.plot(_panels(result)))], is_page_only=True),
+        Section("Each against the rung below", [Picture(forest.plot(_changes(result, names))), *_why(result)]),
+        Section("Numbers", _tables(result)),
+        Section("Curves", [Columns(charts)]),
         _size(result),
     ]
-    return page(f"{title}, {result['size']}", *body, data={"charts": drawn}, styles=REPORT_STYLES)
+    return Document(title, [_verdict(result)], blocks, result, f"{title}, {result['size']}", about)
+
+
+def _verdict(result):
+    """How many of the changes are what, each against the rung below."""
+    steps = [rung["step"]["verdict"].replace("_", " ") for rung in result["rungs"] if rung["step"]]
+    of_each = ", ".join(f"{num} {verdict}" for verdict, num in Counter(steps).items())
+    changes = text_table.counted(len(steps), "change")
+    return Verdict(f"{changes} against the rung below, by time to the target: {of_each}", "")
+
+
+def sentences(result: Staircase) -> list[str]:
+    """Target, how fine the way to it is known, doubts, excluded rungs: a sentence each."""
+    goal = "none" if result["target_val_loss"] is None else f"{result['target_val_loss']:.4f}"
+    every = " or ".join(map(str, result["val_every_steps"]))
+    point = "interpolated between validations" if result["interpolated"] else "the first validation at or below it"
+    lines = [
+        f"target val_loss {goal}: {result['target_words']}",
+        f"reached: {point}, which come every {every} steps; time is of training alone",
+        *result["notes"],
+    ]
+    return lines + [
+        f"{name} is not here, it cannot run at this size: {why}" for name, why in result["excluded"].items()
+    ]
 
 
 # ---- the staircase
@@ -51,7 +103,7 @@ def html(folder: Path | str, result: Staircase) -> str:
 def _panels(result):
     panels = [
         stairs.Panel(title, unit, [_row(rung, key, form) for rung in result["rungs"]], axis)
-        for key, title, unit, form, axis in LEVELS
+        for key, title, unit, form, axis in PANELS
     ]
     return [*panels[:2], _beside_the_records(result), *panels[2:]]
 
@@ -89,7 +141,7 @@ def _beside_the_records(result):
 
 def _changes(result, names):
     panels = []
-    for key, title, unit, end, ways in CHANGES:
+    for key, title, unit, end, ways in FOREST:
         rows = []
         for rung in result["rungs"][1:]:
             numbers, name = rung["step"][key], rung["rung"]["name"]
@@ -101,38 +153,76 @@ def _changes(result, names):
 
 
 def _why(result):
-    lines = [
-        tag("li", f"{rung['rung']['name']}: {'; '.join(rung['step']['why'])}")
+    reasons = [
+        f"{rung['rung']['name']}: {'; '.join(rung['step']['why'])}"
         for rung in result["rungs"]
         if rung["step"] and rung["step"]["why"]
     ]
-    return tag("div", soft("No change of the way to the target:"), tag("ul", *lines)) if lines else ""
+    return [Lines(["No change of the way to the target:"], is_soft=True), Bullets(reasons)] if reasons else []
 
 
 # ---- numbers
 
 
 def _tables(result):
-    lines = [
-        (tag("span", tag("b", cells[0]), f" {rung['rung']['what']}"), *(cell or None for cell in cells[1:]))
-        for rung in result["rungs"]
-        for cells in [text.levels(rung)]
+    rows = [(Named(name, rung["rung"]["what"]), *known) for rung in result["rungs"] for name, *known in [levels(rung)]]
+    steps = [changes(rung) for rung in result["rungs"][1:]]
+    right = (False, True, False, *(True,) * 4)
+    return [
+        Table(LEVELS, _known(rows), (False, *(True,) * 5)),
+        Table(CHANGED, _known(steps), right, caption="Each against the rung below", style="tight"),
+        Lines([ABOUT], is_soft=True),
     ]
-    yield table(text.LEVELS, lines)
-    lines = []
-    for rung in result["rungs"][1:]:
-        name, time, _, *rest = text.changes(rung)
-        lines.append([tag("b", name), time or None, _badge(rung["step"]["verdict"]), *(cell or None for cell in rest)])
-    yield tag("h3", "Each against the rung below")
-    yield table(text.CHANGED, lines, class_="tight")
-    yield soft(
-        "Means of times and steps are geometric; intervals are of 95 %; the verdict is of the time to the target, its "
-        "p adjusted for all steps of the ladder (Holm); 8x H100 is what the records' own yamls say of their runs."
+
+
+def _known(rows):
+    return [[cell or None for cell in row] for row in rows]
+
+
+def levels(rung: Rung) -> tuple[str, ...]:
+    """Cells of LEVELS: means with their 95 % intervals; where not all runs reach the target, how many do."""
+    of, minutes = rung["levels"], rung["rung"]["minutes"]
+    steps = _level(of["steps_to_target"], ",.4g")
+    return (
+        rung["rung"]["name"],
+        steps or f"{rung['num_reached']} of {len(rung['runs'])} runs reach it",
+        _level(of["to_target_s"], ",.2f"),
+        _level(of["val_loss"], ".4f"),
+        _level(of["step_ms"], ",.1f"),
+        "" if minutes is None else f"{minutes:g}",
     )
 
 
-def _badge(word):
-    return marked_up(badge_of(word))
+def changes(rung: Rung) -> tuple[str, ...]:
+    """Cells of CHANGED, of a rung that has one below."""
+    step = rung["step"]
+    return (
+        Named(rung["rung"]["name"]),
+        change(step["to_target"], "pct"),
+        badge_of(step["verdict"]),
+        change(step["steps"], "pct"),
+        change(step["val_loss"], "nats"),
+        change(step["step_ms"], "pct"),
+        "" if step["record_pct"] is None else f"{step['record_pct']:+.1f} %",
+    )
+
+
+def _level(of, form):
+    if of["mean"] is None:
+        return ""
+    edges = of["ci95"]
+    return f"{of['mean']:{form}}" + (f" [{edges[0]:{form}}, {edges[1]:{form}}]" if edges else "")
+
+
+def change(numbers: dict, end: str) -> str:
+    """A Change, Time or Loss -> "-25.0 % [-30.1, -19.6]"; end: pct or nats; "" where nothing is known."""
+    size, edges = numbers[f"change_{end}"], numbers[f"ci95_{end}"]
+    if size is None:
+        return ""
+    _, unit, _ = wording.unit_of("val_loss" if end == "nats" else "time")
+    digits = 4 if end == "nats" else 1
+    words = f"{size:+.{digits}f}{unit}"
+    return words if edges is None else f"{words} [{edges[0]:+.{digits}f}, {edges[1]:+.{digits}f}]"
 
 
 def _curves(folder, race, result):
@@ -147,6 +237,34 @@ def _curves(folder, race, result):
 
 def _size(result):
     rows = forecast.rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in result["rungs"]})
-    return section(
-        "What this size changes", tag("p", forecast.KEPT), details("Each change", table(forecast.COLUMNS, rows))
-    )
+    folded = Section("Each change", [Table(forecast.COLUMNS, rows)], is_folded=True)
+    return Section("What this size changes", [Lines([forecast.KEPT]), folded], is_page_only=True)
+
+
+# ---- csv
+
+
+def csv_text(result: Staircase) -> str:
+    """A head line and a line a rung, unrounded; changes against the rung below: per cent, of val_loss nats."""
+    head = [*COLUMNS]
+    for key, (_, end) in CHANGES.items():
+        head += [key, f"{key}_low", f"{key}_high", f"{key}_change_{end}", f"{key}_change_low", f"{key}_change_high"]
+    head += ["to_target_p_holm", "target_val_loss", *(f"record_{key}" for key in RECORD), "record_change_pct"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    for rung in result["rungs"]:
+        writer.writerow(_csv_line(rung, result["target_val_loss"]))
+    return out.getvalue()
+
+
+def _csv_line(rung, goal):
+    known, step = rung["rung"], rung["step"]
+    why = "; ".join(step["why"]) if step else ""
+    line = [known["name"], known["what"], len(rung["runs"]), rung["num_reached"], step and step["verdict"], why]
+    for key, (of_step, end) in CHANGES.items():
+        level, numbers = rung["levels"][key], step[of_step] if step else {}
+        line += [level["mean"], *(level["ci95"] or ("", ""))]
+        line += [numbers.get(f"change_{end}"), *(numbers.get(f"ci95_{end}") or ("", ""))]
+    p_holm = step["to_target"]["p_holm"] if step else None
+    return [*line, p_holm, goal, *(known[key] for key in RECORD), step and step["record_pct"]]

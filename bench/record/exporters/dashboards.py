@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -25,10 +26,15 @@ from bench.base.reading.damage import Damaged
 from bench.config import groups, schema
 from bench.config.typed import leaves
 from bench.record import run_folder, step_files
+from bench.record.shape import Facts, Record
+from bench.record.step_files import StepRow
 
 FOLDER = "dashboards"  # of a run
 OUTCOMES = "dashboards.json"
 TIMEOUT_S = 120.0
+NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
+NOT_EXPORTED = ("step", "flags", "t_ns")
+MAX_TEXT = 250  # characters of a setting's value: what all three take
 
 
 def names() -> list[str]:
@@ -36,13 +42,13 @@ def names() -> list[str]:
     return groups.choices("exporters")
 
 
-def chosen(run: dict) -> dict[str, dict]:
+def chosen(run: Record) -> dict[str, dict[str, Any]]:
     """A record -> {exporter: its settings} that the run chose.  The first records have them among the instruments."""
     of_old = {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()}
     return of_old | (run.get("exporters") or {})
 
 
-def settings_of(run: dict, name: str, changes: Iterable[str] = ()) -> dict:
+def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str, Any]:
     """Settings of an exporter: its yaml's, the run's own, then KEY=VALUE words.  ValueError for an unknown key."""
     settings = yaml.safe_load(groups.path_of("exporters", name).read_text())[name] | chosen(run).get(name, {})
     for change in changes:
@@ -60,7 +66,7 @@ def missing(name: str) -> str | None:
     return f"the package {name} is not installed: {private.redact(sys.executable, REPO)} -m pip install {name}"
 
 
-def check(exporters: Mapping[str, dict]) -> None:
+def check(exporters: Mapping[str, dict[str, Any]]) -> None:
     """{name: settings} -> ValueError, before a run, for settings that its exporter would refuse after it."""
     for name, settings in exporters.items():
         module = importlib.import_module(f"bench.record.exporters.{name}")
@@ -68,13 +74,15 @@ def check(exporters: Mapping[str, dict]) -> None:
             module.check(settings)
 
 
-def warnings(exporters: Iterable[str]) -> list[dict]:
+def warnings(exporters: Iterable[str]) -> list[dict[str, Any]]:
     """Chosen exporters -> a record's warnings of the packages that are missing."""
     lacking = [(name, sentence) for name in exporters if (sentence := missing(name))]
     return [{"rank": None, "instrument": name, "edge": "start", "error": words} for name, words in lacking]
 
 
-def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[str], object] = print) -> None:
+def after_run(
+    folder: Path | str, exporters: Mapping[str, dict[str, Any]], say: Callable[[str], object] = print
+) -> None:
     """Export a run, to each in a process of its own.  Never raises.  exporters: {name: settings}."""
     for name, settings in exporters.items():
         if missing(name):  # the record has a warning
@@ -83,8 +91,15 @@ def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[
         command += [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         error = None
         try:
-            as_text = {"capture_output": True, "text": True, "errors": "replace"}
-            done = subprocess.run(command, cwd=REPO, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, **as_text)
+            done = subprocess.run(
+                command,
+                cwd=REPO,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TIMEOUT_S,
+                text=True,
+                errors="replace",
+            )
             if done.returncode:
                 error = (done.stdout + done.stderr).strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         except (OSError, subprocess.TimeoutExpired) as failed:
@@ -104,19 +119,19 @@ def note(run_folder: Path | str, name: str, error: str | None = None, **facts: o
         atomic.write_json(path, outcomes, durable=False)
 
 
-NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
-NOT_EXPORTED = ("step", "flags", "t_ns")
-MAX_TEXT = 250  # characters of a setting's value: what all three take
+# ---- what every exporter needs
 
 
 @dataclass
 class Exported:
+    """A run in plain values: settings, series by step, and the final numbers."""
+
     folder: Path
-    run: dict  # the record
-    settings: dict  # "optim.lr": 0.003, ...
-    points: list  # [(step, seconds since 1970, {"loss/train": 4.2, ...})]
-    final: dict  # "final/val_loss": 2.7, ...
-    tags: dict  # words about the run
+    run: Record
+    settings: dict[str, Any]  # "optim.lr": 0.003, ...
+    points: list[tuple[int, float, dict[str, float]]]  # [(step, seconds since 1970, {"loss/train": 4.2, ...})]
+    final: dict[str, float]  # "final/val_loss": 2.7, ...
+    tags: dict[str, str]  # words about the run
 
 
 def read(folder: Path | str) -> Exported:
@@ -126,40 +141,41 @@ def read(folder: Path | str) -> Exported:
     if run["status"] == "running":
         raise ValueError(f"{folder}: the run has not ended: export it afterwards")
     rows, offset_s = step_files.read(folder), _offset_s(step_files.read_events(folder), run)
-    points, last_s = [], utc.seconds(run["started_at"])
+    points, last_s = [], utc.seconds(run["started_at"] or "")
     for row in rows:
         if row.get("t_ns") is not None and offset_s is not None:
             last_s = row["t_ns"] / 1e9 + offset_s
         points.append((row["step"], last_s, series_of(row)))
     final = {f"final/{name}": float(value) for name, value in run["metrics"].items() if isinstance(value, (int, float))}
-    words = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
-    tags = {name: str(run[name]) for name in (*words, "seed")} | {"commit": str(run["code"].get("commit"))}
+    names = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
+    facts: Facts = run
+    tags = {name: str(facts[name]) for name in (*names, "seed")} | {"commit": str(run["code"].get("commit"))}
     return Exported(folder, run, _settings(folder), points, final, tags)
 
 
-def series_of(row: dict) -> dict[str, float]:
+def series_of(row: StepRow) -> dict[str, float]:
     """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed are under "disturbed/"."""
-    result = {}
+    series = {}
     for column, value in row.items():
         if column in NOT_EXPORTED or not isinstance(value, (int, float)):
             continue
         of_time = "disturbed" if row.get("flags") else "time"
         group = of_time if column.endswith("_ms") else "steps"
-        result[NAMES.get(column, f"{group}/{column}")] = float(value)
-    return result
+        series[NAMES.get(column, f"{group}/{column}")] = float(value)
+    return series
 
 
-def _settings(folder):
+def _settings(folder: Path) -> dict[str, Any]:
     """config.yaml, flat; a list or None as its words."""
     try:
-        result = leaves(schema.upgraded(yaml_file.read(folder / "config.yaml")))
+        settings = leaves(schema.upgraded(yaml_file.read(folder / "config.yaml")))
     except Damaged:  # verify says so
         return {}
     plain = (bool, int, float)
-    return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in result if one != {}}
+    return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings if value != {}}
 
 
-def _offset_s(events, run):
+def _offset_s(events: Iterable[Mapping[str, Any]], run: Record) -> float | None:
     """What to add to t_ns / 1e9 for seconds since 1970: of the first event that has both clocks; None without one."""
     for event in events:
         if event.get("utc") and isinstance(event.get("t_ns"), int):

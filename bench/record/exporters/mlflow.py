@@ -4,6 +4,8 @@ mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the 
 nothing about the user, the machine or the program.
 """
 
+from typing import Any
+
 from bench.base import private
 from bench.base.paths import REPO, results_root
 from bench.record.exporters.dashboards import Exported
@@ -14,7 +16,7 @@ BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED", "stopped": "KILLED"}
 
 
-def export(exported: Exported, settings: dict) -> dict:
+def export(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     """Returns {"tracking_uri", "run_id"}.  An export of before is deleted in the store."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
@@ -31,14 +33,14 @@ def export(exported: Exported, settings: dict) -> dict:
     start_ms, end_ms = (round(1e3 * points[index][1]) if points else None for index in (0, -1))
     made = client.create_run(experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags)
     run_id = made.info.run_id
-    result = [
+    values_by_step = [
         Metric(key, value, round(1e3 * wall_s), step)
         for step, wall_s, values in points
         for key, value in values.items()
     ]
     params = [Param(key, str(value)) for key, value in exported.settings.items()]
-    for start in range(0, max(len(result), len(params)), BATCH):
-        client.log_batch(run_id, metrics=result[start : start + BATCH])
+    for start in range(0, max(len(values_by_step), len(params)), BATCH):
+        client.log_batch(run_id, metrics=values_by_step[start : start + BATCH])
     for start in range(0, len(params), 100):
         client.log_batch(run_id, params=params[start : start + 100])
     if exported.run["failure"]:
@@ -47,9 +49,9 @@ def export(exported: Exported, settings: dict) -> dict:
     return {"tracking_uri": private.redact(uri, REPO) if settings["tracking_uri"] else DEFAULT_WORDS, "run_id": run_id}
 
 
-def _experiment(client, name, exported):
-    result = client.get_experiment_by_name(name)
-    if result is not None:
-        return result.experiment_id
+def _experiment(client: Any, name: str, exported: Exported) -> str:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
     artifacts = results_root().resolve() / "mlflow-artifacts"  # nothing is put there; the default is where one stands
-    return client.create_experiment(name, artifact_location=artifacts.as_uri())
+    return str(client.create_experiment(name, artifact_location=artifacts.as_uri()))

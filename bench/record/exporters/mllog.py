@@ -1,12 +1,15 @@
 """A run as MLPerf's ":::MLLOG {json}" lines."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.base import utc
 from bench.base.units import ms_from_s
 from bench.record import run_folder, step_files
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
 
 
 def of_folder(folder: Path | str) -> Iterator[str]:
@@ -14,7 +17,7 @@ def of_folder(folder: Path | str) -> Iterator[str]:
     return lines(run_folder.read(folder), step_files.read(folder), step_files.read_events(folder))
 
 
-def lines(run: dict, rows: Iterable[dict], events: Iterable[dict] = ()) -> Iterator[str]:
+def lines(run: Record, rows: Iterable[StepRow], events: Iterable[Mapping[str, Any]] = ()) -> Iterator[str]:
     """Lines of one run: https://github.com/mlcommons/logging, keys of MLPerf training.  events: of its events.jsonl.
 
     A line is ":::MLLOG " and a JSON object: namespace, time_ms (Unix), event_type, key, value, metadata.  Times are
@@ -22,7 +25,7 @@ def lines(run: dict, rows: Iterable[dict], events: Iterable[dict] = ()) -> Itera
     what is unknown has no line, or no time_ms.  train_s in the metadata is the run's clock, which stands still during
     a validation.
     """
-    at_ms = {}
+    at_ms: dict[tuple[str, int | None], int | None] = {}
     for event in events:
         step = event.get("step") if event["event"] == "eval_stop" else None
         at_ms[event["event"], step] = _unix_ms(event.get("utc"))
@@ -52,12 +55,12 @@ def lines(run: dict, rows: Iterable[dict], events: Iterable[dict] = ()) -> Itera
     yield _line("INTERVAL_END", "run_stop", None, at_ms.get(("run_stop", None), known_ms), **facts)
 
 
-def _line(kind, key, value, time_ms, **metadata):
+def _line(kind: str, key: str, value: Any, time_ms: int | None, **metadata: Any) -> str:
     event = {"namespace": "", "time_ms": time_ms, "event_type": kind, "key": key, "value": value, "metadata": metadata}
     return ":::MLLOG " + json.dumps(event)
 
 
-def _facts(run):
+def _facts(run: Record) -> dict[str, Any]:
     gpus = run["environment"].get("gpus") or []
     return {
         "submission_platform": f"{len(gpus)}x{gpus[0]['name']}" if gpus else run["environment"].get("cpu_model"),
@@ -68,5 +71,5 @@ def _facts(run):
     }
 
 
-def _unix_ms(text):
+def _unix_ms(text: str | None) -> int | None:
     return None if text is None else round(ms_from_s(utc.seconds(text)))

@@ -1,12 +1,15 @@
 """A run as a log in the format of modded-nanogpt's records, with the code's identity where those have the code."""
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.base import utc
 from bench.base.reading import damage, plain_file, yaml_file
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
+from bench.record.shape import Record, Section
+from bench.record.step_files import StepRow
 
 RULE = "=" * 100
 
@@ -41,12 +44,12 @@ def text(folder: Path) -> str:
     return whole if whole.replace("\n", "").replace("\t", "").isprintable() else _harmless(whole)
 
 
-def _harmless(text):
+def _harmless(text: str) -> str:
     """Without what a terminal would obey."""
     return "\n".join("\t".join(map(damage.one_line, line.split("\t"))) for line in text.split("\n"))
 
 
-def _environment(run):
+def _environment(run: Record) -> Iterator[str]:
     env, gpus = run["environment"], run["environment"].get("gpus") or []
     yield f"# {run['run_id']}"
     if env.get("python") is not None:
@@ -69,7 +72,7 @@ def _environment(run):
         yield f"Using seed={run['seed']}"
 
 
-def _num_planned(folder, run, rows):
+def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
     """Steps that the run was to have: a log that says fewer would make a run that broke off look like a whole one."""
     declared = (run.get("imported") or {}).get("declared_steps")
     if declared is None and run["status"] != "complete":
@@ -81,7 +84,7 @@ def _num_planned(folder, run, rows):
     return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
 
 
-def _step_lines(rows, total, imported, train_s=None):
+def _step_lines(rows: Sequence[StepRow], total: int, imported: Section, train_s: float | None = None) -> Iterator[str]:
     """A line a step and one a validation; step_avg as the log had it.  train_s: of our own complete run."""
     meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
     untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
@@ -108,14 +111,14 @@ def _step_lines(rows, total, imported, train_s=None):
             yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{_ms(at_ms)}ms step_avg:{average}ms{tail}"
 
 
-def _average(train_ms, num_steps):
-    if num_steps <= 0:
+def _average(train_ms: float, num_steps: int) -> str:
+    average_ms = step_avg_ms(train_ms, max(0, num_steps))
+    if average_ms is None:
         return "nan"
-    average_ms = step_avg_ms(train_ms, num_steps)
     return f"{average_ms:.2f}" if train_ms.is_integer() else _ms(average_ms)
 
 
-def _llmc_lines(rows):
+def _llmc_lines(rows: Sequence[StepRow]) -> Iterator[str]:
     for row in rows:
         if row.get("train_loss") is not None:
             has_more = None not in (row.get("lr"), row.get("grad_norm"))
@@ -125,14 +128,14 @@ def _llmc_lines(rows):
             yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"
 
 
-def _ms(time_ms):
+def _ms(time_ms: float) -> str:
     """Milliseconds to the nanosecond, none of the digits that say nothing."""
     return f"{time_ms:.6f}".rstrip("0").rstrip(".")
 
 
-def _loss(nats):
+def _loss(nats: float) -> str:
     return f"{nats:.4f}" if float(f"{nats:.4f}") == nats else repr(nats)
 
 
-def _tail(words):
+def _tail(words: dict[str, str]) -> str:
     return " ".join(f"{key}:{text}" if text else key for key, text in words.items())

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bench.base.paths import shown
 from bench.base.reading import damage
@@ -16,33 +16,33 @@ from bench.record import named, run_folder, step_files
 T = TypeVar("T")
 
 
-def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping]:
+def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping[str, Any]]:
     """[{column: value}]: of runs as the table has them, or of all their steps with run_id first."""
     if of_steps:
-        result = of_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
-        return [{"run_id": run_id} | row for run_id, rows in result for row in rows]
+        runs = of_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
+        return [{"run_id": run_id} | row for run_id, rows in runs for row in rows]
     return _some(named.rows_of_words([str(folder) for folder in folders]), folders)
 
 
-def _some(result, folders):
-    if folders and not result:
+def _some(found: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
+    if folders and not found:
         raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
-    return result
+    return found
 
 
-def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> list[T]:
+def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> Sequence[T]:
     """make(folder) of each run folder; a damaged record is excluded, on standard error.  ValueError: all are."""
-    result, folders = [], list(folders)
+    made, folders = [], list(folders)
     for folder in folders:
         try:
             with of_record(folder):
-                result.append(make(folder))
+                made.append(make(folder))
         except Damaged as error:
             named.report_excluded("export", str(error))
-    return _some(result, folders)
+    return _some(made, folders)
 
 
-def as_csv(rows: Sequence[Mapping]) -> str:
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows, whose keys may differ -> csv with a head; None is an empty cell, a list or dict is JSON in its own."""
     out = io.StringIO()
     writer = csv.DictWriter(out, _columns(rows), lineterminator="\n")
@@ -51,17 +51,17 @@ def as_csv(rows: Sequence[Mapping]) -> str:
     return out.getvalue()
 
 
-def _cell(value):
+def _cell(value: Any) -> Any:
     if isinstance(value, (list, dict)):
         return json.dumps(value)
     return damage.one_line(value) if isinstance(value, str) else value
 
 
-def _columns(rows):
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def write_parquet(rows: Sequence[Mapping], out: Path | str) -> None:
+def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
     """The same as a parquet file; prints its path.  ValueError without pyarrow, or where out cannot be written."""
     try:
         import pyarrow

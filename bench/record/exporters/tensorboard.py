@@ -4,11 +4,13 @@ tensorboard --logdir results shows all runs.  Without torch and tensorflow: the 
 """
 
 import shutil
+from collections.abc import Iterator
+from typing import Any
 
 from bench.record.exporters.dashboards import FOLDER, Exported
 
 
-def export(exported: Exported, settings: dict) -> dict:
+def export(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     """Returns {"folder"}.  An export of before is replaced."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -27,7 +29,7 @@ def export(exported: Exported, settings: dict) -> dict:
     return {"folder": f"{FOLDER}/tensorboard"}
 
 
-def _summaries(exported):
+def _summaries(exported: Exported) -> Iterator[tuple[Any, int, float]]:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
@@ -41,7 +43,7 @@ def _summaries(exported):
     yield _text("run", exported.tags), last_step, last_s
 
 
-def _text(tag, words):
+def _text(tag: str, words: dict[str, str]) -> Any:
     """A table in Markdown, as TensorBoard's text dashboard shows it."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto

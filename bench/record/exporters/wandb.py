@@ -4,19 +4,20 @@ wandb adds nothing of its own: no host name, no git remote, no console, no machi
 """
 
 import shutil
+from typing import Any
 
 from bench.record.exporters.dashboards import FOLDER, Exported
 
 MODES = ("offline", "online")
 
 
-def check(settings: dict) -> None:
+def check(settings: dict[str, Any]) -> None:
     """Raises ValueError for an unknown mode."""
     if settings["mode"] not in MODES:
         raise ValueError(f"exporters.wandb.mode={settings['mode']}: use {' or '.join(MODES)}")
 
 
-def export(exported: Exported, settings: dict) -> dict:
+def export(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     """Returns {"folder", "run_id"}.  An offline export of before is replaced.  ValueError for an unknown mode."""
     check(settings)
     import wandb

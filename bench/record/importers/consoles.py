@@ -1,7 +1,13 @@
-"""Console logs in one of console_forms.FORMS -> runs.  Colours are taken off; row k of a run is after k steps."""
+"""Console logs of nanoGPT, nanochat, KempnerForge and llm.c -> runs, a class for the lines of each.
+
+Row k is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so their line
+of step k is row k + 1; their validation k comes before step k and is row k.  Colours are taken off.
+"""
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,17 +18,40 @@ from bench.record.importers.records import Run
 FLOAT = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
 # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+MAX_LINE_CHARS = 10_000  # of a line that is searched for metrics; no program prints a longer one
+
+Row = dict[str, Any]  # what a line says: "step", and more
+Rows = dict[int, Row]  # of a run, by step
+
+
+class Form(Protocol):
+    """How a program prints: row() of one line, clock() of all rows of a run."""
+
+    looks_like: re.Pattern[str]
+    facts: dict[str, re.Pattern[str]]  # what a log says around its rows: the last group
+
+    def row(self, line: str) -> Row | None:
+        """{"step", ...}, None for another line; row k is after k optimizer steps."""
+
+    def clock(self, by_step: Rows) -> tuple[str, int]:
+        """(what train_time_ms means, number of first steps that are untimed); it adds what it can compute."""
 
 
 def as_number(text: str) -> float | None:
     """ "1,234" -> 1234.0; None for what is not a number."""
     try:
-        return float(text.replace(",", ""))
+        return to_float(text)
     except ValueError:
         return None
 
 
-def summed(by_step: dict[int, dict], untimed: int) -> None:
+def to_float(text: str) -> float:
+    """ "1,234" -> 1234.0.  ValueError for what is not a number."""
+    return float(text.replace(",", ""))
+
+
+def summed(by_step: Rows, untimed: int) -> None:
     """train_time_ms of each step by adding up step_ms after the untimed ones, if every step was printed."""
     last = max(by_step)
     times_ms = [by_step.get(step, {}).get("step_ms") for step in range(1, last + 1)]
@@ -30,7 +59,7 @@ def summed(by_step: dict[int, dict], untimed: int) -> None:
         return
     total_ms = 0.0
     for step, step_ms in enumerate(times_ms, 1):
-        total_ms += step_ms if step > untimed else 0.0
+        total_ms += step_ms if step > untimed and step_ms is not None else 0.0
         if step in by_step:
             by_step[step]["train_time_ms"] = total_ms
 
@@ -40,7 +69,7 @@ class Summed:
 
     meaning = "sum of the steps' times"
 
-    def clock(self, by_step):
+    def clock(self, by_step: Rows) -> tuple[str, int]:
         summed(by_step, untimed=0)
         return self.meaning, 0
 
@@ -60,14 +89,14 @@ class NanoGpt(Summed):
         "max_iters": re.compile(r"\A(?:.*\n)?(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
     }
 
-    def row(self, line):
+    def row(self, line: str) -> Row | None:
         if match := self.step.search(line):
             return {"step": int(match[1]) + 1, "train_loss": as_number(match[2]), "step_ms": as_number(match[3])}
         if match := self.val.search(line):
             return {"step": int(match[1]), "val_loss": as_number(match[3])}
         return None
 
-    def clock(self, by_step):
+    def clock(self, by_step: Rows) -> tuple[str, int]:
         """The iterations' sum where every one was printed; validations are in it."""
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
@@ -99,18 +128,18 @@ class NanoChat:
         "total_min": re.compile(r"Total training time: ([\d.]+)m"),
     }
 
-    def row(self, line):
+    def row(self, line: str) -> Row | None:
         if match := self.step.search(line):
-            row = {"step": int(match[1]) + 1, "total": int(match[2])} if match[2] else {"step": int(match[1])}
+            row: Row = {"step": int(match[1]) + 1, "total": int(match[2])} if match[2] else {"step": int(match[1])}
             row |= {"train_loss": as_number(match[3]), "step_ms": as_number(match[4])}
-            return row | ({"train_time_ms": 60e3 * as_number(match[5])} if match[5] else {})
+            return row | ({"train_time_ms": 60e3 * to_float(match[5])} if match[5] else {})
         if match := self.old_sft.search(line):
             return {"step": int(match[1]) + 1, "total": int(match[2]) - 1, "train_loss": as_number(match[3])}
         if match := self.val.search(line):
             return {"step": int(match[1]), "val_loss" if match[2] == "loss" else "val_bpb": as_number(match[3])}
         return {"step": int(match[1])} if (match := self.other.search(line)) else None
 
-    def clock(self, by_step):
+    def clock(self, by_step: Rows) -> tuple[str, int]:
         """As the program counts it; to the millisecond where every step was printed, else in hundredths of a minute."""
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
@@ -136,20 +165,21 @@ class KempnerForge(Summed):
     }
     keys = {"loss": "train_loss", "eval/loss": "val_loss", "lr": "lr", "grad_norm": "grad_norm"}
 
-    def row(self, line):
+    def row(self, line: str) -> Row | None:
         match = self.line.search(line)
         if not match:
             return None
-        row, words = {"step": int(match[1])}, [word.strip().partition("=") for word in match[2].split("|")]
+        row: Row = {"step": int(match[1])}
+        words = [word.strip().partition("=") for word in match[2].split("|")]
         for key, equals, text in words:
             if not equals or (key in self.keys and as_number(text) is None):
                 return None
             if key in self.keys:
                 row[self.keys[key]] = as_number(text)
             elif key == "step_time" and text.endswith("s"):
-                row["step_ms"] = as_number(text[:-2]) if text.endswith("ms") else 1e3 * as_number(text[:-1])
+                row["step_ms"] = as_number(text[:-2]) if text.endswith("ms") else 1e3 * to_float(text[:-1])
             elif key == "mem" and "/" in text:
-                row["peak_mib"] = 1024 * as_number(text.split("/")[0])
+                row["peak_mib"] = 1024 * to_float(text.split("/")[0])
         return row
 
 
@@ -163,36 +193,39 @@ class LlmC(Summed):
         rf"step\s+(\d+)/(\d+) \| train loss {FLOAT}(?: \| norm {FLOAT})?(?: \| lr {FLOAT})? \| \({FLOAT} ms"
     )
     val = re.compile(rf"^\s*val loss {FLOAT}")
-    facts = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
+    facts: dict[str, re.Pattern[str]] = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._latest = 0
 
-    def row(self, line):
+    def row(self, line: str) -> Row | None:
         if match := self.step.search(line):
             self._latest = int(match[1])
             names = ("train_loss", "grad_norm", "lr", "step_ms")
-            row = {name: as_number(text) for name, text in zip(names, match.groups()[2:]) if text}
+            row: Row = {name: as_number(text) for name, text in zip(names, match.groups()[2:]) if text}
             return {"step": self._latest, "total": int(match[2])} | row
         if match := self.val.search(line):
             return {"step": self._latest, "val_loss": as_number(match[1])}
         return None
 
 
-FORMS = {"nanogpt": NanoGpt, "nanochat": NanoChat, "kempnerforge": KempnerForge, "llm.c": LlmC}
+FORMS: dict[str, Callable[[], Form]] = {
+    "nanogpt": NanoGpt,
+    "nanochat": NanoChat,
+    "kempnerforge": KempnerForge,
+    "llm.c": LlmC,
+}
 
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-MAX_LINE_CHARS = 10_000  # of a line that is searched for metrics; no program prints a longer one
-
-
-def read(data: bytes, form: str, reader: object = None) -> tuple[list[Run], dict]:
+def read(data: bytes, form: str, reader: Form | None = None) -> tuple[list[Run], dict[str, Any]]:
     """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them).
 
     reader: of the form; None is that of FORMS.
     """
-    text, reader = COLOUR.sub("", data.decode("utf-8", "replace")), reader or FORMS[form]()
-    runs, unmatched, latest = [], [], 0
+    reader = reader or FORMS[form]()
+    text = COLOUR.sub("", data.decode("utf-8", "replace"))
+    runs: list[Rows] = []
+    unmatched, latest = [], 0
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = reader.row(line) if len(line) <= MAX_LINE_CHARS else None
@@ -212,17 +245,17 @@ def read(data: bytes, form: str, reader: object = None) -> tuple[list[Run], dict
     return made, {"unmatched": unmatched} | counts
 
 
-def _finite(row):
+def _finite(row: Row) -> Row:
     """Without losses that are not numbers; "diverged" says that there was one."""
     kept = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
     return kept | ({"diverged": 1} if len(kept) < len(row) else {})
 
 
-def _run(by_step, number, form, facts, reader):
+def _run(by_step: Rows, number: int, form: str, facts: dict[str, str], reader: Form) -> Run:
     meaning, num_untimed = reader.clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
 
-    def of_rows(name):
+    def of_rows(name: str) -> list[Any]:
         return [row[name] for row in rows if name in row]
 
     columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
@@ -231,13 +264,13 @@ def _run(by_step, number, form, facts, reader):
     total = int(facts["max_iters"]) + 1 if "max_iters" in facts else next(iter(of_rows("total")), total)
     timed, validated = of_rows("train_time_ms"), [row for row in rows if "val_loss" in row or "val_bpb" in row][-1:]
     if "total_min" in facts and ("train_time_ms" not in rows[-1] or len(timed) < last):
-        timed.append(60e3 * as_number(facts["total_min"]))
+        timed.append(60e3 * to_float(facts["total_min"]))
     val_step = validated[0]["step"] if validated else None
     diverged = next((row["step"] for row in rows if "diverged" in row), None)
     peaks_mib = of_rows("peak_mib") + [as_number(facts[name]) for name in ("peak_mib",) if name in facts]
     batch_tokens = as_number(facts["batch_tokens"]) if "batch_tokens" in facts else None
     if "num_tokens" in facts:
-        batch_tokens = as_number(facts["num_tokens"]) / last
+        batch_tokens = to_float(facts["num_tokens"]) / last
     known = {"gpu_name": facts.get("gpu_name"), "peak_mib": max(peaks_mib, default=None)}
     return Run(
         number=number,
@@ -260,7 +293,7 @@ def _run(by_step, number, form, facts, reader):
     )
 
 
-def _is_complete(form, last, val_step, total, facts):
+def _is_complete(form: str, last: int, val_step: int | None, total: int | None, facts: dict[str, str]) -> bool:
     """Whether the run went to its end: the log says so, or has its last step, or (no total) its last validation."""
     validates_last = val_step is not None and form == "nanochat"  # if it validates at all
     says_done = "num_done" in facts or "total_min" in facts  # printed at the end

@@ -9,118 +9,15 @@ import codecs
 import functools
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))
-ZEROED_BEGINNINGS = (b"step:0", b"s:0")
-# 15 digits at most: below 2**53, so that one division by a power of ten rounds as float() does
-ZEROED_NUMBER = rb"0{1,8}(?:\.0{0,7})?"
-LAYOUTS = tuple(
-    re.compile(pattern.replace(b"NUMBER", ZEROED_NUMBER))
-    for pattern in (
-        rb"step:(?P<step>0{1,9})/(?P<total>0{1,9})"
-        rb"(?: train_loss:(?P<train_loss>NUMBER)| val_loss:(?P<val_loss>NUMBER))?"
-        rb" train_time:(?:(?P<train_time_ms>NUMBER)ms|(?P<train_time_s>NUMBER)s)"
-        rb" step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms",
-        rb"s:(?P<step>0{1,9}) (?:tel:(?P<val_loss>NUMBER)"
-        rb"|trl:(?P<train_loss>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)",
-    )
-)
-
-
-def read_tables(text):
-    """Text -> {layout: (numbers of its lines, {column: values})}, of all lines that have one of LAYOUTS."""
-    layouts, of_line = _layouts(text)
-    by_layout, stops = np.argsort(of_line, kind="stable"), np.cumsum(np.bincount(of_line)).tolist()
-    tables = {}
-    for layout, start, stop in zip(layouts, [0, *stops], stops):
-        if layout.startswith(ZEROED_BEGINNINGS) and (form := _form(layout)):
-            numbers = by_layout[start:stop]
-            lines = np.ndarray(len(text.data) - len(layout) + 1, f"V{len(layout)}", text.data, strides=(1,))[
-                text.starts[numbers]
-            ]
-            tables[layout] = numbers, _columns(lines.view(np.uint8).reshape(len(numbers), -1), *form)
-    return tables
-
-
-def _layouts(text):
-    """(list of different layouts, array: which of them each line has)."""
-    zeroed = text.data.translate(ZEROED)
-    index, of_spans, counts = {}, [], []
-    edges = np.flatnonzero(text.lengths[1:] != text.lengths[:-1])  # where the next line is longer or shorter
-    first, last = np.append(0, edges + 1), np.append(edges, len(text) - 1)
-    spans = (text.starts[first], text.stops[first], text.stops[last], last - first + 1)
-    for begin, end_of_line, end, count in zip(*(values.tolist() for values in spans)):
-        line = zeroed[begin:end_of_line]
-        if count == 1 or zeroed[begin:end] == b"\n".join([line] * count):
-            of_spans.append(index.setdefault(line, len(index)))
-            counts.append(count)
-        else:
-            of_spans += [index.setdefault(line, len(index)) for line in zeroed[begin:end].split(b"\n")]
-            counts += [1] * count
-    return list(index), np.repeat(of_spans, counts)
-
-
-@functools.lru_cache(1000)
-def _form(layout):
-    """(column names, weights of its bytes (bytes, columns), offsets, divisors); None: it is not one of LAYOUTS."""
-    match = next((match for pattern in LAYOUTS if (match := pattern.fullmatch(layout))), None)
-    if match is None:
-        return None
-    names = [name for name, number in match.groupdict().items() if number]
-    weights, divisors = np.zeros((len(layout), len(names))), np.ones(len(names))
-    for column, name in enumerate(names):
-        digits = [byte for byte in range(*match.span(name)) if layout[byte] == ord("0")]
-        weights[digits, column] = 10.0 ** np.arange(len(digits))[::-1]
-        divisors[column] = 10.0 ** len(match[name].partition(b".")[2])
-    return names, weights, ord("0") * weights.sum(axis=0), divisors
-
-
-def _columns(rows, names, weights, offsets, divisors):
-    """Lines as bytes (lines, bytes) -> {column: values}."""
-    values = rows.astype(float) @ weights
-    values -= offsets
-    values /= divisors
-    columns = dict(zip(names, values.T))
-    if "train_time_s" in columns:
-        columns["train_time_ms"] = np.round(columns.pop("train_time_s") * 1e3, 6)
-    return columns
-
-
-NEWLINE = 10
-
-
-class Text:
-    """Lines of bytes from 0 on, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes)."""
-
-    def __init__(self, data):
-        self.data = data
-        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-        self.starts, self.stops = np.empty((2, len(newlines) + 1), int)
-        self.starts[0], self.starts[1:] = 0, newlines + 1
-        self.stops[-1], self.stops[:-1] = len(data), newlines
-        self.lengths = self.stops - self.starts
-
-    def __len__(self):
-        return len(self.starts)
-
-    def __getitem__(self, number):
-        return self.data[int(self.starts[number]) : int(self.stops[number])]
-
-    def without(self, mask, start=0, stop=None):
-        """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
-        stop = len(self) if stop is None else stop
-        part = mask[start:stop]
-        if not len(part):
-            return b""
-        edges = [start, *(np.flatnonzero(part[1:] != part[:-1]) + start + 1).tolist(), stop]
-        if part[0]:
-            del edges[0]
-        spans = zip(self.starts[edges[:-1:2]].tolist(), self.stops[[edge - 1 for edge in edges[1::2]]].tolist())
-        return b"\n".join([self.data[begin:end] for begin, end in spans])
-
+Array = np.ndarray[Any, Any]
+Columns = dict[str, Array]  # by name, an entry a metric line; nan where a line has none
+Tables = dict[bytes, tuple[Array, Columns]]  # by layout: the numbers of its lines, their columns
 
 IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
 BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
@@ -138,32 +35,94 @@ COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
 BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)
 COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
 NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
+STEP = re.compile(
+    rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+(?:[A-Za-z]\w*:|val_time: )\S+)+)(?:[ \t]+([a-z_]{3,}))?\s*$"
+)
+WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # elsewhere a blank may stand for a lost digit
+TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
+VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # within one validation
+MEASURED = re.compile(rb"loss|time|avg|lr")  # in the keys of a line that says more than how something else stood
+NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
+NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
+NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
+NOT_TWICE = (b"step", b"s")  # a second line inside of the line
+NEWLINE = 10
+# Of a line with 0 for every digit, a layout
+ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))
+ZEROED_BEGINNINGS = (b"step:0", b"s:0")
+# 15 digits at most: below 2**53, so that one division by a power of ten rounds as float() does
+ZEROED_NUMBER = rb"0{1,8}(?:\.0{0,7})?"
+LAYOUTS = tuple(
+    re.compile(pattern.replace(b"NUMBER", ZEROED_NUMBER))
+    for pattern in (
+        rb"step:(?P<step>0{1,9})/(?P<total>0{1,9})"
+        rb"(?: train_loss:(?P<train_loss>NUMBER)| val_loss:(?P<val_loss>NUMBER))?"
+        rb" train_time:(?:(?P<train_time_ms>NUMBER)ms|(?P<train_time_s>NUMBER)s)"
+        rb" step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms",
+        rb"s:(?P<step>0{1,9}) (?:tel:(?P<val_loss>NUMBER)"
+        rb"|trl:(?P<train_loss>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)",
+    )
+)
+
+
+class Text:
+    """The bytes of a log as lines, of which most are never made into objects of their own.
+
+    From 0 on, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes).
+    """
+
+    def __init__(self, data: bytes):
+        self.data = data
+        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
+        self.starts, self.stops = np.empty((2, len(newlines) + 1), int)
+        self.starts[0], self.starts[1:] = 0, newlines + 1
+        self.stops[-1], self.stops[:-1] = len(data), newlines
+        self.lengths = self.stops - self.starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: int) -> bytes:
+        return self.data[int(self.starts[number]) : int(self.stops[number])]
+
+    def without(self, mask: Array, start: int = 0, stop: int | None = None) -> bytes:
+        """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
+        stop = len(self) if stop is None else stop
+        part = mask[start:stop]
+        if not len(part):
+            return b""
+        edges = [start, *(np.flatnonzero(part[1:] != part[:-1]) + start + 1).tolist(), stop]
+        if part[0]:
+            del edges[0]
+        spans = zip(self.starts[edges[:-1:2]].tolist(), self.stops[[edge - 1 for edge in edges[1::2]]].tolist())
+        return b"\n".join([self.data[begin:end] for begin, end in spans])
 
 
 @dataclass
 class Metrics:
-    """Metric lines in order: .columns {name: array, nan where a line has none}; .extras {index: {key: text}}."""
+    """Metric lines in order."""
 
-    columns: dict
-    line_numbers: np.ndarray = None  # of each, from 0
-    extras: dict = field(default_factory=dict)
-    unmatched: list = field(default_factory=list)  # (line number from 0, text) of what looks like one and is not read
-    shapes: set = field(default_factory=set)  # what is left of metric lines without their numbers
-    tails: list = field(default_factory=list)  # {key: text} of "tailavg" lines: read, and no steps of a run
-    others: list = field(default_factory=list)  # lines of a step without its loss or time: read, and as they are
+    columns: Columns
+    line_numbers: Array  # of each, from 0
+    extras: dict[int, dict[str, str]] = field(default_factory=dict)  # by index: {key: text}
+    # (line number from 0, text) of what looks like one and is not read
+    unmatched: list[tuple[int, str]] = field(default_factory=list)
+    shapes: set[str] = field(default_factory=set)  # what is left of metric lines without their numbers
+    tails: list[dict[str, str]] = field(default_factory=list)  # of "tailavg" lines: read, and no steps of a run
+    others: list[str] = field(default_factory=list)  # lines of a step without its loss or time: read, and as they are
     num_repeated: int = 0  # lines that repeat lines before them
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.columns["step"])
 
-    def keep(self, mask):
+    def keep(self, mask: Array) -> None:
         """Only the metric lines where mask is True."""
         where = np.cumsum(mask) - 1
         self.columns = {name: values[mask] for name, values in self.columns.items()}
         self.line_numbers = self.line_numbers[mask]
         self.extras = {int(where[index]): extra for index, extra in self.extras.items() if mask[index]}
 
-    def report(self, text, line_number):
+    def report(self, text: Text, line_number: int) -> None:
         self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
 
 
@@ -189,7 +148,7 @@ def first(data: bytes) -> int:
     return len(data) if match is None else match.start() + 1
 
 
-def read(data: bytes) -> tuple[Metrics, Text, np.ndarray]:
+def read(data: bytes) -> tuple[Metrics, Text, Array]:
     """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
     text = Text(data)
     by_layout = read_tables(text)
@@ -206,7 +165,7 @@ def read(data: bytes) -> tuple[Metrics, Text, np.ndarray]:
     return metrics, text, is_metric
 
 
-def _others(text, in_table):
+def _others(text: Text, in_table: Array) -> tuple[dict[int, bytes], list[int]]:
     """Of the lines in no table: {number: metric line}, and the numbers of those with the middle of one in them."""
     words, strays = {}, []
     others = text.without(in_table)
@@ -219,8 +178,10 @@ def _others(text, in_table):
     return words, strays
 
 
-def _metrics(text, by_layout, words, is_metric):
-    """Text, the tables of tables.read, {number: line} of the other metric lines, a mask of all -> Metrics."""
+def _metrics(
+    text: Text, by_layout: dict[bytes, tuple[Array, Columns]], words: dict[int, bytes], is_metric: Array
+) -> Metrics:
+    """Text, the tables of read_tables(), {number: line} of the other metric lines, a mask of all -> Metrics."""
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
     names = (*COLUMNS, *NOT_FINITE.values())
     metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
@@ -245,20 +206,20 @@ def _metrics(text, by_layout, words, is_metric):
     return metrics
 
 
-def _shape(line):
+def _shape(line: bytes) -> str:
     """What is left of a line without its numbers."""
     return line.translate(None, b"0123456789.").decode("utf-8", "replace")
 
 
-def _is_cut(text, line_numbers):
+def _is_cut(text: Text, line_numbers: Array) -> bool:
     """Whether the file ends within its last line: with fewer decimals than the line of its shape before it."""
     last = text[line_numbers[-1]]
     before = next((line for number in line_numbers[-2::-1] if _shape(line := text[number]) == _shape(last)), b"")
-    before, last = LAST_DECIMALS.search(before), LAST_DECIMALS.search(last)
-    return before is not None and (last is None or len(last[1]) < len(before[1]))
+    decimals_before, decimals = LAST_DECIMALS.search(before), LAST_DECIMALS.search(last)
+    return decimals_before is not None and (decimals is None or len(decimals[1]) < len(decimals_before[1]))
 
 
-def _drop_repeated(metrics, text):
+def _drop_repeated(metrics: Metrics, text: Text) -> None:
     """A line that is repeated at once counts once; of two lines of one step between others one is reported.
 
     Where a step comes twice at a run's end or once in a log, another run begins: modded_nanogpt.py.
@@ -280,27 +241,14 @@ def _drop_repeated(metrics, text):
         metrics.keep(~second & (step >= 0))
 
 
-def same_again(metrics):
+def same_again(metrics: Metrics) -> Array:
     """A mask for all lines but the first: of the same step and kind (training or validation) as the one before."""
     step = metrics.columns["step"]
     is_val = ~(np.isnan(metrics.columns["val_loss"]) & np.isnan(metrics.columns["val_diverged"]))
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
-STEP = re.compile(
-    rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+(?:[A-Za-z]\w*:|val_time: )\S+)+)(?:[ \t]+([a-z_]{3,}))?\s*$"
-)
-WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # elsewhere a blank may stand for a lost digit
-TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
-VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # within one validation
-MEASURED = re.compile(rb"loss|time|avg|lr")  # in the keys of a line that says more than how something else stood
-NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
-NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
-NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
-NOT_TWICE = (b"step", b"s")  # a second line inside of the line
-
-
-def _one(line, index, metrics):
+def _one(line: bytes, index: int, metrics: Metrics) -> str | None:
     """A line of a rarer shape: key:value words in any order.
 
     "step": a step's line; "other": understood, of no step; None: not understood.
@@ -315,9 +263,9 @@ def _one(line, index, metrics):
     if VAL_STEP.match(line) or (match and match[1] and not has_numbers):
         metrics.others.append(line.decode("utf-8", "replace").rstrip())
         return "other"
-    if len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:
+    if match is None or len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:
         return None
-    values = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
+    values: dict[str, float | None] = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
     if match[1]:  # both stand in every such line: one without them was cut
         values["train_time_ms"] = _time_ms(words.pop(b"train_time", b""))
         values["step_avg_ms"] = _time_ms(words.pop(b"step_avg", b""), (b"ms",))
@@ -337,18 +285,86 @@ def _one(line, index, metrics):
     return "step"
 
 
-def _texts(words):
+def _texts(words: Iterable[bytes]) -> dict[str, str]:
     return dict(word.decode("utf-8", "replace").split(":", 1) for word in words)
 
 
-def _number(text):
+def _number(text: bytes) -> float | None:
     return float(text) if NUMBER.fullmatch(text) else None
 
 
-def _time_ms(text, units=(b"ms", b"s")):
+def _time_ms(text: bytes, units: tuple[bytes, ...] = (b"ms", b"s")) -> float | None:
     """ "12ms" or "0.012s" -> milliseconds, nan for nan and inf; None for what is not a time in one of the units."""
     unit = next((unit for unit in units if text.endswith(unit)), None)
     number = _number(text.removesuffix(unit)) if unit else None
     if number is None:
         return None
     return np.nan if not math.isfinite(number) else number if unit == b"ms" else round(1e3 * number, 6)
+
+
+# ---- the commonest lines, as tables
+
+
+def read_tables(text: Text) -> Tables:
+    """Text -> {layout: (numbers of its lines, {column: values})}, of all lines that have one of LAYOUTS.
+
+    A layout is a line with 0 for every digit.  Neighbouring lines are mostly of one layout, so that their bytes are a
+    matrix, and one product with the powers of ten gives all their numbers.
+    """
+    layouts, of_line = _layouts(text)
+    by_layout, stops = np.argsort(of_line, kind="stable"), np.cumsum(np.bincount(of_line)).tolist()
+    tables = {}
+    for layout, start, stop in zip(layouts, [0, *stops], stops):
+        if layout.startswith(ZEROED_BEGINNINGS) and (form := _form(layout)):
+            numbers = by_layout[start:stop]
+            lines = np.ndarray(len(text.data) - len(layout) + 1, f"V{len(layout)}", text.data, strides=(1,))[
+                text.starts[numbers]
+            ]
+            tables[layout] = numbers, _columns(lines.view(np.uint8).reshape(len(numbers), -1), *form)
+    return tables
+
+
+def _layouts(text: Text) -> tuple[list[bytes], Array]:
+    """(list of different layouts, array: which of them each line has)."""
+    zeroed = text.data.translate(ZEROED)
+    index: dict[bytes, int] = {}
+    of_spans: list[int] = []
+    counts: list[int] = []
+    edges = np.flatnonzero(text.lengths[1:] != text.lengths[:-1])  # where the next line is longer or shorter
+    first, last = np.append(0, edges + 1), np.append(edges, len(text) - 1)
+    spans = (text.starts[first], text.stops[first], text.stops[last], last - first + 1)
+    for begin, end_of_line, end, count in zip(*(values.tolist() for values in spans)):
+        line = zeroed[begin:end_of_line]
+        if count == 1 or zeroed[begin:end] == b"\n".join([line] * count):
+            of_spans.append(index.setdefault(line, len(index)))
+            counts.append(count)
+        else:
+            of_spans += [index.setdefault(line, len(index)) for line in zeroed[begin:end].split(b"\n")]
+            counts += [1] * count
+    return list(index), np.repeat(of_spans, counts)
+
+
+@functools.lru_cache(1000)
+def _form(layout: bytes) -> tuple[list[str], Array, Array, Array] | None:
+    """(column names, weights of its bytes (bytes, columns), offsets, divisors); None: it is not one of LAYOUTS."""
+    match = next((match for pattern in LAYOUTS if (match := pattern.fullmatch(layout))), None)
+    if match is None:
+        return None
+    names = [name for name, number in match.groupdict().items() if number]
+    weights, divisors = np.zeros((len(layout), len(names))), np.ones(len(names))
+    for column, name in enumerate(names):
+        digits = [byte for byte in range(*match.span(name)) if layout[byte] == ord("0")]
+        weights[digits, column] = 10.0 ** np.arange(len(digits))[::-1]
+        divisors[column] = 10.0 ** len(match[name].partition(b".")[2])
+    return names, weights, ord("0") * weights.sum(axis=0), divisors
+
+
+def _columns(rows: Array, names: list[str], weights: Array, offsets: Array, divisors: Array) -> Columns:
+    """Lines as bytes (lines, bytes) -> {column: values}."""
+    values = rows.astype(float) @ weights
+    values -= offsets
+    values /= divisors
+    columns = dict(zip(names, values.T))
+    if "train_time_s" in columns:
+        columns["train_time_ms"] = np.round(columns.pop("train_time_s") * 1e3, 6)
+    return columns

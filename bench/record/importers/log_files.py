@@ -5,10 +5,13 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from bench.base.reading import plain_file
 from bench.base.units import GIB, gib_from_bytes
 from bench.record.importers import consoles, modded_nanogpt, records
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
 
 FORMATS = ("modded-nanogpt", "nanochat", "nanogpt", "kempnerforge", "llm.c")
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
@@ -20,7 +23,7 @@ def files(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
 
     Raises ValueError for what is not there.
     """
-    folder_of = {}
+    folder_of: dict[Path, Path | None] = {}
     for word in paths:
         matches = sorted(glob.glob(str(word), recursive=True))
         named = [Path(word)] if os.path.exists(word) else [Path(path) for path in matches]
@@ -37,10 +40,10 @@ def files(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
     return list(folder_of.items())
 
 
-def _below(folder):
+def _below(folder: Path) -> list[Path]:
     """The logs in and below a folder, sorted."""
 
-    def refuse(error):
+    def refuse(error: OSError) -> None:
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror})")
 
     walked = sorted(os.walk(folder, onerror=refuse))
@@ -49,7 +52,7 @@ def _below(folder):
 
 def read(
     path: Path | str, form: str = "modded-nanogpt", part_of: Path | None = None
-) -> tuple[list[tuple[dict, list[dict]]], dict]:
+) -> tuple[list[tuple[Record, list[StepRow]]], dict[str, Any]]:
     """One file -> (list of (record, rows of steps.csv), facts of the file).
 
     facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes",
@@ -61,10 +64,10 @@ def read(
     runs, facts = modded_nanogpt.read(data, Path(path).name) if form == "modded-nanogpt" else consoles.read(data, form)
     digest = hashlib.sha256(data).hexdigest()
     facts |= {"sha256": digest, "num_bytes": len(data), "num_runs": len(runs)}
-    return [records.of_run(run, path, form, facts, part_of) for run in runs], facts
+    return [records.of_run(run, Path(path), form, facts, part_of) for run in runs], facts
 
 
-def _bytes_of(path):
+def _bytes_of(path: Path) -> bytes:
     with plain_file.opened(path) as file:
         if (num_bytes := os.fstat(file.fileno()).st_size) > MAX_BYTES:
             size = f"{gib_from_bytes(num_bytes):.1f} GiB"

@@ -8,12 +8,15 @@ import contextlib
 import hashlib
 import itertools
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
 from bench.base import utc
 from bench.record.importers import lines
+from bench.record.importers.lines import Array, Columns, Metrics, Text
 from bench.record.importers.records import Run
 
 # of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
@@ -43,7 +46,7 @@ MEANINGS = (
 FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
 
 
-def read(data: bytes, name: str) -> tuple[list[Run], dict]:
+def read(data: bytes, name: str) -> tuple[list[Run], dict[str, Any]]:
     """The bytes of a log, and its name -> (list of Run, facts of the file).
 
     facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no
@@ -62,7 +65,7 @@ def read(data: bytes, name: str) -> tuple[list[Run], dict]:
     return runs, {"unmatched": unmatched, "format_id": _format(metrics)} | counts
 
 
-def _split(metrics):
+def _split(metrics: Metrics) -> list[range]:
     """The metric lines of each run, as a range; it ends where steps go back or come again, or the total changes."""
     if not len(metrics):
         return []
@@ -72,7 +75,7 @@ def _split(metrics):
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
 
 
-def _drop_copies(metrics, text):
+def _drop_copies(metrics: Metrics, text: Text) -> None:
     """A run whose lines, its last too, are all in the one before is not a new run: a driver's summary of its log."""
     kept = np.ones(len(metrics), bool)
     for before, after in itertools.pairwise(_split(metrics)):
@@ -80,17 +83,18 @@ def _drop_copies(metrics, text):
         if len(new) <= len(old) and text[new[-1]] == text[old[-1]]:
             kept[after] = not {text[number] for number in new} <= {text[number] for number in old}
     if not kept.all():
-        metrics.num_repeated += np.count_nonzero(~kept)
+        metrics.num_repeated += int(np.count_nonzero(~kept))
         metrics.keep(kept)
 
 
-def _facts_of_runs(metrics, spans, text, is_metric):
+def _facts_of_runs(metrics: Metrics, spans: list[range], text: Text, is_metric: Array) -> Iterator[dict[str, Any]]:
     """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
 
     A later run of a file without a head of its own is of the same machine; its seed and its start are unknown.
     """
     starts = [int(metrics.line_numbers[span[0]]) for span in spans] + [len(text)]
-    end, first = 0, {}  # end: of the run before
+    end = 0  # of the run before
+    first: dict[str, Any] = {}
     for number, span in enumerate(spans):
         before = text.without(is_metric, end, starts[number])
         after = text.without(is_metric, starts[number], starts[number + 1])
@@ -103,7 +107,7 @@ def _facts_of_runs(metrics, spans, text, is_metric):
         yield facts | {"peak_mib": peak and int(peak[1]) * (1024 if peak[2] == b"G" else 1)}
 
 
-def _run(metrics, span, facts, source, number):
+def _run(metrics: Metrics, span: range, facts: dict[str, Any], source: str | None, number: int) -> Run:
     columns = {name: values[span.start : span.stop] for name, values in metrics.columns.items()}
     step, has_time = columns["step"].astype(int), ~np.isnan(columns["train_time_ms"])
     validated, timed = np.flatnonzero(~np.isnan(columns["val_loss"])), np.flatnonzero(has_time)
@@ -117,7 +121,7 @@ def _run(metrics, span, facts, source, number):
     extras = {index - span.start: metrics.extras[index] for index in span if index in metrics.extras}
     ema = next((extra["val_ema_loss"] for extra in reversed(extras.values()) if extra.get("val_ema_loss")), None)
 
-    def at(name, index):
+    def at(name: str, index: int | None) -> float | None:
         """A number of a line as a float; None where there is no line or number of it."""
         return None if index is None or np.isnan(columns[name][index]) else float(columns[name][index])
 
@@ -143,7 +147,7 @@ def _run(metrics, span, facts, source, number):
     )
 
 
-def _meaning(columns):
+def _meaning(columns: Columns) -> str | None:
     """Which of MEANINGS gives the printed step_avg; None: none was printed, or none fits."""
     known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
     if not known.any():
@@ -159,14 +163,16 @@ def _meaning(columns):
         )
         errors = {name: np.abs(average / reported - 1) for name, (average, reported) in zip(MEANINGS, averages)}
     fits = {name: fit for name, off in errors.items() if len(off) and np.isfinite(fit := off.sum() / len(off))}
-    best = min(fits, key=fits.get, default=None)  # by the mean: a wrong meaning may fit most steps of an even run
+    best = min(
+        fits, key=lambda name: fits[name], default=None
+    )  # by the mean: a wrong meaning may fit most steps of an even run
     return best if best is not None and 2 * np.count_nonzero(errors[best] < FIT_FRAC) > len(errors[best]) else None
 
 
-def _environment(data):
+def _environment(data: bytes) -> dict[str, Any]:
     """What the log says of where it ran; None for what it does not say."""
     torch, python, device = TORCH.search(data), PYTHON_VERSION.search(data), ON_DEVICE.search(data)
-    tables = {}
+    tables: dict[int, str] = {}
     for index, name in SMI_GPU.findall(data):
         tables.setdefault(int(index), _words(name))  # a log may hold the table twice
     gpus = list(tables.values())
@@ -190,23 +196,23 @@ def _environment(data):
     }
 
 
-def _words(text):
+def _words(text: bytes) -> str:
     return text.decode("utf-8", "replace").strip()
 
 
-def _started(data):
+def _started(data: bytes) -> tuple[str | None, str | None]:
     """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
     with contextlib.suppress(ValueError):
-        if result := UTC_STAMP.search(data):
-            return utc.parse(_words(result[1])).astimezone(UTC).strftime(STAMP), "UTC"
+        if match := UTC_STAMP.search(data):
+            return utc.parse(_words(match[1])).astimezone(UTC).strftime(STAMP), "UTC"
     with contextlib.suppress(ValueError):
-        if result := SMI_DATE.search(data):
-            moment = datetime.strptime(" ".join(_words(result[1]).split()), "%b %d %H:%M:%S %Y")
+        if match := SMI_DATE.search(data):
+            moment = datetime.strptime(" ".join(_words(match[1]).split()), "%b %d %H:%M:%S %Y")
             return moment.strftime(STAMP), "unknown: the machine's own"
     return None, None
 
 
-def _source(data):
+def _source(data: bytes) -> tuple[str | None, int]:
     """(sha256 of the code in a log, where what follows it starts): before the first rule, or between the first two.
 
     No code: (None, 0).  Lines in it that look like metric lines are code, if it is Python; else there is no code there.
@@ -215,7 +221,7 @@ def _source(data):
     first = _rule(data, 0)
     if first is None:
         return None, 0
-    start, last = 0, first
+    start, last = 0, _rule(data, 0)
     if not data[: first[0]].strip():
         start, last = first[1], _rule(data, first[1])
     stop, after = last or (len(data), len(data))
@@ -225,7 +231,7 @@ def _source(data):
     return (hashlib.sha256(code).hexdigest() if code else None), after
 
 
-def _rule(data, start):
+def _rule(data: bytes, start: int) -> tuple[int, int] | None:
     """(start, end) of the next line of nothing but =, at least 40; None: there is none."""
     while (at := data.find(RULE, start)) >= 0:
         end = data.find(b"\n", at)
@@ -236,7 +242,7 @@ def _rule(data, start):
     return None
 
 
-def _format(metrics):
+def _format(metrics: Metrics) -> str:
     """A short name of the kind of log."""
     if not len(metrics):
         return "Z_not_a_run_log"

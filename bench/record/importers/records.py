@@ -4,39 +4,16 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
 from bench.base.units import MIB, gib_from_bytes, s_from_ms
+from bench.record.importers.lines import Columns
 from bench.record.metrics import metrics
 from bench.record.run_folder import SCHEMA_VERSION
-
-
-@dataclass
-class Run:
-    number: int  # in its file, from 0
-    columns: dict  # {name of lines.COLUMNS: array}, an entry a metric line
-    num_steps: int
-    declared_steps: int | None
-    complete: bool  # validated at the last declared step
-    val_loss: float | None  # of the last validation
-    val_step: int | None
-    train_time_ms: float | None
-    step_avg_ms: float | None  # as printed last
-    step_avg_meaning: str | None
-    # torch cuda python driver gpu_name num_gpus world_size power_limit_w peak_mib seed started_at started_zone
-    facts: dict
-    extras: dict = field(default_factory=dict)  # step -> {key: text} of a line's free tail
-    tail_averages: list = field(default_factory=list)  # {key: text} of the file's "tailavg" lines
-    other_lines: list = field(default_factory=list)  # of the file, of a step, without its loss or time: as they are
-    headline: dict = field(default_factory=dict)  # the result that the log's author goes by, where it is not val_loss
-    source_sha256: str | None = None
-    diverged_step: int | None = None  # the first whose loss is printed as nan or inf
-    flags: dict = field(default_factory=dict)  # step -> why its time is not its own
-    model: str = "unknown"
-    batch_tokens: int | None = None
-    num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
-
+from bench.record.shape import Record, Section
+from bench.record.step_files import StepRow
 
 TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization": 3.28}  # modded-nanogpt README
 CLOCK = "as printed by the log's own program; its lines are not synchronised with the device"
@@ -46,14 +23,48 @@ MIN_VALIDATIONS = 5
 UNKNOWN_TIME = "00000000T000000Z"
 
 
-def _unknown():
+@dataclass
+class Run:
+    """One run as another program's log has it.  What the log does not say is None."""
+
+    number: int  # in its file, from 0
+    columns: Columns  # of lines.COLUMNS
+    num_steps: int
+    declared_steps: int | None
+    complete: bool  # validated at the last declared step
+    val_loss: float | None  # of the last validation
+    val_step: int | None
+    train_time_ms: float | None
+    step_avg_ms: float | None  # as printed last
+    step_avg_meaning: str | None
+    # torch cuda python driver gpu_name num_gpus world_size power_limit_w peak_mib seed started_at started_zone
+    facts: dict[str, Any]
+    extras: dict[str, dict[str, str]] = field(default_factory=dict)  # step -> {key: text} of a line's free tail
+    tail_averages: list[dict[str, str]] = field(default_factory=list)  # {key: text} of the file's "tailavg" lines
+    # of the file, of a step, without its loss or time: as they are
+    other_lines: list[str] = field(default_factory=list)
+    # the number that the log's author goes by, where it is not val_loss
+    headline: dict[str, str] = field(default_factory=dict)
+    source_sha256: str | None = None
+    diverged_step: int | None = None  # the first whose loss is printed as nan or inf
+    flags: dict[int, str] = field(default_factory=dict)  # step -> why its time is not its own
+    model: str = "unknown"
+    batch_tokens: int | None = None
+    num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
+
+
+def _unknown() -> Section:
     """What no log says."""
-    record = dict.fromkeys(("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher"))
+    record: Section = dict.fromkeys(
+        ("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher")
+    )
     record |= {"deviations": [], "command": [], "instruments": {}, "warnings": [], "artifacts": [], "optim": "unknown"}
     return record | {"data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []}}
 
 
-def of_run(run: Run, path: Path, form: str, facts: dict, part_of: Path | None = None) -> tuple[dict, list[dict]]:
+def of_run(
+    run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
+) -> tuple[Record, list[StepRow]]:
     """Run -> (record, rows of steps.csv).  path: of the log; facts: as log_files.read has; part_of: its folder."""
     track, name = _track_and_name(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
@@ -61,7 +72,7 @@ def of_run(run: Run, path: Path, form: str, facts: dict, part_of: Path | None = 
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
     goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
-    record = _unknown() | {
+    record: Section = _unknown() | {
         "schema_version": SCHEMA_VERSION,
         "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
         "provenance": "imported",
@@ -85,10 +96,10 @@ def of_run(run: Run, path: Path, form: str, facts: dict, part_of: Path | None = 
         "doubts": [{"instrument": "import", "doubt": doubt} for doubt in doubts],
     }
     record["metrics"] = metrics(record, rows)
-    return record, rows
+    return cast(Record, record), rows
 
 
-def _imported(run, form, facts, file):
+def _imported(run: Run, form: str, facts: dict[str, Any], file: str) -> Section:
     """What only a record of another program's log has."""
     return {
         "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
@@ -110,7 +121,7 @@ def _imported(run, form, facts, file):
     }
 
 
-def _environment(facts):
+def _environment(facts: dict[str, Any]) -> Section:
     known = {name: facts.get(name) for name in ("python", "torch", "cuda", "driver")}
     gpu = dict.fromkeys(("memory_gib", "max_sm_clock_mhz", "uuid_hash"))
     gpu |= {"name": facts.get("gpu_name"), "power_limit_w": facts.get("power_limit_w")}
@@ -119,7 +130,7 @@ def _environment(facts):
     return known | unknown | {"gpus": [gpu] * num_gpus if gpu["name"] else []}
 
 
-def _same_run_id(run):
+def _same_run_id(run: Run) -> str | None:
     """What two files of one run agree on (its console, its log, a driver's summary), and two runs hardly ever.
 
     All validations, whatever the time; of a run with fewer than MIN_VALIDATIONS the first, the last and the time to the
@@ -136,7 +147,7 @@ def _same_run_id(run):
     return f"{ends}, {len(losses)} validations {digest[:12]}"
 
 
-def _doubts(unmatched):
+def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
     """Of every run of the file: to which of them the lines that were not understood belong is not known."""
     if not unmatched:
         return []
@@ -145,7 +156,7 @@ def _doubts(unmatched):
     return [f"{what}; the first is line {number}: {text[:80]!r}"]
 
 
-def _measured(run):
+def _measured(run: Run) -> Section:
     peak_mib = run.facts.get("peak_mib")
     return {
         "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
@@ -155,7 +166,7 @@ def _measured(run):
     }
 
 
-def _failure(run):
+def _failure(run: Run) -> Section:
     if run.diverged_step is not None:
         kind, step, hint = "non_finite_loss", run.diverged_step, "nothing can be imported of it"
         message = f"the log prints a loss that is not a number at step {step}"
@@ -168,7 +179,7 @@ def _failure(run):
     return unknown | {"kind": kind, "step": step, "message": message, "hint": hint}
 
 
-def rows_of(run: Run) -> list[dict]:
+def rows_of(run: Run) -> list[StepRow]:
     """Rows by step; step_ms as printed, or else the difference of printed times of neighbouring steps.
 
     Nothing synchronised those.  The first steps of some programs are in no clock: flagged, with a step_ms only where
@@ -200,7 +211,7 @@ def rows_of(run: Run) -> list[dict]:
     return ordered
 
 
-def _track_and_name(path, part_of):
+def _track_and_name(path: Path, part_of: Path | None) -> tuple[str, str]:
     parts = list(path.resolve().parts)
     if track := next((track for track in TARGETS if track in parts), None):
         rest = parts[parts.index(track) + 1 : -1]
@@ -209,11 +220,11 @@ def _track_and_name(path, part_of):
     return "imported", _word(path.parent.name if part_of and path.parent != Path(part_of) else path.stem)
 
 
-def _word(text):
+def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "log"
 
 
-def _shown(path, part_of):
+def _shown(path: Path, part_of: Path | None) -> str:
     """The file as the record names it: below the folder that was given, never a home folder."""
     parts = path.resolve().parts
     if track := next((track for track in TARGETS if track in parts), None):

@@ -57,15 +57,15 @@ class Host(Instrument):
 
         Threads of one step wait for each other, so that a delay of any of them delays all; two at once count twice.
         """
-        result: dict[str, dict[int, float]] = {"cpu_ms": {}, "runqueue_ms": {}}
+        columns: dict[str, dict[int, float]] = {"cpu_ms": {}, "runqueue_ms": {}}
         for row, before, after in self._samples:
             if isinstance(before, int):
-                result["cpu_ms"][row] = (after - before) / 1e6
+                columns["cpu_ms"][row] = (after - before) / 1e6
                 continue
             spent = [_spent_ms(*pair) for pair in zip(before, after)]
-            result["cpu_ms"][row] = spent[0][0]
-            result["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
-        return result
+            columns["cpu_ms"][row] = spent[0][0]
+            columns["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
+        return columns
 
     def summary(self) -> dict:
         """Sums over the steps of this rank that nothing disturbed; None: nothing was read."""

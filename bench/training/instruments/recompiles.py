@@ -119,13 +119,13 @@ def _about(compile_id):
     """{"function", "reason"} of a compilation, from torch's own list of the last 64; None where it does not say."""
     from torch._dynamo import utils
 
-    result = {"function": None, "reason": None}
+    facts = {"function": None, "reason": None}
     for one in getattr(utils, "get_compilation_metrics", list)():
         if compile_id is not None and getattr(one, "compile_id", None) == compile_id:
             name, file, line = (getattr(one, key, None) for key in ("co_name", "co_filename", "co_firstlineno"))
-            result["function"] = f"{name} ({Path(file).name}:{line})" if name and file else name or result["function"]
-            result["reason"] = _short(getattr(one, "recompile_reason", None)) or result["reason"]
-    return result
+            facts["function"] = f"{name} ({Path(file).name}:{line})" if name and file else name or facts["function"]
+            facts["reason"] = _short(getattr(one, "recompile_reason", None)) or facts["reason"]
+    return facts
 
 
 def _short(reason):

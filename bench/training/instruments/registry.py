@@ -65,13 +65,13 @@ def program(chosen: Mapping[str, Mapping], folder: Path, device_type: str) -> li
 
 def last_step(chosen: Mapping[str, Mapping]) -> int:
     """The step (the first is 1) after which none of the windows is open any more.  ValueError: there is no window."""
-    result = [kind(name, settings).last_step(_without_class(settings)) for name, settings in chosen.items()]
-    if not any(result):
+    last_steps = [kind(name, settings).last_step(_without_class(settings)) for name, settings in chosen.items()]
+    if not any(last_steps):
         raise ValueError(
             "profile.stop_after_window=true: no chosen instrument has a window of steps: choose one, e.g. "
             "profile=modded, profile=window or profile=memory"
         )
-    return max(step for step in result if step is not None)
+    return max(step for step in last_steps if step is not None)
 
 
 def _without_class(settings):

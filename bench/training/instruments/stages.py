@@ -122,17 +122,17 @@ class Stages(Instrument):
         trace = stem.with_name(f"{stem.name}_trace.json{'.gz' * self._settings['gzip']}")
         self._say(phase, f"Exporting Chrome trace to {self._shown(trace)}")
         saved = files.save(recording.profile, trace, self._settings["max_mib"])
-        result = {"status": "recorded", **saved.facts(), "files": [self._shown(trace)]}
-        self._write_timeline(phase, recording, stem, result)
-        self._write_snapshot(phase, stem, result)
-        result["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
-        self._done[phase] = result
+        facts = {"status": "recorded", **saved.facts(), "files": [self._shown(trace)]}
+        self._write_timeline(phase, recording, stem, facts)
+        self._write_snapshot(phase, stem, facts)
+        facts["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
+        self._done[phase] = facts
         if tables.readable(saved):
             self._tables.append((phase, recording, stem))
-        self.context.emit("profile_stop", window=phase, flush_ms=result["flush_ms"])
+        self.context.emit("profile_stop", window=phase, flush_ms=facts["flush_ms"])
         self._say(phase, f"Trace export complete: {saved.num_events:,} events, {format_bytes(saved.num_bytes)}")
 
-    def _write_timeline(self, phase, recording, stem, result):
+    def _write_timeline(self, phase, recording, stem, facts):
         path = stem.with_name(f"{stem.name}_memory_timeline.html")
         if not self._settings["profile_memory"]:
             return
@@ -140,22 +140,22 @@ class Stages(Instrument):
 
         self._say(phase, f"Exporting memory timeline to {self._shown(path)}")
         timelines, phases = allocations.read(recording.profile, recording.start_mem_bytes)
-        result["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
+        facts["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
         html = allocations.of_timelines(f"{stem.name}: memory", about, timelines, phases)
         atomic.write_text(path, html, durable=False)
-        result["files"].append(self._shown(path))
+        facts["files"].append(self._shown(path))
 
-    def _write_snapshot(self, phase, stem, result):
+    def _write_snapshot(self, phase, stem, facts):
         if self.context.device_type != "cuda":
-            result["mem_pickle"] = "not available: torch keeps a memory history of CUDA only"
+            facts["mem_pickle"] = "not available: torch keeps a memory history of CUDA only"
             return
         path = stem.with_name(f"{stem.name}_mem.pickle")
         self._say(phase, f"Dumping CUDA memory snapshot to {self._shown(path)}")
         self._memory.dump(path, what=f"CUDA memory while {phase} was recorded", rank=self.context.rank)
         self._memory.stop()
-        result["files"].append(self._shown(path))
+        facts["files"].append(self._shown(path))
 
     # ---- answers
 
@@ -198,8 +198,8 @@ class Stages(Instrument):
 
 def _timestamp(run_id):
     """nanochat's %Y%m%d_%H%M%S, from the run's own name, so that all ranks write into one folder."""
-    result = re.match(r"(\d{8})T(\d{6})Z", run_id)
-    return "_".join(result.groups()) if result else time.strftime("%Y%m%d_%H%M%S")
+    match = re.match(r"(\d{8})T(\d{6})Z", run_id)
+    return "_".join(match.groups()) if match else time.strftime("%Y%m%d_%H%M%S")
 
 
 INSTRUMENT = Stages

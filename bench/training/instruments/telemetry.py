@@ -125,11 +125,11 @@ class Telemetry(Instrument):
         if self._stopped is None:
             return []
         summary = self.summary()
-        result, cpu_frac = join.doubts(summary), summary["sampler_cpu_frac"] or 0.0
+        doubts, cpu_frac = join.doubts(summary), summary["sampler_cpu_frac"] or 0.0
         if self.context.device_type == "cpu" and cpu_frac > MAX_SAMPLER_CPU_FRAC:
             took = f"telemetry itself took {100 * cpu_frac:.1f} % of a core (limit {100 * MAX_SAMPLER_CPU_FRAC:g} %)"
-            result.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
-        return result
+            doubts.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
+        return doubts
 
     def warnings(self) -> list[str]:
         return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])

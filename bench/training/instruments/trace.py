@@ -150,27 +150,25 @@ class Trace(Instrument):
 
     def _of(self, shot):
         window = shot.window
-        result = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
-        result |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
-        result["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
+        recorded = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
+        recorded |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
+        recorded["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
         if shot.status != "recorded":
             status = f"{'was ' * (not shot.rows)}{shot.status}"
             self._say(f"window {window.name} {status}: the run ended after step {self._last_row}")
         if shot.saved is None:
-            return result
+            return recorded
         from bench.training.profiling import tables
 
         stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
-        facts = {"window": window.name, "rank": self.context.rank, "steps": result["steps"]}
+        facts = {"window": window.name, "rank": self.context.rank, "steps": recorded["steps"]}
         written = [] if shot.recording is None else tables.write(shot.recording, stem, **facts)
-        result["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
-        result |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
-        if result["cost_pct"] is not None:
-            profiled, other = format_ms(result["profiled_step_ms"]), format_ms(result["other_step_ms"])
-            self._say(
-                f"a recorded step of window {window.name} took {profiled}, another {other}: {result['cost_pct']:+.0f} %"
-            )
-        return result
+        recorded["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
+        recorded |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
+        if recorded["cost_pct"] is not None:
+            took = f"took {format_ms(recorded['profiled_step_ms'])}, another {format_ms(recorded['other_step_ms'])}"
+            self._say(f"a recorded step of window {window.name} {took}: {recorded['cost_pct']:+.0f} %")
+        return recorded
 
     def merge(self, summaries: list[dict]) -> dict:
         return merged(summaries)

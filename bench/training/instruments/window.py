@@ -21,15 +21,15 @@ class Window(Trace):
     def summary(self) -> dict:
         from bench.training.profiling.kempner import print_profiler_summary
 
-        result = super().summary()
+        windows = super().summary()
         for shot in self.shots:
             if shot.saved is not None and shot.recording is not None and self.context.rank == 0:
                 shown = self._traces.relative_to(self.context.folder).as_posix()
                 figures = print_profiler_summary(shot.recording.profile, self._traces, self._classifier, shown)
-                of_window = result[shot.window.name]
+                of_window = windows[shot.window.name]
                 of_window |= {"classifier": self._classifier, "breakdown": figures}
                 of_window["files"].append(f"{shown}/summary.md")
-        return result
+        return windows
 
 
 INSTRUMENT = Window

@@ -32,10 +32,10 @@ class CudaPeaks:
     def split(self) -> dict:
         """{"peak_bytes": {kind: bytes}, "num_alloc_retries", "num_ooms"}: peaks since the last split, all counts."""
         stats = self._cuda.memory_stats(self._device)
-        result = self._of(stats)
-        self._keep(result)
+        peak_bytes = self._of(stats)
+        self._keep(peak_bytes)
         self._cuda.reset_peak_memory_stats(self._device)
-        return {"peak_bytes": result, **{name: stats.get(name, 0) for name in COUNTS}}
+        return {"peak_bytes": peak_bytes, **{name: stats.get(name, 0) for name in COUNTS}}
 
     def counts(self) -> dict[str, int]:
         """{"num_alloc_retries", "num_ooms"}; some tens of microseconds."""
@@ -58,8 +58,8 @@ class CudaPeaks:
     def _of(self, stats):
         return {kind: stats.get(f"{key}.all.peak", 0) for kind, key in self.KINDS.items()}
 
-    def _keep(self, result):
-        self._whole = {kind: max(num_bytes, self._whole.get(kind, 0)) for kind, num_bytes in result.items()}
+    def _keep(self, peak_bytes):
+        self._whole = {kind: max(num_bytes, self._whole.get(kind, 0)) for kind, num_bytes in peak_bytes.items()}
 
 
 class ProcessPeaks:
@@ -83,11 +83,11 @@ class ProcessPeaks:
         now_bytes, highest_bytes = self._read()
         self._whole_bytes = max(self._whole_bytes, highest_bytes)
         if not self._forget() and highest_bytes <= self._highest_bytes:
-            result = max(now_bytes, self._last_bytes)
+            peak_bytes = max(now_bytes, self._last_bytes)
         else:
-            result = highest_bytes
+            peak_bytes = highest_bytes
         self._last_bytes, self._highest_bytes = now_bytes, highest_bytes
-        return {"peak_bytes": {"rss": result}, **dict.fromkeys(COUNTS)}
+        return {"peak_bytes": {"rss": peak_bytes}, **dict.fromkeys(COUNTS)}
 
     def counts(self) -> dict[str, None]:
         return dict.fromkeys(COUNTS)

@@ -68,8 +68,8 @@ def read(profile, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[tuple
         todo += [(child, operator, source) for child in event.children]
     phases.sort(key=lambda phase: phase[1])
     timelines = {}
-    for device, result in sorted(by_device.items()):
-        timelines[device] = _timeline(device, _in_phases(result, phases), None if device == "cpu" else start_bytes)
+    for device, allocations in sorted(by_device.items()):
+        timelines[device] = _timeline(device, _in_phases(allocations, phases), None if device == "cpu" else start_bytes)
     return timelines, phases
 
 
@@ -127,7 +127,9 @@ def _groups(allocations):
         key = (one.phase, one.operator, one.source)
         num_bytes, count = sums.get(key, (0, 0))
         sums[key] = (num_bytes + one.num_bytes, count + 1)
-    return sorted(((*key, *result) for key, result in sums.items()), key=lambda group: group[3], reverse=True)
+    return sorted(
+        ((*key, *sum_of_group) for key, sum_of_group in sums.items()), key=lambda group: group[3], reverse=True
+    )
 
 
 def of_timelines(title: str, about: str, timelines: dict, phases: list[tuple[str, int, int]]) -> str:

@@ -123,17 +123,17 @@ def print_profiler_summary(
     training run.
     """
     averages = _averages(prof)
-    result = figures(averages, _peak_tflops(), classifier)
+    figures_found = figures(averages, _peak_tflops(), classifier)
     if averages:
         _block("TOP CUDA KERNELS (by total CUDA time)", averages.table(sort_by="cuda_time_total", row_limit=30))
         _block("TOP CUDA KERNELS (by FLOPS)", averages.table(sort_by="flops", row_limit=NUM_TOP))
-    _block("AGGREGATE GPU TIME BREAKDOWN", "\n".join(_breakdown_lines(result)))
+    _block("AGGREGATE GPU TIME BREAKDOWN", "\n".join(_breakdown_lines(figures_found)))
     if trace_dir is not None:
         path = Path(trace_dir) / "summary.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _summary_lines(averages, result, shown_dir or trace_dir, classifier)
+        lines = _summary_lines(averages, figures_found, shown_dir or trace_dir, classifier)
         atomic.write_text(path, "\n".join(lines) + "\n", durable=False)
-    return result
+    return figures_found
 
 
 def _averages(prof):
@@ -154,44 +154,44 @@ def _block(title, text):
     print(f"\n{RULE}\n{title}\n{RULE}\n{text}", flush=True)
 
 
-def _breakdown_lines(result):
+def _breakdown_lines(numbers):
     def line(label, name):
-        return f"  {label + ':':<19} {result[f'{name}_time_us'] / 1e6:.3f} s ({result[f'{name}_pct']:.1f}%)"
+        return f"  {label + ':':<19} {numbers[f'{name}_time_us'] / 1e6:.3f} s ({numbers[f'{name}_pct']:.1f}%)"
 
-    lines = [f"  {'Total CUDA time:':<19} {result['total_cuda_time_us'] / 1e6:.3f} s", line("MatMul/GEMM", "matmul")]
+    lines = [f"  {'Total CUDA time:':<19} {numbers['total_cuda_time_us'] / 1e6:.3f} s", line("MatMul/GEMM", "matmul")]
     lines += [line("Communication", "comm"), line("Memory ops", "memory"), line("Other kernels", "other")]
-    lines += [f"  {'Total FLOPS:':<19} {result['total_flops'] / 1e12:.2f} TFLOP"]
-    if result["total_cuda_time_us"] > 0:
-        lines += [f"  {label + ':':<19} {value}" for label, value in _efficiency(result)]
+    lines += [f"  {'Total FLOPS:':<19} {numbers['total_flops'] / 1e12:.2f} TFLOP"]
+    if numbers["total_cuda_time_us"] > 0:
+        lines += [f"  {label + ':':<19} {value}" for label, value in _efficiency(numbers)]
     return lines
 
 
-def _efficiency(result):
+def _efficiency(numbers):
     def known(value, text):
         return "unknown" if value is None else text.format(value)
 
     return [
-        ("Achieved TFLOPS", f"{result['achieved_tflops']:.1f}"),
-        ("GPU peak (bf16)", known(result["peak_tflops"], "{:.0f} TFLOPS")),
-        ("Kernel efficiency", known(result["kernel_efficiency_pct"], "{:.1f}%")),
+        ("Achieved TFLOPS", f"{numbers['achieved_tflops']:.1f}"),
+        ("GPU peak (bf16)", known(numbers["peak_tflops"], "{:.0f} TFLOPS")),
+        ("Kernel efficiency", known(numbers["kernel_efficiency_pct"], "{:.1f}%")),
     ]
 
 
-def _summary_lines(averages, result, trace_dir, classifier):
+def _summary_lines(averages, numbers, trace_dir, classifier):
     """KempnerForge's headings, tables and rows."""
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "unknown"
     lines = ["# Profiling Summary", ""]
     lines += [f"**Date**: {datetime.now():%Y-%m-%d %H:%M}", f"**GPU**: {gpu}", f"**Traces**: `{trace_dir}/`", ""]
-    lines += ["## GPU Time Breakdown", "", *_time_table(result)]
+    lines += ["## GPU Time Breakdown", "", *_time_table(numbers)]
     if classifier == "fixed":
-        lines += ["Other kernels are:", "", *_other_table(averages, result["total_cuda_time_us"])]
+        lines += ["Other kernels are:", "", *_other_table(averages, numbers["total_cuda_time_us"])]
     else:
         lines += ["Counted as KempnerForge does (classifier kempner_v0): the same time several times over.", ""]
-    efficiency = [("Total FLOPS", f"{result['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(result)]
+    efficiency = [("Total FLOPS", f"{numbers['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(numbers)]
     lines += ["## Efficiency", "", *_table(("Metric", "Value"), efficiency)]
     kernels = counted(averages, classifier)
     lines += ["## Top CUDA Kernels", "", *_top_table(kernels, "Kernel", "CUDA", "self_device_time_total")]
-    if not result["total_cuda_time_us"]:
+    if not numbers["total_cuda_time_us"]:
         lines += [
             "## CPU Time Breakdown",
             "",
@@ -210,13 +210,13 @@ def _table(head, rows):
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)] + [""]
 
 
-def _time_table(result):
+def _time_table(numbers):
     kinds = {"MatMul/GEMM": "matmul", "Communication (NCCL)": "comm", "Memory ops": "memory", "Other kernels": "other"}
     rows = [
-        (label, f"{result[f'{name}_time_us'] / 1e6:.3f}", f"{result[f'{name}_pct']:.1f}")
+        (label, f"{numbers[f'{name}_time_us'] / 1e6:.3f}", f"{numbers[f'{name}_pct']:.1f}")
         for label, name in kinds.items()
     ]
-    total = ("**Total**", f"**{result['total_cuda_time_us'] / 1e6:.3f}**", "**100.0**")
+    total = ("**Total**", f"**{numbers['total_cuda_time_us'] / 1e6:.3f}**", "**100.0**")
     return _table(("Category", "Time (s)", "%"), [*rows, total])
 
 
@@ -297,16 +297,19 @@ def kind(name, classifier="fixed"):
     """ "matmul", "comm", "memory" or "other"."""
     if classifier == "kempner_v0":
         lower = name.lower()
-        return next((result for result, words in V0_WORDS.items() if any(word in lower for word in words)), "other")
+        return next(
+            (kind_of_kernel for kind_of_kernel, words in V0_WORDS.items() if any(word in lower for word in words)),
+            "other",
+        )
     return KINDS.get(_category(name), "other")
 
 
 def by_category(averages):
     """{category: device microseconds}, all categories in their order, each kernel once."""
-    result = dict.fromkeys(categories.CATEGORIES, 0)
+    device_us = dict.fromkeys(categories.CATEGORIES, 0)
     for row in counted(averages):
-        result[_category(row.key)] += row.self_device_time_total
-    return result
+        device_us[_category(row.key)] += row.self_device_time_total
+    return device_us
 
 
 def _category(name):

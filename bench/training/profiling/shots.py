@@ -42,11 +42,11 @@ def merged(summaries: Sequence[dict[str, dict]]) -> dict[str, dict]:
 class StepTimes:
     """start() and end() around every step; of(rows) after read_all().  marks: a backend of bench.training.clock."""
 
-    def __init__(self, marks):
+    def __init__(self, marks: Any):
         self._marks = marks
-        self._unread = []  # [(row, start, end)]
+        self._unread: list[tuple[int, Any, Any]] = []  # [(row, start, end)]
         self._start = None
-        self._ms = {}
+        self._ms: dict[int, float] = {}
 
     def start(self) -> None:
         self._start = self._marks.mark()
@@ -68,8 +68,8 @@ class StepTimes:
 
     def median_ms(self, rows: Iterable[int]) -> float | None:
         """Of those rows that were measured; None if none was."""
-        result = [self._ms[row] for row in rows if row in self._ms]
-        return statistics.median(result) if result else None
+        known_ms = [self._ms[row] for row in rows if row in self._ms]
+        return statistics.median(known_ms) if known_ms else None
 
     def cost(self, profiled_rows: Iterable[int], disturbed_rows: Iterable[int]) -> dict[str, float | None]:
         """{"profiled_step_ms", "other_step_ms", "cost_pct"}: medians, and by how much the first is above the second."""

@@ -31,11 +31,11 @@ def write(recording: Recording, stem: Path, **facts) -> list[Path]:
         averages = _operators(profile, profile.key_averages())
     shaped = _operators(profile, profile.key_averages(group_by_input_shape=True)) if profile.record_shapes else averages
     rows = sorted((_row(one, profile) for one in shaped), key=_cost, reverse=True)
-    result = facts | {"ops": rows, "most_memory": _most_memory(rows)}
+    table = facts | {"ops": rows, "most_memory": _most_memory(rows)}
     text_path, json_path = (stem.parent / "ops" / f"{stem.name}.{suffix}" for suffix in ("txt", "json"))
     text_path.parent.mkdir(exist_ok=True)
     atomic.write_text(text_path, _text(averages, profile, facts), durable=False)
-    atomic.write_json(json_path, result, durable=False)
+    atomic.write_json(json_path, table, durable=False)
     return [text_path, json_path]
 
 

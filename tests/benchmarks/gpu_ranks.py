@@ -1,8 +1,8 @@
 """What reducing gradients costs: hardware.reducer's kinds side by side, in one interleaved run of several processes.
 
-All contestants live in the same processes and are stepped in turn (rounds.py).  A block is timed by rank 0 between two
-barriers, so by the slowest rank.
-measure() starts a process a rank: torchrun -m bench.plans.overhead.ranks FILE WORLD_SIZE MAX_ROUNDS MOST_S OVERRIDE ...
+All contestants live in the same processes and are stepped alternately (bench/plans/overhead.py).  Rank 0 times a block
+between two barriers, so by the slowest rank.
+measure() starts a process a rank: torchrun -m benchmarks.gpu_ranks FILE WORLD_SIZE MAX_ROUNDS MOST_S ...
 """
 
 import json
@@ -18,7 +18,7 @@ import torch
 from bench.base.paths import REPO
 from bench.data import shards
 from bench.launch.prepare import prepare
-from bench.plans.overhead import rounds
+from bench.plans import overhead
 from bench.training import distributed
 from bench.training.clock import marks_for
 from bench.training.instruments.base import InstrumentSet
@@ -40,11 +40,12 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
         words = [str(path), str(world_size), str(max_rounds), str(most_s), *overrides]
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
         torchrun += [f"--log-dir={folder}"]  # else it leaves one of its own in the temp directory
-        command = [sys.executable, *torchrun, "-m", "bench.plans.overhead.ranks", *words]
-        env = {"OMP_NUM_THREADS": "1", **os.environ}  # as torchrun would set it, after six lines of stars
+        command = [sys.executable, *torchrun, "-m", "benchmarks.gpu_ranks", *words]
+        env = {"OMP_NUM_THREADS": "1"} | os.environ  # as torchrun would set it, after six lines of stars
+        env["PYTHONPATH"] = os.pathsep.join((str(REPO), str(REPO / "tests")))
         done = subprocess.run(command, cwd=REPO, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
         if done.returncode or not path.exists():
-            raise RuntimeError(f"bench.plans.overhead.ranks ended with {done.returncode}: what its ranks say is above")
+            raise RuntimeError(f"benchmarks.gpu_ranks ended with {done.returncode}: what its ranks say is above")
         return rows(json.loads(path.read_text()), f"{world_size} x {where}")
 
 
@@ -55,8 +56,10 @@ def rows(seconds_by_name: dict[str, list[float]], where: str) -> list[tuple]:
         base_s = seconds_by_name[f"{model}, DDP"]
         for reducer in [name for name in REDUCERS if name != "DDP"]:
             ours = seconds_by_name[f"{model}, {reducer}"]
-            result.append(rounds.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
-    return result + [rounds.step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()]
+            result.append(overhead.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
+    return result + [
+        overhead.step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()
+    ]
 
 
 def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: str) -> None:
@@ -86,7 +89,7 @@ def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: s
         return bool(distributed.from_first(by_first).item())
 
     blocks = {name: lambda trainer=trainer: _block_s(trainer) for name, trainer in trainers.items()}
-    result = rounds.measured(blocks, int(max_rounds), is_spent)
+    result = overhead.measured(blocks, int(max_rounds), is_spent)
     if ranks.is_first:
         Path(path).write_text(json.dumps(result))
     for trainer in trainers.values():

@@ -1,25 +1,23 @@
 """What the harness adds to a step: the training loop with its default instruments, without any, and a bare loop.
 
-One trainer, stepped by the three in turn; only ratios of what lies in one round are compared.  Beside the steps: the
-loader's rate, the start of a verb, the launcher's memory.
+One trainer, stepped by the three alternately.  A round runs the block of each, then once more in the other order, so
+that a clock that drifts falls on all alike; ratios are taken within a round, medians over rounds, with 95 % intervals.
 """
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from bench.base.paths import REPO
+from bench.base import stats
 from bench.config.stages import num_micro_steps, stages_of
 from bench.data import shards
 from bench.launch.prepare import prepare
-from bench.plans.overhead import rounds
 from bench.training import distributed
 from bench.training.clock import Clock, marks_for
 from bench.training.instruments.base import PHASES, Context, InstrumentSet
@@ -27,6 +25,36 @@ from bench.training.instruments.registry import load
 from bench.training.run import train
 from bench.training.step_log import StepLog
 from bench.training.trainer import Trainer
+
+MIN_ROUNDS = 5
+
+
+def measured(
+    blocks: Mapping[str, Callable[[], float]], max_rounds: int, is_spent: Callable[[], bool]
+) -> dict[str, list[float]]:
+    """{name: seconds of its two blocks, of each round}; after MIN_ROUNDS only until is_spent(), asked every round."""
+    result = {name: [] for name in blocks}
+    for number in range(max_rounds):
+        if is_spent() and number >= MIN_ROUNDS:
+            break
+        seconds = dict.fromkeys(blocks, 0.0)
+        for name in [*blocks, *reversed(blocks)]:
+            seconds[name] += blocks[name]()
+        for name, spent_s in seconds.items():
+            result[name].append(spent_s)
+    return result
+
+
+def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None) -> tuple:
+    """A row for bench-self, (what, measured, sign, target, 95 % interval), of the seconds of two contestants."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    sign = None if target is None else "<="
+    return what, statistics.median(ratios), sign, target, stats.median_interval(ratios)
+
+
+def step_ms(name: str, seconds: Sequence[float], num_block_steps: int, where: str) -> tuple:
+    """The same of one contestant's milliseconds a step."""
+    return f"{name}, ms a step ({where})", 1e3 * statistics.median(seconds) / 2 / num_block_steps, None, None
 
 
 def measure(num_block_steps: int = 2) -> list[tuple]:
@@ -86,10 +114,10 @@ class Loops:
         """Rows as of measure(), of rounds of I P B B P I: instrumented, plain, bare."""
         blocks = {"with default instruments": lambda: self.train(self.instrumented)}
         blocks |= {"without": lambda: self.train(self.plain), "bare loop": self.bare}
-        result = rounds.measured(blocks, num_rounds, lambda: False)
+        result = measured(blocks, num_rounds, lambda: False)
         ours = result["with default instruments"]
         rows = [
-            rounds.ratio(f"training loop with default instruments / {what} ({where})", ours, result[what], target)
+            ratio(f"training loop with default instruments / {what} ({where})", ours, result[what], target)
             for what, target in (("bare loop", bare_target), ("without", plain_target))
         ]
         return [*rows, (f"default instruments' host time, us a step ({where})", self._host_us(), "<=", 20)]
@@ -145,51 +173,3 @@ class Loops:
             trainer.update(step)
         self.sync()
         return time.perf_counter() - started_s
-
-
-def loader(num_steps: int = 200, num_repeats: int = 5) -> list[tuple]:
-    """Million tokens per second of global batches from page cache, one core, in the reference batch shape."""
-    import numpy as np
-    import torch
-
-    from bench.data import shards
-    from bench.data.course import BatchShape
-    from bench.data.loader import Loader
-
-    rates = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "train_000000.bin"
-        shards.write(path, np.arange(20_000_000) % 50_257)
-        for _ in range(num_repeats):
-            batches = Loader([shards.check(path)], [BatchShape(None, 64 * 1024, 1024, 1)], 0, 1, torch.device("cpu"))
-            batches.next()
-            started_s = time.perf_counter()
-            for _ in range(num_steps):
-                batches.next()
-            rates.append(num_steps * 64 * 1024 / (time.perf_counter() - started_s) / 1e6)
-            batches.close()
-    return [("loader, million tokens/s", statistics.median(rates), ">=", 50)]
-
-
-def startup(num_repeats: int = 7) -> list[tuple]:
-    """Seconds of a whole process, interpreter start included."""
-    seconds = []
-    for _ in range(num_repeats):
-        started_s = time.perf_counter()
-        _bench("--help")
-        seconds.append(time.perf_counter() - started_s)
-    return [("--help, s", statistics.median(seconds), "<=", 0.3)]
-
-
-def memory() -> list[tuple]:
-    """The launcher's own peak in MiB, from the record of a short run."""
-    with tempfile.TemporaryDirectory() as folder:
-        _bench("run", "track=free", "experiment=smoke", SPEEDRUN_RESULTS=folder)
-        (path,) = Path(folder).glob("*/*/run.json")
-        peak_mib = json.loads(path.read_text())["measured"]["launcher_peak_mem_gib"] * 1024
-    return [("launcher peak memory, MiB", peak_mib, "<=", 200)]
-
-
-def _bench(*words, **env):
-    words = [sys.executable, "-m", "bench", *words]
-    subprocess.run(words, cwd=REPO, env=os.environ | env, check=True, stdout=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
 """What a GPU says of the harness, in one interleaved run of under 25 minutes: against plain loops, and its own cost.
 
-Where there are several, ranks.py races ways of reducing gradients over all of them before: under 15 minutes more.
+Where there are several, gpu_ranks.py races ways of reducing gradients over all of them before: under 15 minutes more.
 A rehearsal does all of it at nano size on a CPU, so that on a GPU everything but the figures is known: its own figures
 say nothing of a GPU.
 
@@ -26,10 +26,11 @@ import models
 from bench.base.units import GIB
 from bench.machine.gpus import num_visible, nvml_facts
 from bench.machine.peak_rates import peak_flops
-from bench.plans.overhead import ranks, rounds
-from bench.plans.overhead.loop import Loops
+from bench.plans import overhead
+from bench.plans.overhead import Loops
 from bench.training.instruments.base import InstrumentSet
 from bench.training.memory import recording
+from benchmarks import gpu_ranks
 from models.ladder.simple import Simple
 
 
@@ -208,13 +209,13 @@ def measure(rehearse: bool = False) -> list[tuple]:
 
 
 def _reducers(size, where, rehearse):
-    """The rows of ranks.py, of as many GPUs as divide a step; in a rehearsal of two processes."""
+    """The rows of gpu_ranks.py, of as many GPUs as divide a step; in a rehearsal of two processes."""
     world_size = 2 if rehearse else 2 ** (num_visible().bit_length() - 1)  # 7 -> 4
     if world_size == 1:
         print("gpu: one GPU has no gradients to reduce", file=sys.stderr)
         return []
     overrides = [word for word in size.overrides if not word.startswith("hardware.num_processes")]
-    return ranks.measure(overrides, world_size, 2 if rehearse else MAX_ROUNDS, 60 * MOST_REDUCER_MINUTES, where)
+    return gpu_ranks.measure(overrides, world_size, 2 if rehearse else MAX_ROUNDS, 60 * MOST_REDUCER_MINUTES, where)
 
 
 def _nano():
@@ -281,9 +282,9 @@ class Contest:
         self._folder.cleanup()
 
     def rounds(self, max_rounds: int, until_s: float) -> dict[str, list[float]]:
-        """rounds.measured() of all, until time.perf_counter() is until_s."""
+        """overhead.measured() of all, until time.perf_counter() is until_s."""
         blocks = {name: lambda name=name: self._seconds_of(name) for name in self.blocks}
-        return rounds.measured(blocks, max_rounds, lambda: time.perf_counter() > until_s)
+        return overhead.measured(blocks, max_rounds, lambda: time.perf_counter() > until_s)
 
     def snapshot_rows(self, where: str) -> list[tuple]:
         """What it takes to write a memory snapshot of two steps; nothing without a GPU, which keeps no history."""
@@ -338,7 +339,7 @@ class Contest:
 
 
 def _ratio(result, name, other, target, where, rehearse):
-    return rounds.ratio(f"{name} / {other} ({where})", result[name], result[other], None if rehearse else target)
+    return overhead.ratio(f"{name} / {other} ({where})", result[name], result[other], None if rehearse else target)
 
 
 def _rates(contest, result, peak, where):
@@ -346,7 +347,7 @@ def _rates(contest, result, peak, where):
     size, rows = contest.size, []
     num_tokens = size.num_micro_steps * size.num_seqs * size.seq_len
     for name, seconds in result.items():
-        rows.append(rounds.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
+        rows.append(overhead.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
         if peak is not None and name in contest.models:
             mfu = contest.models[name].flops_per_token(size.seq_len) * num_tokens / (rows[-1][1] / 1e3) / peak
             rows.append((f"{name}, MFU ({where})", mfu, *((">=", 0.40) if name == "gpt2" else (None, None))))

@@ -1,0 +1,108 @@
+"""What a node has that its run depends on: code, packages, data and machine, which are compared; and its network.
+
+The network as this node has it: which interface leads to the others, how fast, what else there is.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.base.paths import REPO
+from bench.launch import ranks
+from bench.launch.prepare import Job
+from bench.machine import code_state, environment
+
+SIOCGIFADDR = 0x8915  # linux/sockios.h
+NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do)
+    "source_sha256": ("code", "check out the same commit, with the same changes, on every node"),
+    "torch": ("torch", "install the same requirements.lock on every node"),
+    "python": ("Python", "use the same Python on every node"),
+    "data_sha256": ("data", "the shards differ: ./run.sh data show NAME on every node"),
+    "config_id": ("config", "give the same settings on every node; where machines differ, hardware.num_threads too"),
+    "copy": ("code", "check out the same commit, with the same bench/, models/ and conf/, on every node"),
+}
+
+
+def facts_of(job: Job) -> dict:
+    """What nodes must have alike (ALIKE), and their environments."""
+    env = environment.environment()
+    files = job.dataset.train + job.dataset.val
+    return {
+        "source_sha256": job.source_sha256,
+        "copy": job.code.name,
+        "commit": code_state.state(job.code, job.own_sources, REPO)["commit"],
+        "torch": env["packages"].get("torch"),
+        "python": env["python"],
+        "data_sha256": [file.sha256 for file in files],
+        "config_id": job.config_id,
+        "environment": env | {"env": environment.env_variables(ranks.environment(job.config.hardware))},
+        "used": environment.summary(env, job.config.hardware),
+        "host_hash": environment.host_hash(),
+    }
+
+
+def difference(theirs: dict, ours: dict) -> str | None:
+    """Of two processes' facts: what is not alike and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
+    for name, (what, remedy) in ALIKE.items():
+        if theirs.get(name) != ours[name]:
+            return f"{what}, {_short(theirs.get(name))} instead of {_short(ours[name])}: {remedy}"
+    return None
+
+
+def _short(value):
+    """A version, the beginning of a hash, or of several hashes of all of them."""
+    if isinstance(value, list):
+        value = hashlib.sha256("".join(value).encode()).hexdigest()
+    return str(value)[:12] if value is not None else "none"
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has this IPv4 address, eth0; None where that is not known."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
+
+
+def network(interface: str | None) -> dict:
+    """{"interface", "mtu_bytes", "speed_mbit_per_s", "infiniband": [{"device", "rate"}]}; None: not known.
+
+    speed: as the driver says it, of /sys/class/net; a virtual interface has none.
+    """
+    folder = NET / (interface or "")
+    rates = [
+        {"device": path.parents[2].name, "rate": _read(path)} for path in sorted(INFINIBAND.glob("*/ports/*/rate"))
+    ]
+    speed = _whole(folder / "speed") if interface else None
+    return {
+        "interface": interface,
+        "mtu_bytes": _whole(folder / "mtu") if interface else None,
+        "speed_mbit_per_s": speed if speed is not None and speed > 0 else None,
+        "infiniband": rates,
+    }
+
+
+def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """That gloo and NCCL use it too, unless the user chose: by themselves they take what the host's name leads to."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: interface for name in names if interface and name not in environ}
+
+
+def _whole(path):
+    word = _read(path)
+    return int(word) if word and word.lstrip("-").isdigit() else None
+
+
+def _read(path):
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,154 @@
+"""Who takes part in a run: ranks that torchrun, srun or mpirun started, or nodes on which the same command was given.
+
+One launcher leads (rank 0's, or that of the node that has the address of hardware.rendezvous) and makes the record
+(leader.py); the others are members: each starts the ranks that are its own and writes no record (member.py).
+"""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.base.paths import REPO
+from bench.config import typed
+from bench.launch import allocation, ranks
+from bench.launch.nodes import adopted, store
+from bench.launch.nodes.adopted import Adopted
+from bench.launch.nodes.leader import Leader
+from bench.launch.prepare import Job
+from bench.machine import processes
+from bench.training.instruments import registry
+
+SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
+SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # after SIGTERM, and by itself
+
+
+def started_by(verb: str) -> Adopted | None:
+    """The launcher that started this process as one of several ranks; None: nobody did.  ValueError: within a run."""
+    if ranks.IN_RUN in os.environ:
+        raise ValueError(f"{verb}: this process is a rank of a run, and no run starts another: start it by itself")
+    return adopted.found()
+
+
+def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
+    """Overrides with what the launcher that started the ranks has decided.  ValueError: they say something else."""
+    if adopted is None:
+        return overrides
+    decided = {"hardware.num_processes": adopted.world_size}
+    if adopted.num_nodes > 1:
+        decided["hardware.nodes"] = adopted.num_nodes
+    rest = []
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key == "hardware.rendezvous" or key in decided and value not in ("null", str(decided[key])):
+            raise ValueError(
+                f"{word}: {adopted.words()} on {adopted.num_nodes} node(s): remove it, or start ./run.sh alone"
+            )
+        if key not in decided:
+            rest.append(word)
+    return [*rest, *(f"{key}={value}" for key, value in decided.items())]
+
+
+def check(job: Job, adopted: Adopted | None) -> None:
+    """ValueError where this job cannot be what these ranks do together."""
+    hardware = job.config.hardware
+    several = adopted.words() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
+    if several and job.script:
+        what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
+        raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
+    around = registry.program(job.config.instruments, Path(), hardware.device)
+    if several and around:
+        remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
+        raise ValueError(f"{several}: the harness cannot start ranks within {around[0]} here: {remedy}")
+    if hardware.nodes and not adopted and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
+        raise ValueError(
+            f"hardware.nodes={hardware.nodes}: where do they meet?  Give hardware.rendezvous=HOST:PORT, an address of "
+            "the node that is to make the record, and the same command on every node; or cluster=slurm"
+        )
+
+
+def is_follower(adopted: Adopted | None) -> bool:
+    """Whether another process of this launch makes the record, and says what is to be said."""
+    return adopted is not None and adopted.rank > 0
+
+
+def refuse(verb: str, words: list[str]) -> None:
+    """Of a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
+    by_hand = next((word for word in words if "hardware.rendezvous=" in word), None)
+    if by_hand:
+        what = f"{by_hand}: nodes that are started by hand meet for one run"
+        raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
+    result = started_by(verb)
+    if result is None or result.world_size == 1:
+        return
+    if is_follower(result):
+        time.sleep(SAY_S)
+        sys.exit(2)
+    raise ValueError(f"{result.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")
+
+
+# ---- who leads
+
+
+def lead_adopted(adopted: Adopted) -> Leader:
+    """Rank 0 of those that another launcher started.  ValueError: nothing can listen here."""
+    try:
+        listener = store.listen("127.0.0.1" if adopted.num_nodes == 1 else None, adopted.ports)
+    except OSError as error:
+        ports = f"{adopted.ports[0]} to {adopted.ports[-1]}"
+        raise ValueError(
+            f"{adopted.words()}, and no port of {ports} is free ({error.strerror}): start it again"
+        ) from None
+    return Leader(listener, adopted.key, adopted.world_size - 1, 1, adopted)
+
+
+def lead_nodes(job: Job) -> Leader | None:
+    """The leader where this machine has the address of hardware.rendezvous; None: another node has it."""
+    hardware = job.config.hardware
+    host, port = typed.host_and_port(hardware.rendezvous)
+    try:
+        listener = store.listen(host, [port])
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return None
+        raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {error.strerror}: give HOST:PORT") from None
+    own_ranks = hardware.num_processes // hardware.nodes
+    return Leader(listener, hardware.rendezvous, hardware.nodes - 1, own_ranks, None)
+
+
+@contextlib.contextmanager
+def of_allocation(job: Job) -> Iterator[Leader]:
+    """A context that yields the leader over the SLURM allocation that this process runs in, gathered: srun has started
+    the other nodes' processes.
+
+    ValueError: there is none, it has too few nodes, or they are not alike.
+    """
+    hardware, own = job.config.hardware, allocation.found()
+    if own is None:
+        what = f"hardware.nodes={hardware.nodes}"
+        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
+    if hardware.nodes > own.num_nodes:
+        what = f"job {own.job_id} has {own.num_nodes} node(s)"
+        raise ValueError(f"hardware.nodes={hardware.nodes}: {what}: ask for more, sbatch --nodes={hardware.nodes}")
+    host, others = allocation.address_of_first(os.environ), hardware.nodes - 1
+    listener = store.listen(host, [0])
+    rendezvous = f"{host}:{listener.getsockname()[1]}"
+    node = ("--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
+    ends = ("--kill-on-bad-exit=1", "--wait=30", "--unbuffered")
+    words = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    follow = [sys.executable, "-m", "bench.launch.nodes.member", *words, f"hardware.rendezvous={rendezvous}"]
+    own_ranks = hardware.num_processes // hardware.nodes
+    with processes.child(["srun", *node, *ends, *follow], REPO, os.environ, None, SRUN_GRACE_S) as srun:
+
+        def still():
+            return None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
+
+        with Leader(listener, rendezvous, others, own_ranks, None, still) as leading:
+            leading.gather(job)
+            yield leading
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            srun.wait(SRUN_END_S)  # its tasks end by themselves now

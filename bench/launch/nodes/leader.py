@@ -1,0 +1,383 @@
+"""The launcher that makes the record of a run over several: it gathers the others, starts all ranks, and ends them.
+
+The others (member.py) are on other nodes, or ranks that torchrun, srun or mpirun started.  For the launcher's watching
+loop it is what ranks.Group is for the ranks of one machine.
+
+gather(): every member has come, and is like this process, or all are refused
+       -> started(): the nodes' folders are made and their clocks compared, then every rank starts
+       -> has_ended(), then the nodes' files are collected; bye() when the record is written
+"""
+
+import contextlib
+import itertools
+import operator
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.base import atomic
+from bench.base.text_table import counted
+from bench.config import schema
+from bench.launch import allocation, initial_record, ranks
+from bench.launch.nodes import carried, facts, store
+from bench.launch.nodes.adopted import Adopted
+from bench.launch.nodes.store import LOST_AFTER_S, LeaderStore
+from bench.launch.prepare import Job
+from bench.record import failures
+
+RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the other
+TICK_S = 0.1
+STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes to be lost
+REFUSE_S = 10.0  # for those that are still on their way
+LEAVE_S = 5.0  # for members to have read that the run is over
+
+
+@dataclass
+class Peer:
+    """A member as the leader knows it."""
+
+    number: int  # in the store
+    node: int
+    first_rank: int
+    num_ranks: int
+    local_rank: int
+    facts: dict | None  # of the first of each node
+    folder: str | None = None
+    clock: dict | None = None  # store.measured() at the start
+    clock_at_end: dict | None = None
+    has_ended: bool = False
+    has_left: bool = False
+    is_interrupted: bool = False
+    is_lost: bool = False
+
+    @property
+    def name(self):
+        return f"node {self.node}, rank {self.first_rank}"
+
+
+@dataclass
+class _Ends:
+    """What the leader has learnt of the end of the run; the first of each kind counts."""
+
+    failures: list[dict] = field(default_factory=list)  # as Group.failures, of all nodes
+    lost: str | None = None
+    interrupted: str | None = None
+    own_is_known: bool = False
+
+
+class Leader:
+    """A context; leaving it ends everything that is left on any node.
+
+    listener: store.listen()'s; key: what only the processes of this run know alike; still(): why those that have not
+    come never will, None where they may.
+    """
+
+    def __init__(
+        self,
+        listener,
+        key: str,
+        num_members: int,
+        own_ranks: int,
+        adopted: Adopted | None,
+        still: Callable[[], str | None] = lambda: None,
+    ):
+        self._store = LeaderStore(listener, key)
+        self._num_members, self._own_ranks, self._adopted, self._still = num_members, own_ranks, adopted, still
+        self._peers: dict[int, Peer] = {}
+        self._stack = contextlib.ExitStack()
+        self._group: ranks.Group | None = None
+        self._ends, self._bad_files = _Ends(), []
+        self._job = self._folder = None
+        self._exit_code = 1  # of members, where nobody says bye()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._stack.close()
+        for peer in self._peers.values():
+            self._store.tell(peer.number, "bye", exit_code=self._exit_code)
+        until_s = time.monotonic() + LEAVE_S
+        while any(not (peer.has_left or peer.is_lost) for peer in self._peers.values()) and time.monotonic() < until_s:
+            self._take(TICK_S)
+        self._store.close()
+
+    @property
+    def _nodes(self):
+        """The first member of each other node, which has its folder."""
+        return [peer for peer in self._peers.values() if peer.facts is not None]
+
+    # ---- before the run
+
+    def gather(self, job: Job) -> None:
+        """Until all members have come.  ValueError, after all have been refused: one is missing, or is not alike."""
+        self._job, own = job, facts.facts_of(job)
+        timeout_s = job.config.hardware.rendezvous_timeout_s or RENDEZVOUS_S
+        until_s = time.monotonic() + timeout_s
+        while len(self._peers) < self._num_members:
+            if why := self._still():
+                self._refuse_all(f"{why}, and not every node had joined: see what it says")
+            if time.monotonic() > until_s:
+                wanted = counted(self._num_members + 1, "process" if self._adopted else "node")
+                self._refuse_all(
+                    f"{len(self._peers) + 1} of {wanted} came together in {timeout_s:g} s: start the same command on "
+                    "every node, see that this address and port can be reached, or raise hardware.rendezvous_timeout_s"
+                )
+            self._join()
+        for peer in self._nodes:
+            where = f"node {peer.node}" if self._adopted else "a node"
+            if why := facts.difference(peer.facts, own):
+                self._refuse_all(f"{where} has another {why}")
+        if not self._adopted:  # in the order of their arrival
+            first_rank = self._own_ranks
+            for node, peer in enumerate(self._peers.values(), 1):
+                peer.node, peer.first_rank = node, first_rank
+                first_rank += peer.num_ranks
+        self._peers = dict(sorted(self._peers.items(), key=lambda item: item[1].first_rank))
+
+    def _join(self):
+        for number, message in self._store.take():
+            if message["kind"] == "hello":
+                names = ("node", "first_rank", "num_ranks", "local_rank", "facts")
+                self._peers[number] = Peer(number, **{name: message[name] for name in names})
+        for number, peer in list(self._peers.items()):
+            if self._store.silent_s(number) > LOST_AFTER_S:
+                if self._adopted:
+                    self._refuse_all(f"rank {peer.first_rank} ended before the run began: see what it says")
+                del self._peers[number]
+        time.sleep(TICK_S)
+
+    def refuse(self, why: str) -> None:
+        """Tell all members, also those that come within some seconds, that there will be no run."""
+        until_s = time.monotonic() + REFUSE_S
+        with contextlib.suppress(ValueError):
+            while len(self._peers) < self._num_members and self._adopted and time.monotonic() < until_s:
+                self._join()
+            self._refuse_all(why)
+
+    def _refuse_all(self, why):
+        for peer in self._peers.values():
+            self._store.tell(peer.number, "refuse", why=why)
+        raise ValueError(why)
+
+    # ---- the run
+
+    def record_facts(self) -> dict:
+        """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
+        size, of_slurm = self._job.config.hardware.ranks_of_node, allocation.found()
+        rows = [_row(0, size, facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}, None)]
+        rows += [_row(peer.node, size, peer.facts, peer) for peer in sorted(self._nodes, key=lambda peer: peer.node)]
+        if self._adopted:
+            by = {"by": self._adopted.by, "job_id": self._adopted.job_id}
+        else:
+            by = of_slurm.facts() if of_slurm else {"by": "nodes", "job_id": None}
+        return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
+
+    @contextlib.contextmanager
+    def started(self, folder: Path, env: dict, guard: ranks.Guard) -> Iterator["Leader"]:
+        """A context that yields this, with every rank begun; leaving it ends them and brings home what they wrote."""
+        self._folder, adopted, hardware = folder, self._adopted, self._job.config.hardware
+        for peer in self._nodes:
+            atomic.write_json(folder / f"environment.node{peer.node}.json", peer.facts["environment"])
+        master = None
+        if not (adopted and adopted.has_store):
+            host = adopted.host if adopted else self._store.host
+            master = host, self._stack.enter_context(ranks.reserved_port(host))
+        num_nodes = hardware.nodes or 1
+        place = ranks.Place(
+            self._own_ranks,
+            hardware.num_processes,
+            local_size=hardware.ranks_of_node,
+            num_nodes=num_nodes,
+            master=master,
+            by_torchrun=not adopted,
+        )
+        try:
+            if self._are_ready(folder):
+                self._start_members(folder, place)
+                variables = facts.variables(self._interface(), os.environ) if hardware.nodes else {}
+                group = ranks.Group(guard, place, folder, env | variables)
+                self._group = self._stack.enter_context(group)
+            yield self
+        finally:
+            self._stop_all()
+            until_s = time.monotonic() + STOP_S
+            while not self.has_ended(0.2) and time.monotonic() < until_s:
+                pass
+            self._collect()
+            self._stack.close()
+
+    def _are_ready(self, folder):
+        """Whether every other node has made its folder, and measured its clock."""
+        texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
+        launch = initial_record.of_secrets(self._job)
+        for peer in self._nodes:
+            self._store.tell(peer.number, "inputs", run_id=folder.name, node=peer.node, texts=texts, launch=launch)
+        until_s = time.monotonic() + LOST_AFTER_S
+        while any(peer.folder is None for peer in self._nodes) and not self._ends.lost:
+            self._take(TICK_S)
+            if time.monotonic() > until_s:
+                late = next(peer for peer in self._nodes if peer.folder is None)
+                self._ends.lost = f"{late.name}, made no folder"
+        return not self._ends.lost
+
+    def _start_members(self, folder, place):
+        folders = {0: str(folder.resolve())} | {peer.node: peer.folder for peer in self._nodes}
+        hardware = schema.to_dict(self._job.config.hardware)
+        for peer in self._peers.values():
+            where = {name: getattr(peer, name) for name in ("num_ranks", "first_rank", "local_rank", "node")}
+            start = {"folder": folders[peer.node], "place": vars(place) | where, "hardware": hardware}
+            self._store.tell(peer.number, "start", **start)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether all ranks have.  When one fails, or a node is lost, all the others are ended too."""
+        until_s = time.monotonic() + within_s
+        while True:
+            if self._group is None:
+                return True
+            own_has_ended = self._group.has_ended(0.0)
+            if own_has_ended and not self._ends.own_is_known:
+                self._ends.own_is_known = True
+                self._ended(self._group.ends())
+            if own_has_ended and all(peer.has_ended for peer in self._peers.values()):
+                return True
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._take(min(left_s, TICK_S))
+            for peer in self._peers.values():
+                if not peer.has_ended and self._store.silent_s(peer.number) > LOST_AFTER_S:
+                    self._lose(peer, f"said nothing for {LOST_AFTER_S:g} s")
+
+    def exit_code(self) -> int:
+        """0 where all ended well.  After has_ended()."""
+        return 1 if self._ends.failures or self.failure else 0
+
+    @property
+    def failures(self) -> list[dict]:
+        """Group.failures of all nodes."""
+        return self._ends.failures
+
+    @property
+    def failure(self) -> dict | None:
+        """What only this process knows: that a node was lost, or that a signal ended one."""
+        for kind, why in (("interrupted", self._ends.interrupted), ("node_lost", self._ends.lost)):
+            if why:
+                return failures.failure(kind, why, None, failures.last_step(self._folder))
+        return None
+
+    def _stop_all(self):
+        if self._group is not None:
+            self._group.stop()
+        for peer in self._peers.values():
+            if not peer.has_ended:
+                self._store.tell(peer.number, "stop")
+
+    def _collect(self):
+        """The files of other nodes into the record's folder."""
+        for peer in self._nodes:
+            if not peer.folder or peer.is_lost:
+                continue
+            self._store.tell(peer.number, "collect")
+            try:
+                for name, named in itertools.groupby(self._store.files(peer.number), key=operator.itemgetter(0)):
+                    self._keep(name, (piece for _, piece in named))
+                if not peer.is_interrupted:
+                    self._store.answer_clock(peer.number, "end")
+                    self._until(lambda peer=peer: peer.clock_at_end is not None)
+            except RuntimeError:  # its network is gone
+                peer.is_lost = True
+        lost = [Path(peer.folder) for peer in self._nodes if peer.is_lost and peer.folder]
+        carried.rescue(lost, self._folder)
+        for peer in self._nodes:
+            for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
+                carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
+
+    def _keep(self, name, pieces):
+        try:
+            carried.store(self._folder, name, pieces)
+        except (OSError, ValueError, TypeError) as error:
+            self._bad_files.append(str(error))
+
+    def complete(self, run: dict) -> None:
+        """Put into the record what was known later than record_facts(): clocks, and files that could not come home."""
+        at = {"rank": None, "instrument": "nodes", "edge": "after the run"}
+        run["warnings"] += [at | {"error": words} for words in self._bad_files]
+        of_node = {peer.node: peer for peer in self._nodes}
+        for row in run.get("nodes", [])[1:]:
+            peer = of_node[row["node"]]
+            row["clock"], row["clock_at_end"] = peer.clock, peer.clock_at_end
+
+    def bye(self, run: dict) -> None:
+        """The record is finished: every process of the run ends, with an exit code that says whether it is complete."""
+        self._exit_code = 0 if run["status"] == "complete" else 1
+
+    def _interface(self):
+        """Of this node, to the others."""
+        first = next((peer.facts for peer in self._nodes), None)
+        return facts.interface_of(store.own_address(first["address"])) if first else None
+
+    # ---- what arrives
+
+    def _take(self, within_s):
+        came = self._store.take()
+        for number, message in came:
+            if number in self._peers:
+                self._heed(self._peers[number], message)
+        if not came:
+            time.sleep(within_s)
+
+    def _until(self, is_so):
+        until_s = time.monotonic() + LOST_AFTER_S
+        while not is_so() and time.monotonic() < until_s:
+            self._take(TICK_S)
+
+    def _heed(self, peer, message):
+        kind = message["kind"]
+        if kind == "clock":
+            try:
+                self._store.answer_clock(peer.number, "start")
+            except RuntimeError:
+                self._lose(peer, "it asks nothing more")
+        elif kind == "ready":
+            peer.folder, peer.clock = message["folder"], message["clock"]
+        elif kind == "ended":
+            peer.has_ended = True
+            self._ended(message["ends"])
+        elif kind == "clock_at_end":
+            peer.clock_at_end = message["clock"]
+        elif kind == "interrupted":
+            peer.is_interrupted = True
+            self._ends.interrupted = self._ends.interrupted or f"{peer.name} got {message['signal']}"
+            self._stop_all()
+        elif kind == "left":
+            peer.has_left = True
+            if not peer.has_ended:
+                self._lose(peer, message["why"])
+
+    def _lose(self, peer, why):
+        peer.has_ended = peer.is_lost = True
+        self._ends.lost = self._ends.lost or f"{peer.name} is lost: {why}"
+        self._stop_all()
+
+    def _ended(self, ends):
+        """ends: [(rank, exit code)] of the ranks of a launcher that failed first."""
+        for rank, exit_code in ends:
+            self._ends.failures.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
+        if ends:
+            self._stop_all()
+
+
+def _row(number, num_ranks, of_node, peer):
+    return {
+        "node": number,
+        "ranks": list(range(number * num_ranks, (number + 1) * num_ranks)),
+        "host_hash": of_node["host_hash"],
+        "commit": of_node["commit"],
+        "environment": of_node["used"],
+        "fabric": of_node["fabric"],
+        "clock": None if peer is None else peer.clock,
+        "clock_at_end": None,
+    }

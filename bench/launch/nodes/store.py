@@ -1,0 +1,339 @@
+"""What the processes of a run over several launchers tell each other, in torch's TCPStore.
+
+The leader, rank 0's launcher or that of the node that has the address of hardware.rendezvous, holds the store; the
+others are members, numbered from 1 as they come.  Values are JSON, no pickles: what a stranger writes there can at most
+be refused.  Below a prefix that only the processes of one run know alike:
+
+    members              how many have come
+    sent/N  from/N/I     how many messages member N has sent, and message I
+    alive/N              a number that member N changes every few seconds: what stands still is lost
+    to/N/I               message I of the leader to it
+    clock/N/EDGE/I       its question I about the leader's clock, and .../is the answer
+    file/N/I  taken/N    pieces of its files, of which the leader has taken so many
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+PIECE_BYTES = 2**20  # TCPStore takes 8 MiB at most
+NUM_AHEAD = 16  # pieces that wait in the leader's memory
+CONNECT_S = 5.0  # what does not answer within it is some other program
+RETRY_S = 0.2
+TICK_S = 0.2
+ALIVE_EVERY_S = 2.0
+LOST_AFTER_S = 20.0  # ten of them
+CALL_S = 300.0  # of one operation of the store; a member gives its leader up long before
+NUM_QUESTIONS = 12
+GONE = "gone"  # the kind of the last message that arrives, made here: nothing more will come
+
+
+def token(key: str) -> str:
+    """What proves that both ends mean the same run: key is what only its processes know alike."""
+    return hashlib.sha256(f"speedrun-bench:{key}".encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[Any]:
+    """torch.distributed, whose C++ half then prints no stack of its own where the other end is gone."""
+    name = "TORCH_CPP_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "FATAL")
+    try:
+        import torch.distributed
+
+        yield torch.distributed
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def _opened(host: str, port: int, key: str, **more) -> tuple[Any, Any]:
+    """-> (TCPStore, the part of it that belongs to this run)"""
+    with _quiet_torch() as distributed:
+        timeout = datetime.timedelta(seconds=CALL_S)
+        store = distributed.TCPStore(host, port, wait_for_workers=False, timeout=timeout, **more)
+        return store, distributed.PrefixStore(f"speedrun/{token(key)}", store)
+
+
+def listen(host: str | None, ports: Sequence[int]) -> socket.socket:
+    """A listening socket on the first of these ports that is free.  OSError: none is, or host is another machine's."""
+    for port in ports:
+        try:
+            return socket.create_server((host or "", port), backlog=1024)
+        except OSError:
+            if port == ports[-1]:
+                raise
+    raise ValueError("no port")
+
+
+class LeaderStore:
+    """listener: listen()'s, which the store takes over."""
+
+    def __init__(self, listener: socket.socket, key: str):
+        host, port = listener.getsockname()[:2]
+        self.host = host
+        own = {"is_master": True, "master_listen_fd": listener.detach()}
+        self._whole, self._store = _opened("127.0.0.1" if host == "0.0.0.0" else host, port, key, **own)
+        self._num_seen: dict[int, int] = {}
+        self._num_told: dict[int, int] = {}
+        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._store.set("members", "0")
+
+    def close(self) -> None:
+        """From here on no member reaches it."""
+        self._store = self._whole = None
+
+    def take(self) -> list[tuple[int, dict]]:
+        """[(member, message)] that have come since the last call."""
+        self._meet()
+        came = []
+        for number, (num_sent, beat) in self._counts().items():
+            if beat != self._beats.get(number, (b"", 0.0))[0]:
+                self._beats[number] = beat, time.monotonic()
+            for index in range(self._num_seen[number], num_sent):
+                came.append((number, json.loads(self._store.get(f"from/{number}/{index}"))))
+                self._store.delete_key(f"from/{number}/{index}")
+            self._num_seen[number] = num_sent
+        return came
+
+    def _meet(self):
+        """Those that have come since, once their first values are there."""
+        for number in range(1, self._store.add("members", 0) + 1):
+            if number not in self._num_seen and self._store.check([f"sent/{number}", f"alive/{number}"]):
+                self._num_seen[number], self._num_told[number] = 0, 0
+
+    def _counts(self):
+        """{member: (messages sent, its last beat)}"""
+        names = [f"{kind}/{number}" for number in self._num_seen for kind in ("sent", "alive")]
+        values = self._store.multi_get(names) if names else []
+        return {number: (int(values[2 * at]), values[2 * at + 1]) for at, number in enumerate(self._num_seen)}
+
+    def silent_s(self, member: int) -> float:
+        """For how long it has said nothing."""
+        return time.monotonic() - self._beats[member][1]
+
+    def tell(self, member: int, kind: str, **facts) -> None:
+        self._store.set(f"to/{member}/{self._num_told[member]}", json.dumps({"kind": kind, **facts}))
+        self._num_told[member] += 1
+
+    def answer_clock(self, member: int, edge: str) -> None:
+        """What it asks with MemberStore.measured(edge)."""
+        for number in range(NUM_QUESTIONS):
+            name = f"clock/{member}/{edge}/{number}"
+            self._store.wait([name], datetime.timedelta(seconds=LOST_AFTER_S))
+            now = {"t_ns": time.perf_counter_ns(), "utc_s": time.time()}
+            self._store.set(f"{name}/is", json.dumps(now))
+
+    def files(self, member: int) -> Iterator[tuple[str, bytes]]:
+        """(name, piece) of the files that it sends, to the last; ends early where it falls silent."""
+        number = 0
+        while True:
+            name = f"file/{member}/{number}"
+            while not self._store.check([name]):
+                self._heed_beat(member)
+                if self.silent_s(member) > LOST_AFTER_S:
+                    return
+                time.sleep(RETRY_S / 10)
+            header, _, piece = self._store.get(name).partition(b"\n")
+            self._store.delete_key(name)
+            number += 1
+            self._store.set(f"taken/{member}", str(number))
+            if not header:
+                return
+            yield json.loads(header), piece
+
+    def _heed_beat(self, member):
+        beat = self._store.get(f"alive/{member}")
+        if beat != self._beats[member][0]:
+            self._beats[member] = beat, time.monotonic()
+
+
+class MemberStore:
+    """A connection to the leader's store, which one thread listens to and another one writes to: where the network is
+    cut, both stand still, and this process does not.
+
+    host, ports, key: as the leader's.  TimeoutError: no leader in timeout_s.
+    """
+
+    def __init__(self, host: str, ports: Sequence[int], key: str, timeout_s: float):
+        self._whole, self._store = self._found(host, ports, key, timeout_s)
+        self.own_address = own_address(host)
+        self.heard_s = time.monotonic()  # when the store last answered
+        self._inbox: queue.Queue = queue.Queue()
+        self._outbox: queue.Queue = queue.Queue()
+        self._num_sent = 0
+        self.number = self._store.add("members", 1)
+        self._store.set(f"taken/{self.number}", "0")
+        self._store.set(f"sent/{self.number}", "0")
+        self._store.set(f"alive/{self.number}", "0")
+        listening = self._store.clone()
+        self._is_closing = False
+        works = (lambda: self._listen(listening), self._write)
+        self._threads = [threading.Thread(target=work, name="store", daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    @staticmethod
+    def _found(host, ports, key, timeout_s):
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            for port in ports:
+                with contextlib.suppress(OSError):
+                    socket.create_connection((host, port), timeout=CONNECT_S).close()
+                    found = _within(CONNECT_S, lambda port=port: _asked(host, port, key))
+                    if found is not None:
+                        return found
+            time.sleep(RETRY_S)
+        raise TimeoutError
+
+    def send(self, kind: str, **facts) -> None:
+        self._outbox.put((self._send, {"kind": kind, **facts}))
+
+    def send_files(self, paths: dict[str, Path]) -> None:
+        """{name: file}, to the last."""
+        self._outbox.put((self._send_files, paths))
+
+    def measured(self, edge: str) -> dict:
+        """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the
+        leader's, which answers with answer_clock(edge).  RuntimeError: it is gone."""
+        answers: queue.Queue = queue.Queue()
+        self._outbox.put((lambda _: answers.put(measured(lambda number: self._ask(edge, number))), None))
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=TICK_S)
+            if time.monotonic() - self.heard_s > LOST_AFTER_S:
+                raise RuntimeError(f"nothing heard for {LOST_AFTER_S:g} s")
+
+    def arrived(self) -> dict | None:
+        """The next message, as soon as it is there; None: none in TICK_S.  A leader that is silent for too long is
+        gone."""
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get(timeout=TICK_S)
+        if time.monotonic() - self.heard_s > LOST_AFTER_S:
+            return {"kind": GONE, "why": f"nothing heard for {LOST_AFTER_S:g} s"}
+        return None
+
+    def close(self) -> None:
+        """When all that was sent has been written, or the leader is silent; a thread that waits for a dead network is
+        left behind, another one would meet the end of this program within torch."""
+        done = threading.Event()
+        self._outbox.put((lambda _: done.set(), None))
+        until_s = self.heard_s + LOST_AFTER_S
+        while not done.wait(RETRY_S / 10) and time.monotonic() < until_s:
+            pass
+        self._is_closing = True
+        self._outbox.put((None, None))
+        for thread in self._threads:
+            thread.join(5 * TICK_S)
+
+    def _listen(self, store):
+        number, beat_s = 0, 0.0
+        try:
+            while not self._is_closing:
+                while store.check([f"to/{self.number}/{number}"]):
+                    self._inbox.put(json.loads(store.get(f"to/{self.number}/{number}")))
+                    store.delete_key(f"to/{self.number}/{number}")
+                    number += 1
+                self.heard_s = time.monotonic()
+                if self.heard_s - beat_s > ALIVE_EVERY_S:
+                    beat_s = self.heard_s
+                    store.set(f"alive/{self.number}", str(beat_s))
+                time.sleep(TICK_S)
+        except (RuntimeError, ValueError) as error:
+            why = str(error).partition("\n")[0]
+            self._inbox.put({"kind": GONE, "why": f"its store is closed: {why}"})
+
+    def _write(self):
+        while True:
+            work, what = self._outbox.get()
+            if work is None:
+                return
+            with contextlib.suppress(RuntimeError, OSError):  # the leader is gone, which the other thread says
+                work(what)
+
+    def _send(self, message):
+        self._store.set(f"from/{self.number}/{self._num_sent}", json.dumps(message))
+        self._num_sent += 1
+        self._store.set(f"sent/{self.number}", str(self._num_sent))
+
+    def _ask(self, edge, number):
+        name = f"clock/{self.number}/{edge}/{number}"
+        self._store.set(name, "?")
+        return json.loads(self._store.get(f"{name}/is"))
+
+    def _send_files(self, paths):
+        number = 0
+        for name, path in paths.items():
+            for piece in _pieces(path):
+                while number - int(self._store.get(f"taken/{self.number}")) >= NUM_AHEAD:
+                    time.sleep(RETRY_S / 20)
+                self._store.set(f"file/{self.number}/{number}", json.dumps(name).encode() + b"\n" + piece)
+                number += 1
+        self._store.set(f"file/{self.number}/{number}", b"\n")
+
+
+def measured(ask: Callable[[int], dict], now_ns=time.perf_counter_ns, utc_s=time.time) -> dict:
+    """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the leader's.
+
+    ask(number) -> {"t_ns", "utc_s"}.  Cristian's method ("Probabilistic clock synchronization", Distributed Computing
+    3, 1989): of several questions the one that was answered soonest; the other clock read what it read in the middle,
+    give or take half of that round trip.
+    """
+    best = None
+    for number in range(NUM_QUESTIONS):
+        asked_ns = now_ns()
+        answer = ask(number)
+        back_ns, back_utc_s = now_ns(), utc_s()
+        trip_ns = back_ns - asked_ns
+        if best is None or trip_ns < best["round_trip_ns"]:
+            best = {
+                "offset_ns": answer["t_ns"] - (asked_ns + back_ns) // 2,
+                "round_trip_ns": trip_ns,
+                "utc_offset_s": round(answer["utc_s"] - back_utc_s + trip_ns / 2e9, 6),
+            }
+    return best
+
+
+def _asked(host, port, key):
+    """The store that listens there where it is that of this run, else None."""
+    with contextlib.suppress(RuntimeError):
+        whole, store = _opened(host, port, key, is_master=False)
+        if store.check(["members"]):
+            return whole, store
+    return None
+
+
+def _within(seconds, work):
+    """What work() returns; None where it takes longer, and is left alone: a program that answers nothing."""
+    answers: queue.Queue = queue.Queue()
+    threading.Thread(target=lambda: answers.put(work()), name="store", daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        return answers.get(timeout=seconds)
+    return None
+
+
+def own_address(host):
+    """The address of this machine from which that host is reached; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((host, 9))
+        return asked.getsockname()[0]
+
+
+def _pieces(path):
+    """The bytes that a file has now, at most PIECE_BYTES at once; one that was cut meanwhile is filled up."""
+    with open(path, "rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        while num_bytes > 0:
+            piece = file.read(min(PIECE_BYTES, num_bytes)) or b"\0" * min(PIECE_BYTES, num_bytes)
+            num_bytes -= len(piece)
+            yield piece
