@@ -27,6 +27,7 @@ from bench.data import shards as shard_files
 from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
+from bench.record.shape import Record
 from bench.training import distributed, gather_result, imported, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.instruments.base import Context, InstrumentSet, warning
@@ -306,7 +307,7 @@ def train(
             return steps_done, val_loss
 
 
-def _find_shards(launch: dict | None, record: dict) -> dict:
+def _find_shards(launch: dict | None, record: Record) -> dict:
     """{"train": [Shard], "val": [Shard]}, checked: the launcher's, or by hand those that run.json names."""
     if not launch:
         return datasets.recorded(record["data"])
