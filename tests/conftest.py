@@ -46,7 +46,12 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run the slow tests too, which are otherwise only run by name")
 
 
+BROWSED = "site"  # pages of this file are opened in a browser without --all too
+
+
 def pytest_itemcollected(item):
+    if item.get_closest_marker("browser") and item.path.stem != f"test_{BROWSED}":
+        item.add_marker(pytest.mark.slow)
     if item.path.stem in NUMERIC:
         item.add_marker(pytest.mark.numeric)
 

@@ -234,6 +234,7 @@ def test_what_another_room_calls_has_a_docstring_and_type_hints_where_mypy_does_
     assert sorted(name for name in unhinted if arguments[name] or _returns(functions[name])) == []
 
 
+@functools.cache
 def _strict_rooms():
     """Rooms in which ./run.sh lint refuses a function without types."""
     overrides = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
