@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import real_runs
@@ -112,6 +113,35 @@ def test_a_rank_of_a_run_starts_no_run(monkeypatch):
     monkeypatch.setenv(ranks.IN_RUN, "1")
     with pytest.raises(ValueError, match="a rank of a run, and no run starts another"):
         joining.started_by("run")
+
+
+REPORT = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+======================================================
+bench.training.worker FAILED
+------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-23_10:56:32
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 13726)
+  error_file: <N/A>
+------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-23_10:56:31
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 13727)  (SIGKILL)
+"""
+
+
+def test_the_report_of_torchrun_names_the_ranks_that_failed():
+    began_s = time.mktime((2026, 11, 23, 10, 56, 0, 0, 0, -1))
+    first, second = ranks.failures_of_report(REPORT, began_s)
+    assert (first["rank"], first["exit_code"], first["failed_at_s"]) == (0, 1, 32)
+    assert (second["rank"], second["exit_code"], second["failed_at_s"]) == (1, -9, 31)
+    assert ranks.failures_of_report("no report", began_s) == []
 
 
 # ---- as their user starts them

@@ -24,7 +24,7 @@ ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stoppe
 def finish(folder, run, exit_code, failure, clock, edges=None):
     """Complete run, the record as it was while the run lasted, and write it.
 
-    exit_code: of the agent, None if the launcher ended it; failure: why it did (failures.failure), else None.
+    exit_code: of the ranks, None if the launcher ended it; failure: why it did (failures.failure), else None.
     clock: RunClock, begun with the run; edges: EdgePipe of a run of our own.
     """
     try:

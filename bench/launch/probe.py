@@ -40,7 +40,7 @@ MATMUL_REPEATS = 50
 
 @dataclass(frozen=True)
 class Answers:
-    """found, failed: in rank order, of those that left one.  exit_code: of the agent, None: the time was exceeded."""
+    """found, failed: in rank order, of those that left one.  exit_code: of the ranks, None: the time was exceeded."""
 
     num_ranks: int
     found: list[dict]

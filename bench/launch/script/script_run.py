@@ -1,6 +1,6 @@
 """A script's run as the launcher sees it: its output, its telemetry, its progress, and what is made of them at the end.
 
-In the place of what bench/training/ does for our own runs: with Watched(...) around the agent, tick() twice a second,
+In the place of what bench/training/ does for our own runs: with Watched(...) around the ranks, tick() twice a second,
 conclude() once the ranks have ended.  Every rank prints into a pipe of its own, where each line gets the time at which
 it came, from outside.  rank 0's metric lines are kept with their times; logs/rankN.log gets the beginning, every metric
 line and the end of what a rank prints, so that a script which prints a gigabyte fills no disk.
@@ -131,16 +131,16 @@ class Watched:
         self._folder, self._job = folder, job
         self._output = Output(folder, job.config.hardware.num_processes, job.script.dialect)
         self.pipes = self._output.pipes
-        self.program = (job.script.python, str(job.code / WORKER))  # that the agent starts as each rank
+        self.program = (job.script.python, str(job.code / WORKER))  # of each rank
         self._reader = None  # of the dialect, once it is known
         self._num_read, self._last, self._foreign = 0, {}, None
         self._sampling = self._started = self._stopped = None
         self._warnings = []
-        self._agent_pid, self._waits_ns = None, []  # as in printed_times.clock()
+        self._guard_pid, self._waits_ns = None, []  # as in printed_times.clock()
 
     @contextlib.contextmanager
     def watching(self):
-        """Around the agent."""
+        """Around the ranks."""
         step_files.write(self._folder, [], step_files.RUN_COLUMNS)
         self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
         try:
@@ -150,9 +150,9 @@ class Watched:
             self._foreign = self._meter.foreign_cpu_cores()
             self._stop_sampling()
 
-    def started(self, agent_pid):
-        """The agent runs: begin to sample."""
-        self._agent_pid = agent_pid
+    def started(self, guard_pid):
+        """The ranks run below this process: begin to sample."""
+        self._guard_pid = guard_pid
         settings = self._job.config.instruments.get("telemetry")
         if settings is None:
             return
@@ -160,7 +160,7 @@ class Watched:
         num_devices = hardware.num_processes if hardware.device == "cuda" else 0
         try:
             path = self._folder / "telemetry.csv"
-            self._sampling = Sampling(path, settings, [], num_devices, agent_pid, self._job.code)
+            self._sampling = Sampling(path, settings, [], num_devices, guard_pid, self._job.code)
             self._sampling.wait()
             self._started = self._sampling.start()
         except (OSError, RuntimeError, TimeoutError) as error:
@@ -176,7 +176,7 @@ class Watched:
 
     def tick(self):
         """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""
-        waited_ns = processes.waited_ns(self._agent_pid)
+        waited_ns = processes.waited_ns(self._guard_pid)
         if waited_ns is not None:
             self._waits_ns.append((time.perf_counter_ns(), waited_ns))
         rows = self._new_rows()
