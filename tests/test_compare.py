@@ -260,7 +260,7 @@ def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and
     shown = capsys.readouterr().out
     order = [
         "verdict: SLOWER",
-        "what differs",
+        "nothing in the records differs",
         "comparable: yes",
         "compared: ",
         "noise floor 0.1 %",
@@ -326,7 +326,7 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
 def test_markdown_and_csv(arms, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--md"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("## B against A\n\nverdict: **SLOWER**  B is 5.00 % slower")
+    assert shown.startswith("# B against A\n\nverdict: **SLOWER**  B is 5.00 % slower")
     assert "A: aaaaaaaa (5 runs" in shown and "B: bbbbbbbb (5 runs" in shown
     assert "|  10.000 s |  10.500 s |  +5.00 % |" in shown
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--csv"]) == 0

@@ -8,7 +8,7 @@ import real_runs
 
 from bench.cli import doctor
 from bench.config import schema
-from bench.launch import answers, probe
+from bench.launch import probe
 from bench.machine.preflight import Check
 
 
@@ -40,15 +40,15 @@ def test_a_gpu_more_than_three_percent_below_the_median_is_slow(rate, status):
 
 def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):
     failed = [{"rank": 1, "message": "RuntimeError: Timed out waiting 5000ms", "hint": "see", "failed_at_s": 1.0}]
-    check = answers.Answers(2, [answer()], failed, 1, "").why_missing(30.0)
+    check = probe.Answers(2, [answer()], failed, 1, "").why_missing(30.0)
     assert (check.name, check.status) == ("collective", "fail")
     assert check.found == "1 of 2 ranks answered; rank 1: RuntimeError: Timed out waiting 5000ms"
     assert "--timeout-s=60" in check.remedy
     output = "starting\nncclUnhandledCudaError: call failed\n  frame 1\n"
-    check = answers.Answers(2, [], [], -6, output).why_missing(30.0)
+    check = probe.Answers(2, [], [], -6, output).why_missing(30.0)
     assert "exit code -6: ncclUnhandledCudaError" in check.found
     assert "NCCL_DEBUG=INFO" in check.remedy
-    assert "did not end in time: they printed nothing" in answers.Answers(2, [], [], None, "").why_missing(30.0).found
+    assert "did not end in time: they printed nothing" in probe.Answers(2, [], [], None, "").why_missing(30.0).found
 
 
 def test_the_last_line_says_whether_the_machine_is_fit():
@@ -83,14 +83,14 @@ def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monk
     (tmp_path / "usercustomize.py").write_text("")
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        "is_probe = 'bench.launch.probe_rank' in ' '.join(sys.orig_argv)\n"
+        "is_probe = 'bench.launch.probe' in ' '.join(sys.orig_argv)\n"
         "if is_probe and os.environ.get('RANK') == '1': time.sleep(60)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (check,) = probe.probe(schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1), timeout_s=2.0)
     assert (check.name, check.status) == ("collective", "fail")
     assert check.found.startswith("0 of 2 ranks answered; rank 0: ")
-    assert not _running("bench.launch.probe_rank")
+    assert not _running("bench.launch.probe")
 
 
 def _running(module):

@@ -1,5 +1,6 @@
 """The index of run folders: as fast as it may be, and never believed when the folders say something else."""
 
+import gzip
 import itertools
 import json
 import os
@@ -57,9 +58,10 @@ def reads(monkeypatch):
 def test_an_index_that_somebody_else_may_have_forged_is_not_believed_and_made_anew(results, whose):
     true = read_by_name(results)
     path = index_file(results)
-    index_ = json.loads(path.read_text())
-    index_["rows"]["val_loss"] = {"values": [0.001] * NUM_RUNS}
-    path.write_text(json.dumps(index_))
+    forged = json.loads(gzip.decompress(path.read_bytes()))
+    for values in forged["rows"]:
+        values[index.COLUMNS.index("val_loss")] = 0.001
+    path.write_bytes(gzip.compress(json.dumps(forged).encode()))
     index._parsed.cache_clear()
     assert {row["val_loss"] for row in read_by_name(results).values()} == {0.001}  # it is well-formed, and believed
     if whose == "another user's":
@@ -175,7 +177,17 @@ def test_a_running_run_is_read_every_time(results, monkeypatch):
     assert read_again == [folder.name]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"code": 1}', b"\xff\xfe", None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        *map(gzip.compress, (b"[]", b'{"code": 1}', b"\xff\xfe")),
+        gzip.compress(b"{}")[:-3],
+        b"\x1f\x8b\x08" * 9,
+    ]
+    + [None],
+)
 def test_a_damaged_or_deleted_index_costs_only_time(results, content, monkeypatch):
     expected = read_by_name(results)
     if content is None:
@@ -188,11 +200,11 @@ def test_a_damaged_or_deleted_index_costs_only_time(results, content, monkeypatc
     assert read_again == []  # and it was made anew
 
 
-def test_an_index_with_a_column_cut_short_is_damaged(results):
+def test_an_index_with_a_row_cut_short_is_damaged(results):
     expected = read_by_name(results)
-    damaged = json.loads(index_file(results).read_bytes())
-    damaged["rows"]["status"] = {"values": ["complete"], "codes": [0] * 5}
-    index_file(results).write_text(json.dumps(damaged))
+    damaged = json.loads(gzip.decompress(index_file(results).read_bytes()))
+    damaged["rows"][0].pop()
+    index_file(results).write_bytes(gzip.compress(json.dumps(damaged).encode()))
     assert read_by_name(results) == expected
 
 

@@ -184,7 +184,7 @@ def test_a_tensor_in_no_group_is_refused_by_its_name():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("optim.groups.head.lr=0", "optim.groups.head.lr=0.0: use a number above 0"),
+        ("optim.groups.head.lr=0", "optim.groups.head.lr=0: use a number above 0"),
         ("optim.groups.head.muon_lr=1", "unknown setting optim.groups.head.muon_lr=1"),
         ("optim.groups.head.tensors=head", "optim.groups.head.tensors=head: use a list of words"),
         ("optim.groups.head=3", "optim.groups.head=3: use a group of settings, KEY: VALUE, or null"),
@@ -429,6 +429,6 @@ def test_a_new_optimizer_is_one_file_and_one_yaml(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "optim.mix=2.0: use a number from 0 to 1"
+    assert lines[0] == "optim.mix=2: use a number from 0 to 1"
     assert lines[1] == "optim.muon_lr=0.1: this run has no such setting; only runs with optim=muon have it"
     assert lines[2:] == ["False 1.0 8", "SGD"]

@@ -10,7 +10,7 @@ import real_runs
 from profiled import names, outside_of_steps, read, step_names
 
 from bench.analysis.trace import analysis, load
-from bench.analysis.trace.text import as_text
+from bench.analysis.trace.text import document
 
 pytestmark = pytest.mark.slow
 COMMON = ("goal.num_steps=15", "goal.val_every_steps=8", "hardware.num_processes=2", "instruments=[regions]")
@@ -91,7 +91,7 @@ def test_the_traces_of_both_ranks_are_analysed(run_with):
         phases = {line["phase"]: line["host_us"] for line in rank["phases"]}
         assert phases["backward"] > phases["data"] > 0
         assert rank["operators"][0]["self_cpu_us"] == max(line["self_cpu_us"] for line in rank["operators"])
-    assert "aten::mm" in as_text(found, "x") and "no device rows" in as_text(found, "x")
+    assert "aten::mm" in document(found, "x").terminal() and "no device rows" in document(found, "x").terminal()
 
 
 def test_kempners_window_writes_its_summary_and_changes_no_loss(run_with):

@@ -321,7 +321,7 @@ PUBLISHED_RUN = "results/published/first/cpu_nano/20261121T072021Z-gpt2-adamw-ec
 OWN = [
     "results/ledger.jsonl",
     "results/cpu_nano/RUN/run.json",
-    "results/cpu_nano/.index.json",
+    "results/cpu_nano/.index.json.gz",
     "results/races/RACE/plan.json",
     "results/site/index.html",
     "results/calibrations/a.json",

@@ -549,8 +549,8 @@ def test_three_arms_are_judged_together(results, monkeypatch, capsys):
     assert (found["C"]["arms"], found["C"]["about"]) == (["A", "C"], ["the default", "optim.lr=0.005"])
     (folder,) = (results.folder / "races").iterdir()
     text = (folder / "race.md").read_text()
-    _, of_b, of_c = text.partition("\n### ")[0].split("verdict: ")
-    assert text.startswith("## Race: B and C against A\n") and re.search("C is [0-9.]+ % slower than A", of_c)
+    _, of_b, of_c = text.partition("\n## ")[0].split("verdict: ")
+    assert text.startswith("# Race: B and C against A\n") and re.search("C is [0-9.]+ % slower than A", of_c)
     assert "C is" not in of_b and not re.findall("B('s| is)", of_c) and "optim.lr=0.005" in text
 
 

@@ -235,3 +235,15 @@ def test_help_beside_a_cluster_submits_nothing(monkeypatch, capsys):
     monkeypatch.setattr(job, "go", lambda verb, want: pytest.fail("a job was submitted"))
     assert program.main(["run", "cluster=slurm", "--help", "cluster.name"]) == 0
     assert "sbatch --job-name" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed"),
+    [
+        ("data.markov_lags", "a list of whole numbers, or null"),
+        ("data.shards", "a list, each a number as 3, or numbers as 9-12, or null"),
+        ("stages", "a list, each a group of settings, KEY: VALUE, or null"),
+    ],
+)
+def test_what_a_list_may_hold_reads_as_a_sentence(key, allowed):
+    assert meanings.settings()[key].allowed == allowed

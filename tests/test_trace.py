@@ -23,10 +23,10 @@ from bench.analysis.trace import (
     source,
     window,
 )
+from bench.analysis.trace import text as trace_text
 from bench.analysis.trace.columns import covered_ns, merged_intervals, ns_by_combination, shared_ns
 from bench.analysis.trace.load import find, load, load_all
 from bench.analysis.trace.rank import Collector
-from bench.analysis.trace.text import as_markdown, as_text
 from bench.cli import analyze
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
@@ -367,8 +367,8 @@ def test_braces_quotes_and_foreign_letters_in_names_do_not_matter(tmp_path):
     for indent in (None, 1):
         found = analysed(write(tmp_path / "a.json", rows, indent=indent))
         assert sorted(line["name"] for line in found["kernels"]) == sorted(names)
-    assert "\x1b" not in as_text(analysis.analyze([tmp_path / "a.json"]), "x")
-    assert "<script>" not in as_markdown(analysis.analyze([tmp_path / "a.json"]), "x")
+    assert "\x1b" not in trace_text.document(analysis.analyze([tmp_path / "a.json"]), "x").terminal()
+    assert "<script>" not in trace_text.document(analysis.analyze([tmp_path / "a.json"]), "x").markdown()
 
 
 def test_zero_and_negative_durations_hold_no_time(tmp_path):
@@ -382,7 +382,7 @@ def test_a_cpu_trace_has_operators_and_says_nothing_of_a_device(tmp_path):
     found = analysed(path)
     assert found["temporal"]["span_us"] is None and found["overlap_pct"] is None and found["advice"] == []
     assert found["operators"][0]["cpu_us"] == 10.0
-    assert "no device rows" in as_text(analysis.analyze([path]), "x")
+    assert "no device rows" in trace_text.document(analysis.analyze([path]), "x").terminal()
 
 
 def test_a_cut_file_is_read_as_far_as_it_goes_and_says_so(tmp_path):
@@ -427,7 +427,7 @@ def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, s
     except source.NoTrace:
         return
     json.dumps(found)
-    as_text(found, "x")
+    trace_text.document(found, "x").terminal()
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}", '{"a": 1}', "\x00\x01\x02", '{"traceEvents'])
@@ -541,7 +541,7 @@ def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):
 def test_kernels_are_named_as_they_are_and_their_numbers_stand_right(tmp_path):
     names = ["reduce_kernel<128, 4, Op<float>>", "Memcpy HtoD (Pinned -> Device)", "[red]x[/red] :smile:"]
     rows = [row for num, name in enumerate(names) for row in launched(name, 2000 * num, 10**num, 0, num + 1)]
-    lines = as_text(analysis.analyze([write(tmp_path / "a.json", rows)]), "x").splitlines()
+    lines = trace_text.document(analysis.analyze([write(tmp_path / "a.json", rows)]), "x").terminal().splitlines()
     begin = lines.index("Kernels") + 4
     assert [line[: len("reduce_kernel<128, 4, Op<float>>")].strip() for line in lines[begin : begin + 3]] == names[::-1]
     ends = {line.index(ms) + len(ms) for line, ms in zip(lines[begin : begin + 3], ("0.100", "0.010", "0.001"))}

@@ -8,7 +8,7 @@ from traces import event, launched, step, write
 
 from bench.analysis.trace import analysis, diff, flops, operators, window
 from bench.analysis.trace.load import find, load
-from bench.analysis.trace.text import as_text, difference_as_text
+from bench.analysis.trace.text import difference, document
 from bench.cli import analyze
 
 needs_shared = pytest.mark.skipif(
@@ -93,7 +93,7 @@ def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
         "known_frac": 0.6,
     }
     assert all(line["pct_of_peak"] is None for line in found["achieved"])
-    text = as_text(analysis.analyze([tmp_path / "a.json"]), "x")
+    text = document(analysis.analyze([tmp_path / "a.json"]), "x").terminal()
     assert (
         "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time "
         "on the CPU" in text
@@ -315,7 +315,7 @@ def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_pat
     assert (found["of"], found["change_ms"], found["explained_ms"]) == ("step_ms", -1.0, 0.5)
     assert (found["idle_change_ms"], found["overlap_change_ms"]) == (pytest.approx(0.5 - 1.0), pytest.approx(1.0))
     adds_up(found)
-    words = difference_as_text(found, "a", "b")
+    words = difference(found, "a", "b").terminal()
     assert (
         "-1.000 ms" in words
         and "+0.500 ms in kernels" in words
@@ -406,7 +406,7 @@ def test_a_world_of_a_billion_ranks_is_not_believed(tmp_path):
 
 @needs_shared
 def test_every_part_of_the_answer_is_printed_for_a_real_trace():
-    text = as_text(analysis.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config")), "x")
+    text = document(analysis.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config")), "x").terminal()
     for title in (
         "Time of the device",
         "What it means",

@@ -12,7 +12,7 @@ from bench.analysis.trace import analysis, critical, diff, events, launches, loa
 from bench.analysis.trace.device_time import types
 from bench.cli import analyze
 from bench.report import run_page, trace_page, trace_panels
-from bench.web import waterfall
+from bench.web import document, waterfall
 
 MAX_PAGE_BYTES = 3_000_000
 needs_shared = pytest.mark.skipif(not traces.SHARED.is_dir(), reason="needs the shared traces")
@@ -92,10 +92,10 @@ def test_foreign_names_become_no_markup(tmp_path):
     bad = "<script>alert(1)</script>"
     rows = [*launched(bad, 20, 10, 5, 1), *launched(bad, 90, 10, 80, 2), event("cpu_op", bad, 0, 100)]
     answer = analysis.analyze([write(tmp_path / "a.json", rows)])
-    html = trace_page.html({bad: answer})
+    html = trace_page.document({bad: answer}).html()
     assert bad not in html and "&lt;script&gt;alert" in html
     difference = {"by": "kernel"} | diff.compare(*(diff.profile(load.load(tmp_path / "a.json")) for _ in "ab"))
-    assert bad not in trace_page.diff_html(difference, bad, bad)
+    assert bad not in trace_page.difference_document(difference, bad, bad).html()
 
 
 def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
@@ -103,21 +103,22 @@ def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
     answer = analysis.analyze([write(tmp_path / "a.json", rows)])
     panels, charts = trace_panels.of_answer(answer, "")
     assert [panel.id for panel in panels] == ["operators", "phases"] and charts == []
-    assert "a trace of the CPU alone" in trace_page.html({"x": answer})
+    assert "a trace of the CPU alone" in trace_page.document({"x": answer}).html()
 
 
 def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_an_older_one(tmp_path):
     (answer,) = analysis.of_files(two_ranks(tmp_path)).values()
     (tmp_path / "analysis.json").write_text(json.dumps(answer))
-    charts, html = trace_page.of_run(tmp_path)
+    part = trace_page.of_run(tmp_path)
+    charts, html = document.charts([part]), part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
     assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
     assert "trace-collective" in [panel.id for panel in run_page.drawings_of(tmp_path)]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
-        assert "not of this version" in trace_page.of_run(tmp_path)[1]
+        assert "not of this version" in trace_page.of_run(tmp_path).html()
     (tmp_path / "analysis.json").unlink()
-    assert trace_page.of_run(tmp_path) == ([], "") and run_page.drawings_of(tmp_path) == []
+    assert trace_page.of_run(tmp_path).html() == "" and run_page.drawings_of(tmp_path) == []
 
 
 def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
@@ -139,7 +140,7 @@ def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
 def test_every_shared_trace_has_a_page_of_bounded_size():
     for name in SETS:
         for answer in analysis.of_files(load.find(traces.SHARED / "files" / name)).values():
-            assert len(trace_page.html({name: answer})) < MAX_PAGE_BYTES / 3, name
+            assert len(trace_page.document({name: answer}).html()) < MAX_PAGE_BYTES / 3, name
 
 
 @needs_shared

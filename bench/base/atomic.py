@@ -63,12 +63,12 @@ def write_text(path: Path | str, text: str, durable: bool = True) -> None:
         _write_once(Path(path), text, durable)
 
 
-def write_own(path: Path | str, text: str) -> None:
+def write_own(path: Path | str, content: bytes) -> None:
     """As write_text, not durable: a file of which plain_file.is_own() is true, whatever the umask."""
     with replacing(Path(path), durable=False) as file:
         with contextlib.suppress(OSError):  # a file system without modes: it is not believed then
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
-        file.write(text.encode())
+        file.write(content)
 
 
 def _write_once(path: Path, text: str, durable: bool) -> None:

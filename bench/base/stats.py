@@ -22,9 +22,6 @@ E_VALUE_ALPHA = 1e-6  # of one check of a loss: a false alarm in a million
 MIN_LOG_E_VALUE = math.log(1 / E_VALUE_ALPHA)  # 13.8
 
 
-# ---- samples
-
-
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean of at least one number, the sum rounded once (math.fsum); exactly x for copies of x."""
     values = list(values)
@@ -376,9 +373,6 @@ def _shift(df: float, alpha: float, wanted_power: float) -> float:
     while (middle := 0.5 * (low + high)) not in (low, high) and high - low > 1e-13 * high:
         low, high = (middle, high) if _power(middle, df, critical) < wanted_power else (low, middle)
     return middle
-
-
-# ---- losses
 
 
 def log_e_value(nats_of_p: float, nats: float, num_tokens: int) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.config import compose, schema
+from bench.config import compose, groups, schema
 from bench.plans.race import state
 from bench.record import ledger, race_folder, run_folder
 from bench.record.shape import Record
@@ -205,7 +205,7 @@ def of_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
 
 def tracks() -> list[str]:
     """Those that conf/ has."""
-    return compose.choices("track")
+    return groups.choices("track")
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.analysis.trace import analysis, categories, diff, load
-from bench.analysis.trace.text import as_markdown, as_text, difference_as_markdown, difference_as_text
+from bench.analysis.trace import text as trace_text
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
@@ -30,22 +30,22 @@ def main(argv):
         answers |= _answer(", ".join(words), paths, rules, args)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
-    _write(args, lambda: _markdown(answers), lambda: _page_of(answers))
+    _write(args, lambda: _markdown(answers), lambda: _with_pictures(answers))
     return 0
 
 
 def _markdown(answers):
-    return "\n".join(as_markdown(one, title) for title, one in answers.items())
+    return "\n".join(trace_text.document(one, title).markdown() + "\n" for title, one in answers.items())
 
 
-def _page_of(answers):
+def _with_pictures(answers):
     from bench.report import trace_page
 
-    return trace_page.html(answers), *trace_page.pictures(answers)
+    return trace_page.document(answers)
 
 
-def _write(args, markdown, pages):
-    """What --html, --png and --md ask for.  markdown() -> text; pages() -> (the page, chart specs, drawings)."""
+def _write(args, markdown, with_pictures):
+    """What --html, --png and --md ask for.  markdown() -> text; with_pictures() -> the Document."""
     written = []
     if args.md:
         atomic.write_out(of_user(args.md), markdown())
@@ -53,14 +53,14 @@ def _write(args, markdown, pages):
     elif args.md == "":
         print(markdown(), end="")
     if args.html or args.png:
-        page, charts, drawings = pages()
+        answer = with_pictures()
     if args.html:
-        atomic.write_out(of_user(args.html), page)
+        atomic.write_out(of_user(args.html), answer.html())
         written.append(of_user(args.html))
     if args.png:
         from bench.report import png
 
-        written += png.write(charts, of_user(args.png), drawings=drawings)
+        written += png.write(answer.charts, of_user(args.png), answer.drawings)
     for path in written:
         print(f"analyze: wrote {shown(path)}", file=sys.stderr)
 
@@ -78,7 +78,7 @@ def _answer(whole, paths, rules, args):
         title = whole + (f", window {name}" if len(by_window) > 1 else "")
         answers[title] = answer
         if _prints_words(args):
-            print(as_text(answer, title))
+            print(trace_text.document(answer, title).terminal())
     if (paths[0] / "run.json").is_file():
         _keep(paths[0], next(iter(answers.values())))
     return answers
@@ -89,7 +89,7 @@ def _keep(folder, answer):
     try:
         atomic.write_json(folder / "analysis.json", answer)
         if not (folder / "summary.md").exists() or (folder / "summary.md").read_text().startswith("# Trace analysis"):
-            atomic.write_text(folder / "summary.md", as_markdown(answer, folder.name))
+            atomic.write_text(folder / "summary.md", trace_text.document(answer, folder.name).markdown() + "\n")
         print(f"analyze: wrote {shown(folder / 'analysis.json')}", file=sys.stderr)
     except OSError as error:
         print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)
@@ -111,19 +111,19 @@ def _diff(argv):
         if by == "kernel" and not len(rank.device_rows()):
             raise ValueError(f"--by kernel: {word} has no kernels, it is a trace of the CPU alone: match by operator")
     answer = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
+    words = trace_text.difference(answer, args.a, args.b)
     if args.json:
-        print(json.dumps(answer, indent=1))
+        print(words.json())
     elif _prints_words(args):
-        print(difference_as_text(answer, args.a, args.b))
-    _write(args, lambda: difference_as_markdown(answer, args.a, args.b), lambda: _page_of_diff(answer, args))
+        print(words.terminal())
+    _write(args, lambda: words.markdown() + "\n", lambda: _difference_with_picture(answer, args))
     return 0
 
 
-def _page_of_diff(answer, args):
+def _difference_with_picture(answer, args):
     from bench.report import trace_page
 
-    drawn = trace_page.of_difference(answer, args.a, args.b)
-    return trace_page.diff_html(answer, args.a, args.b), (), [drawn] if drawn else []
+    return trace_page.difference_document(answer, args.a, args.b)
 
 
 def _one_rank(word, number):

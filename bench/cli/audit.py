@@ -57,12 +57,12 @@ def _show_own(folder):
     if loss.get("not_checked"):
         say("referee", f"the loss was not checked: {loss['not_checked']}")
         return
-    parts = [(f"step {one['step']}", one) for one in loss["checked"]]
+    parts = [(f"step {check['step']}", check) for check in loss["checked"]]
     parts += [("random tokens", loss["random_tokens"]), ("held-out slice", loss["held_out"])]
-    for name, one in parts:
-        words = one.get("not_checked") or (
-            f"{one['claimed_nats']} nats by forward(), {one['from_logits_nats']} from logits, "
-            f"of {one['num_tokens']} tokens"
+    for name, check in parts:
+        words = check.get("not_checked") or (
+            f"{check['claimed_nats']} nats by forward(), {check['from_logits_nats']} from logits, "
+            f"of {check['num_tokens']} tokens"
         )
         say("referee", f"{name}: {words}")
 

@@ -49,9 +49,9 @@ def _whole(shtab):
 
 
 def _overrides():
-    from bench.config import compose
+    from bench.config import groups
 
-    return [f"{group}={choice}" for group in compose.GROUPS for choice in compose.choices(group)]
+    return [f"{group}={choice}" for group in groups.GROUPS for choice in groups.choices(group)]
 
 
 def _parser():

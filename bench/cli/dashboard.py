@@ -27,15 +27,15 @@ def main(argv):
     done = []
     for folder in named.runs(args.run):
         for name in names:
-            one = _export(dashboards.read(folder), name, args.set)
-            done.append(one)
-            facts = f"{name}: {', '.join(f'{key} {value}' for key, value in (one['facts'] or {}).items())}"
+            export = _export(dashboards.read(folder), name, args.set)
+            done.append(export)
+            facts = f"{name}: {', '.join(f'{key} {value}' for key, value in (export['facts'] or {}).items())}"
             if not args.json:
-                words = f"no export to {name}: {one['error']}" if one["error"] else facts
-                print(f"{one['run_id']}: {words}", flush=True)
+                words = f"no export to {name}: {export['error']}" if export["error"] else facts
+                print(f"{export['run_id']}: {words}", flush=True)
     if args.json:
         print(json.dumps(done, indent=1))
-    return 0 if all(one["error"] is None for one in done) else 1
+    return 0 if all(export["error"] is None for export in done) else 1
 
 
 def _export(exported, name, changes):

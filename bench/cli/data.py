@@ -115,7 +115,7 @@ def _facts(name, dataset):
     facts = {"name": name, "vocab_size": dataset.vocab_size}
     for split in ("train", "val"):
         files = getattr(dataset, split)
-        facts[split] = [{"file": str(one.path)} | {key: getattr(one, key) for key in COLUMNS} for one in files]
+        facts[split] = [{"file": str(file.path)} | {key: getattr(file, key) for key in COLUMNS} for file in files]
     return facts
 
 
@@ -149,14 +149,14 @@ def _lines(facts):
     if "magic" in facts:
         return text_table.render((), ((key, str(value)) for key, value in facts.items()))
     num_train, num_val = len(facts["train"]), len(facts["val"])
-    head = f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"
+    header = f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"
     cells = [
-        [split, f"{one['num_tokens']:,}", format_bytes(one["num_bytes"]), *(str(one[key]) for key in REST)]
+        [split, f"{file['num_tokens']:,}", format_bytes(file["num_bytes"]), *(str(file[key]) for key in REST)]
         for split in ("train", "val")
-        for one in facts[split]
+        for file in facts[split]
     ]
     columns = ["split", "tokens", "size", "largest token", "sha256", "file"]
-    return f"{head}\n{text_table.render(columns, cells, [False, True, True, True, False, False])}"
+    return f"{header}\n{text_table.render(columns, cells, [False, True, True, True, False, False])}"
 
 
 def _say(text):

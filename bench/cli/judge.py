@@ -43,14 +43,14 @@ def main(argv):
 def _claims(words):
     """Words of the user -> [(name, Claim)]"""
     if len(words) == 1 and len(found := named.find(words)) == 1:
-        one = found[0]
-        if one.race:
-            return _of_race(one.race, one.arm)
-        if one.claim:
-            return [(words[0], claim_folder.read(one.claim))]
-        if claim_folder.lacks_claim(one.paths[0]):
+        chosen = found[0]
+        if chosen.race:
+            return _of_race(chosen.race, chosen.arm)
+        if chosen.claim:
+            return [(words[0], claim_folder.read(chosen.claim))]
+        if claim_folder.lacks_claim(chosen.paths[0]):
             words = "its README.md has a claim's table and claim.yaml is missing: not a claim folder, restore it"
-            raise ValueError(f"{one.paths[0]}: {words}")
+            raise ValueError(f"{chosen.paths[0]}: {words}")
     return [(" ".join(words), claims.of_folders(named.runs(words)))]
 
 
@@ -66,10 +66,10 @@ def _of_race(folder, arm):
 
 def text(verdict):
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
-    head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
+    header = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
     word = text_table.coloured("accepted" if verdict["accepted"] else "refused")
     last = f"{'judge':>8}  {word}: {verify.rule_count(verdict['rules'])}"
-    return "\n".join([text_table.printable(head), verify.rule_lines(verdict["rules"]), last])
+    return "\n".join([text_table.printable(header), verify.rule_lines(verdict["rules"]), last])
 
 
 def _show(leaving):

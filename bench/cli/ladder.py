@@ -73,9 +73,9 @@ def _ended(args, results) -> Path | None:
         folder = request.unfinished(results, args.resume)
     else:
         _, fitted, asked = request.asked(args.words)
-        for one in fitted:
-            if one.fault:
-                say("ladder", f"{one.rung.name} is excluded, it cannot run at this size: {one.fault}", always=True)
+        for fit in fitted:
+            if fit.fault:
+                say("ladder", f"{fit.rung.name} is excluded, it cannot run at this size: {fit.fault}", always=True)
         folder = planning.begin(asked, results, args.anyway)
     race = runner.go(folder, results, anyway=args.anyway, is_new=args.resume is None)
     if race["result"] is not None:

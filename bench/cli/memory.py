@@ -70,13 +70,13 @@ def _words(path, facts):
     lines = [path]
     if "peak_bytes" in facts:
         lines.append(f"  {facts['what']}; largest {format_bytes(facts['peak_bytes'])}")
-    for one in facts.get("devices", ()):
-        reserved, gaps = (format_bytes(one["segments"][key]) for key in ("reserved_bytes", "in_gaps_bytes"))
+    for device in facts.get("devices", ()):
+        reserved, gaps = (format_bytes(device["segments"][key]) for key in ("reserved_bytes", "in_gaps_bytes"))
         lines.append(
-            f"  device {one['device']}: largest {format_bytes(one['peak_bytes'])}, reserved {reserved}, "
-            f"lost to gaps {gaps}, {one['num_events']} events"
+            f"  device {device['device']}: largest {format_bytes(device['peak_bytes'])}, reserved {reserved}, "
+            f"lost to gaps {gaps}, {device['num_events']} events"
         )
-        held = [(f"{site['bytes'] / MIB:12,.2f} MiB", site["place"]) for site in one["places_at_peak"][:NUM_SHOWN]]
+        held = [(f"{site['bytes'] / MIB:12,.2f} MiB", site["place"]) for site in device["places_at_peak"][:NUM_SHOWN]]
         lines.append(text_table.render((), held, [True, False]))
     return "\n".join(lines)
 

@@ -43,7 +43,7 @@ def main(argv):
         return 0
     if race["result"] is None:
         return 1
-    return 0 if all(one["comparable"] for one in race["result"]["against"].values()) else 2
+    return 0 if all(comparison["comparable"] for comparison in race["result"]["against"].values()) else 2
 
 
 def check(argv):
@@ -66,10 +66,10 @@ def check(argv):
             raise ValueError(f"{name}: {error}") from None
     for config in configs.values():
         planning.refuse_laxer(config.track.name, wanted)
-    for (one, config), (other, other_config) in itertools.combinations(configs.items(), 2):
+    for (name_a, config), (other, other_config) in itertools.combinations(configs.items(), 2):
         if config == other_config and not args.anyway:
             same = "are the same config: ./run.sh calibrate measures what noise does, --anyway races them"
-            raise ValueError(f"{one} and {other} {same}")
+            raise ValueError(f"{name_a} and {other} {same}")
 
 
 def _say(folder, race, args):

@@ -47,18 +47,18 @@ def main(argv):
         except Interrupted as error:
             say("replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
             return 1
-        made = [one for one in answers if one is not None]
+        made = [answer for answer in answers if answer is not None]
         if len(folders) > 1 and made:
-            numbers = Counter(one.outcome for one in made)
+            numbers = Counter(answer.outcome for answer in made)
             words = ", ".join(f"{number} {word}" for word, number in numbers.items())
             say("replay", f"{counted(len(made), 'record')}: {words}")
     if args.json:
-        print(json.dumps([dataclasses.asdict(one) for one in made], indent=1))
+        print(json.dumps([dataclasses.asdict(answer) for answer in made], indent=1))
     if args.check:
-        return 0 if all(one is None for one in answers) else 2
-    if any(one.outcome == outcomes.DIFFERS for one in made):
+        return 0 if all(answer is None for answer in answers) else 2
+    if any(answer.outcome == outcomes.DIFFERS for answer in made):
         return 1
-    return 0 if any(one.holds for one in made) else 2
+    return 0 if any(answer.holds for answer in made) else 2
 
 
 def _folders(args):

@@ -93,8 +93,8 @@ def _show_cfg(args):
     if points is None:
         raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
     for point in points:
-        head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
-        print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+        header = f"---\n# {' '.join(point)}\n" if args.multirun else ""
+        print(header + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
 
 
 def _seconds_of_budget(words):
@@ -163,7 +163,7 @@ def _run_job(job, args, argv, leading):
 
 
 def _parser():
-    listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    listed = "\n".join(f"  {group}={' | '.join(groups.choices(group))}" for group in groups.GROUPS)
     parser = arguments.Parser(
         "./run.sh run",
         main=main,

@@ -55,7 +55,7 @@ def main(argv):
             print("\n" + table_text.of_runs(rows))
         say("verdict", answer["words"])
         if job.deviations:
-            say("verdict", f"open division: this counts for nothing on track {job.config.track.name}")
+            say("verdict", f"open division: not eligible on track {job.config.track.name}")
         if judged and answer["passed"] is not None:  # nothing is claimed where there is nothing to reach
             say("judge", judged)
     return 1 if answer is None or answer["passed"] is False else 0

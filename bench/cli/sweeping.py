@@ -61,7 +61,7 @@ def _end(folder, why):
     for words in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
         say("sweep", words)
     sweep_page.write(folder, found)
-    num_complete = sum(one["status"] == "complete" for one in answers)
+    num_complete = sum(answer["status"] == "complete" for answer in answers)
     say("sweep", sweep_results.ended(found, folder, num_complete, len(answers)), always=True)
     return answers
 

@@ -31,7 +31,7 @@ def main(argv):
             print(f"verify: {error}", file=sys.stderr)
     if args.json:
         print(json.dumps(reports, indent=1))
-    return 2 if num_unreadable else 0 if all(one["passed"] for one in reports) else 1
+    return 2 if num_unreadable else 0 if all(report["passed"] for report in reports) else 1
 
 
 def rule_lines(rules):

@@ -11,6 +11,8 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,6 +47,7 @@ PLUGINS = {  # a choice of Hydra's: what must be installed for it
 OURS = str(CODE / "bench" / "plans" / "plugins")  # holds the package hydra_plugins, where Hydra looks
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
+Values = dict[str, Any]  # nested settings, as Hydra composed them
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
@@ -80,13 +83,13 @@ def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[
     files = []
     for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
         names = composed[group] if group in LISTS else [chosen.get(group)]
-        files += [(group, one) for name in names if name for one in _with_bases(group, name)]
+        files += [(group, choice) for name in names if name for choice in _with_bases(group, name)]
         if group == "experiment":  # the root's own values win over all groups but this
             files.append(("", config_name()))
     return {override.key_or_group: override.input_line for override in settings}, files
 
 
-def app(loader: Callable | None = None):
+def app(loader: Callable[[Any], Any] | None = None) -> Any:
     """A fresh hydra Hydra of this program.  loader: makes its ConfigLoader of a search path; None: Hydra's own."""
     if OURS not in sys.path:
         sys.path.append(OURS)
@@ -106,7 +109,7 @@ def app(loader: Callable | None = None):
     return hydra
 
 
-def composed_by_hydra(words: list[str], config_name: str):
+def composed_by_hydra(words: list[str], config_name: str) -> Any:
     """A DictConfig, its hydra node included, of words that choose groups or are of hydra.  Raises ValueError."""
     from hydra.types import RunMode
 
@@ -127,7 +130,7 @@ def refusals(words: list[str]) -> Iterator[None]:
         raise _refused(error, words) from None
 
 
-def _refused(error, words):
+def _refused(error: Exception, words: list[str]) -> ValueError:
     text = one_line(error)
     for group, packages in PLUGINS.items():
         for name, package in packages.items():
@@ -138,7 +141,7 @@ def _refused(error, words):
     return ValueError(f"{' '.join(words)}: {text}" if words else text)
 
 
-def _with_bases(group, name):
+def _with_bases(group: str, name: str) -> Iterator[str]:
     """A choice, then those that its yaml is based on, as experiment r09 on r08."""
     yield name
     for base in (yaml.safe_load(path_of(group, name).read_text()) or {}).get("defaults", ()):
@@ -158,12 +161,12 @@ def stored_sweep(overrides: list[str]) -> tuple[str | None, list[str]]:
     return hydra.mode and hydra.mode.name, stored_words(hydra)
 
 
-def stored_words(hydra) -> list[str]:
+def stored_words(hydra: Any) -> list[str]:
     """Hydra's node -> the words of its hydra.sweeper.params."""
     return [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
 
 
-def _split(overrides, machine):
+def _split(overrides: list[str], machine: schema.Machine | None) -> tuple[tuple[str, ...], list[Any], list[Any]]:
     """-> (words that choose groups, sorted, with a track; overrides that change a list; those of single settings)."""
     groups, lists, settings = {}, [], []
     for override in map(parsed, overrides):
@@ -183,7 +186,7 @@ def _split(overrides, machine):
     return tuple(sorted(groups.values())), lists, settings
 
 
-def _with_lists(groups, lists):
+def _with_lists(groups: tuple[str, ...], lists: list[Any]) -> Values:
     """What the groups compose, a copy, with the lists changed."""
     composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
     for override in lists:
@@ -191,7 +194,7 @@ def _with_lists(groups, lists):
     return composed
 
 
-def _change_list(values, override):
+def _change_list(values: Values, override: Any) -> None:
     """+instruments=NAME or ~instruments=NAME, NAME or [NAME,...], in place."""
     word, group, names = override.input_line, override.key_or_group, override.value()
     if names is None or group not in LISTS:
@@ -204,7 +207,7 @@ def _change_list(values, override):
             raise ValueError(f"{word}: the run has no {name}: it has {', '.join(values[group]) or 'none'}")
 
 
-def _check_group(override):
+def _check_group(override: Any) -> None:
     word, group, value = override.input_line, override.key_or_group, override.value()
     if value is None:
         raise ValueError(f"{word}: omit it, or choose from {', '.join(choices(group))}")
@@ -217,7 +220,7 @@ def _check_group(override):
         raise ValueError(f"{word}: there is no {kind} {name!r}; {near}choose from {', '.join(choices(group))}")
 
 
-def _set(values, override):
+def _set(values: Values, override: Any) -> None:
     """Put the value of one setting into the composed values, in place; a dict only over what it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
     key = "script.path" if key == "script" and not isinstance(value, dict) else key
@@ -227,7 +230,7 @@ def _set(values, override):
                 value = {part: value}
             key = free
     *path, last = key.split(".")
-    section = values
+    section: Any = values
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
@@ -244,20 +247,20 @@ def _set(values, override):
     section[last] = _merged(section[last], value)
 
 
-def _merged(old, new):
+def _merged(old: Any, new: Any) -> Any:
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
 @functools.cache
-def _whole(groups, folders, name):
+def _whole(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Any:
     """What Hydra makes of some group=name, its own node included; folders: own_folders(); name: of the root."""
     return composed_by_hydra(list(groups), name)
 
 
 @functools.cache
-def _composed(groups, folders, name):
+def _composed(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Values:
     """The same with every setting that there is, as a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
@@ -269,17 +272,17 @@ def _composed(groups, folders, name):
     return composed
 
 
-def of_track(name):
+def of_track(name: str) -> Values:
     """The composed values of a run that changes nothing on the track."""
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
 
-def _own_rules(name):
+def _own_rules(name: str) -> Values:
     """A track's section of its own file; what its file takes from another is not there."""
     return filled(schema.TrackConfig, (_settings_of(path_of("track", name)) or {}).get("track") or {})
 
 
-def _check_track(track):
+def _check_track(track: Values) -> None:
     """A track's rules are those of its file: all a run may choose is how often it is repeated."""
     name = track["name"]
     if name not in choices("track"):
@@ -292,7 +295,7 @@ def _check_track(track):
             raise ValueError(f"track.{key}={track[key]}: track {name} says {rule}; {remedy}")
 
 
-def _check_script(composed, overrides):
+def _check_script(composed: Values, overrides: list[str]) -> None:
     """Without a script there are no settings of one; with one no model and optimizer of ours."""
     if composed["script"]["path"] is None:
         given = next((word for word in overrides if word.startswith("script.")), None)
@@ -310,7 +313,7 @@ def _check_script(composed, overrides):
     composed["model"] = composed["optim"] = None
 
 
-def _check_arch(arch):
+def _check_arch(arch: str) -> None:
     ours = [name for name in choices("model") if models.find(name)]
     if arch not in ours and not user_code.is_import_path(arch):
         raise ValueError(
@@ -318,7 +321,7 @@ def _check_arch(arch):
         )
 
 
-def _check_settings(group, chosen):
+def _check_settings(group: str, chosen: Values) -> None:
     """The yaml of an instrument or exporter is its schema; settings that are not named are added in place."""
     for name, settings in chosen.items():
         if name not in choices(group):
@@ -327,5 +330,5 @@ def _check_settings(group, chosen):
 
 
 @functools.cache
-def _settings_of(path):
+def _settings_of(path: Path) -> Any:
     return yaml.safe_load(path.read_text())

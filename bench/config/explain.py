@@ -3,13 +3,14 @@
 import json
 import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from bench.base.paths import CONF, project_folder
-from bench.config import compose, meanings, schema, typed
+from bench.config import compose, groups, meanings, schema, typed
 from bench.config.groups import LISTS, path_of
 from bench.config.overrides import cluster_settings, split_cluster
 from bench.config.typed import MISSING
@@ -20,7 +21,7 @@ WIDTH = 120
 class Origins:
     """Where the values of a run come from."""
 
-    def __init__(self, overrides: list[str], machine: schema.Machine | None = None):
+    def __init__(self, overrides: list[str], machine: schema.Machine | None = None) -> None:
         self._overrides, self._files = compose.origins(overrides, machine)
 
     def of(self, key: str) -> tuple[str, str] | None:
@@ -37,7 +38,7 @@ class Origins:
         return None
 
 
-def _within(path, place, key):
+def _within(path: Path, place: str, key: str) -> str | None:
     """The key as a yaml at that place writes it, or at its own @package; None for one that it cannot set."""
     first = path.read_text().partition("\n")[0]
     if first.startswith("# @package "):
@@ -56,7 +57,7 @@ def commented(config: schema.Config, origins: Origins) -> str:
     """The config as YAML; each setting has its meaning, what it may be, and where its value is from, as a comment."""
     known, of_groups = meanings.settings(), meanings.groups()
 
-    def comment(key):
+    def comment(key: str) -> str:
         if key in of_groups:
             return of_groups[key]
         if key not in known:
@@ -70,7 +71,7 @@ def commented(config: schema.Config, origins: Origins) -> str:
     return "".join(f"{line}\n" for line in _lines(schema.to_dict(config), "", comment))
 
 
-def _lines(values, path, comment):
+def _lines(values: dict[str, Any], path: str, comment: Callable[[str], str]) -> Iterator[str]:
     """Nested values -> lines of YAML; a comment beside its line where it fits, else above it."""
     indent = "  " * path.count(".")
     for key, value in values.items():
@@ -100,47 +101,47 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
     """A setting's or group's key, or the last part of it -> text.  Raises ValueError for a word that is neither."""
-    keys = _named(word, [*meanings.settings(), *meanings.groups(), *compose.GROUPS])
+    keys = _named(word, [*meanings.settings(), *meanings.groups(), *groups.GROUPS])
     now = _Composition(overrides, machine)
     return "\n\n".join(_of_group(key, now) if key not in meanings.settings() else _of_setting(key, now) for key in keys)
 
 
-def _named(word, known):
+def _named(word: str, known: Iterable[str]) -> list[str]:
     """The keys that a word names: itself, or all that end in it."""
     wanted = word.replace("/", ".")
     keys = list(dict.fromkeys(key.replace("/", ".") for key in known))
     named = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
     if named:
         return named
-    guess = compose.did_you_mean(wanted, keys)
-    raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {', '.join(compose.GROUPS)}")
+    guess = groups.did_you_mean(wanted, keys)
+    raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {', '.join(groups.GROUPS)}")
 
 
 class _Composition:
     """What the words beside --help make, and what they would make with a choice added."""
 
-    def __init__(self, overrides, machine):
+    def __init__(self, overrides: list[str], machine: schema.Machine | None) -> None:
         self.overrides, self.machine = overrides, machine
         self._of_cluster, of_run = split_cluster(overrides)
         self.config = schema.to_dict(compose.compose(of_run, machine))
         self.config["cluster"] = cluster_settings(self._of_cluster)
         self._origins = Origins(of_run, machine)
 
-    def with_choice(self, choice):
+    def with_choice(self, choice: str) -> "_Composition":
         """The same with an optimizer, schedule, instrument or exporter more."""
         group, _, name = choice.partition("=")
-        if group in compose.LISTS:
+        if group in groups.LISTS:
             choice = f"{group}=[{','.join([*self.config[group], name.strip('[]')])}]"
         return _Composition([*self.overrides, choice], self.machine)
 
-    def value(self, key):
+    def value(self, key: str) -> Any:
         """MISSING for a setting that this run does not have."""
         try:
             return typed.get(self.config, key)
         except KeyError:
             return MISSING
 
-    def origin(self, key):
+    def origin(self, key: str) -> str:
         """ ", from conf/...: why", or that it is the default."""
         if key.startswith("cluster."):
             typed = [word for word in self._of_cluster if word.startswith(f"{key}=")]
@@ -152,7 +153,7 @@ class _Composition:
         return f"from {source}" + (f": {comment}" if comment else "")
 
 
-def _of_setting(key, now):
+def _of_setting(key: str, now: "_Composition") -> str:
     setting = meanings.settings()[key]
     value, lacks = now.value(key), ""
     if value == MISSING:
@@ -170,34 +171,34 @@ def _of_setting(key, now):
     return "\n".join([key, _wrapped(setting.meaning, 2, 2), *lines])
 
 
-def _of_group(key, now):
+def _of_group(key: str, now: "_Composition") -> str:
     about, group = meanings.groups().get(key, ""), key.replace(".", "/")
     lines = [_wrapped(f"{key}: {about}" if about else key, 0, 2)]
-    if group in compose.GROUPS:
-        names = compose.choices(group)
-        words = [f"{group}=[{name}]" if group in compose.LISTS else f"{group}={name}" for name in names]
+    if group in groups.GROUPS:
+        names = groups.choices(group)
+        words = [f"{group}=[{name}]" if group in groups.LISTS else f"{group}={name}" for name in names]
         width = max(map(len, words)) + 2
         for name, word in zip(names, words):
             about = meanings.about(group, name).split(". ")[0].rstrip(".")
             lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
-    inside = [one for one in meanings.settings() if one.startswith(f"{key}.")]
-    if key in compose.LISTS:  # those of the others are shown with their name: --help trace
-        inside = [one for one in inside if now.value(one) != MISSING]
+    inside = [key_inside for key_inside in meanings.settings() if key_inside.startswith(f"{key}.")]
+    if key in groups.LISTS:  # those of the others are shown with their name: --help trace
+        inside = [key_inside for key_inside in inside if now.value(key_inside) != MISSING]
     if inside:
         lines += ["", "settings, as this run has them (./run.sh run --help KEY says more of one):"]
-    for one in inside:
-        setting, value = meanings.settings()[one], now.value(one)
+    for key_inside in inside:
+        setting, value = meanings.settings()[key_inside], now.value(key_inside)
         shown = f", only with {' or '.join(setting.brought_by)}" if value == MISSING else f" = {_yaml(value)}"
-        lines.append(_wrapped(one + shown, 2, 6))
+        lines.append(_wrapped(key_inside + shown, 2, 6))
         lines.append(_wrapped(f"{setting.meaning} [{setting.allowed}]", 6, 6))
     return "\n".join(lines)
 
 
-def _yaml(value):
+def _yaml(value: Any) -> str:
     """As one types it."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
-def _wrapped(text, first, later):
+def _wrapped(text: str, first: int, later: int) -> str:
     width = min(WIDTH, shutil.get_terminal_size().columns)
     return textwrap.fill(text, max(width, 60), initial_indent=" " * first, subsequent_indent=" " * later)

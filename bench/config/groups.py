@@ -51,7 +51,7 @@ def config_name() -> str:
     return name
 
 
-def _roots():
+def _roots() -> dict[str, Path]:
     """{name: path} of the yamls that are in no group, ours first."""
     paths = [path for folder in (*reversed(own_folders()), CONF) for path in folder.glob("*.yaml")]
     return {path.stem: path for path in paths if path.name != MARK}
@@ -74,7 +74,7 @@ def default_track() -> str:
     import yaml
 
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
-    return next(one["track"] for one in defaults if "track" in one)
+    return str(next(default["track"] for default in defaults if "track" in default))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -98,14 +98,14 @@ def introduction() -> str | None:
     return "; ".join(lines) or None
 
 
-def _files():
+def _files() -> dict[str, dict[str, Path]]:
     return _by_group((CONF, *own_folders()))
 
 
 @functools.cache
-def _by_group(folders):
+def _by_group(folders: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
     """{group: {name: path}}.  ValueError: two folders have the same name."""
-    paths = {group: {} for group in GROUPS}
+    paths: dict[str, dict[str, Path]] = {group: {} for group in GROUPS}
     for folder, group in itertools.product(folders, GROUPS):
         for name in _names(folder, group):
             path = folder / group / f"{name}.yaml"
@@ -114,12 +114,12 @@ def _by_group(folders):
     return paths
 
 
-def _names(folder, group):
+def _names(folder: Path, group: str) -> list[str]:
     return sorted(path.stem for path in (folder / group).glob("*.yaml"))
 
 
 @functools.cache
-def _own_folders(conf, named):
+def _own_folders(conf: Path | None, named: Path | None) -> tuple[Path, ...]:
     folders = [] if conf is None else [conf]
     if named is not None:
         if not named.is_dir():
@@ -133,7 +133,7 @@ def _own_folders(conf, named):
 
 
 @functools.cache
-def _installed():
+def _installed() -> list[Path]:
     """Folders of installed packages; none of them is imported for it."""
     files = [file for folder in sys.path for file in Path(folder).glob("*.dist-info/entry_points.txt")]
     if not any(f"[{ENTRY_POINTS}]" in file.read_text(errors="replace") for file in files):

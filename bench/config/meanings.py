@@ -12,6 +12,7 @@ import io
 import itertools
 import tokenize
 import typing
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ UNITS = {  # the last part of a setting's name: its unit
 
 
 @functools.cache
-def of_class(cls: type) -> dict[str, str]:
+def of_class(cls: Any) -> dict[str, str]:
     """Dataclass -> {field: its comment, "" where there is none}, of inherited fields too."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -48,9 +49,11 @@ def of_class(cls: type) -> dict[str, str]:
     return comments
 
 
-def _of_source(source, fields):
+def _of_source(source: str, fields: Iterable[str]) -> dict[str, str]:
     """Comments by line; a field has that of its own line, or those of the lines above it."""
-    lines, beside, alone = source.splitlines(), {}, {}
+    lines = source.splitlines()
+    beside: dict[int, str] = {}
+    alone: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             words, row = token.string.removeprefix("#").strip(), token.start[0]
@@ -63,8 +66,8 @@ def _of_source(source, fields):
     return comments
 
 
-def _above(alone, row):
-    words = []
+def _above(alone: dict[int, str], row: int) -> str:
+    words: list[str] = []
     while row - 1 in alone:
         row -= 1
         words.insert(0, alone[row])
@@ -77,13 +80,13 @@ def of_file(path: Path) -> tuple[str, dict[str, str]]:
     text = path.read_text()
     lines = text.splitlines()
     comments: dict[str, str] = {}
-    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    about = [line.removeprefix("#").strip() for line in head if not line.startswith("# @package")]
+    header = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    about = [line.removeprefix("#").strip() for line in header if not line.startswith("# @package")]
     _of_node(yaml.compose(text), "", lines, comments)
     return " ".join(about), comments
 
 
-def _of_node(node, path, lines, comments):
+def _of_node(node: yaml.Node | None, path: str, lines: list[str], comments: dict[str, str]) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -116,14 +119,14 @@ def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     known: dict[str, Setting] = {}
     of_cluster = _of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
-    for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
-        before = known.setdefault(one.key, one)
-        if before is not one:
-            known[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
+    for setting in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
+        before = known.setdefault(setting.key, setting)
+        if before is not setting:
+            known[setting.key] = dataclasses.replace(before, brought_by=before.brought_by + setting.brought_by)
     return known
 
 
-def _of_class(cls, path, brought_by=(), known=()):
+def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()) -> Iterator[Setting]:
     """Of a dataclass and of those within; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), of_class(cls)
     for one in dataclasses.fields(cls):
@@ -145,7 +148,7 @@ def _of_class(cls, path, brought_by=(), known=()):
             yield from _of_class(variant(hint, name), f"{key}.", (choice,), shared)
 
 
-def _of_lists():
+def _of_lists() -> Iterator[Setting]:
     """Of instruments and exporters: their yaml is their schema, what is allowed stands in [] behind the meaning."""
     for group in LISTS:
         for name in choices(group):
@@ -171,7 +174,7 @@ def groups() -> dict[str, str]:
     return about_groups | {"cluster": overrides.CLUSTER_ABOUT}
 
 
-def _of_groups(cls, path):
+def _of_groups(cls: Any, path: str) -> Iterator[tuple[str, str]]:
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
             yield path + name, of_class(cls)[name]

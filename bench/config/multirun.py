@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -37,11 +37,18 @@ BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 class SweepLoader(ConfigLoaderImpl):
     """machine: chooses the track where none is named; None: as on a CPU."""
 
-    def __init__(self, machine, config_search_path):
+    def __init__(self, machine: schema.Machine | None, config_search_path: Any) -> None:
         super().__init__(config_search_path)
         self.machine = machine
 
-    def load_configuration(self, config_name, overrides, run_mode, from_shell=True, validate_sweep_overrides=True):
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> Any:
         """As Hydra's.  In a sweep's own config the settings of its runs are only words; in a run's they are values."""
         words = [word for word in overrides if not is_of_hydra(word)]
         of_hydra = [word for word in overrides if is_of_hydra(word)]
@@ -66,8 +73,8 @@ class Runner(Protocol):
     budget_s: float | None  # of all of them; None: no limit
 
     def elsewhere(
-        self, launcher: str, settings: Mapping, refusals: type[Exception]
-    ) -> contextlib.AbstractContextManager:
+        self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager[None]:
         """Around the launcher of that name, not ours, which calls one().
 
         settings: hydra.launcher.*; refusals: the errors of Hydra that a person's words are to blame for.
@@ -76,17 +83,17 @@ class Runner(Protocol):
     def one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
 
-    def all(self, points: list[list[str]], first_number: int, launcher: dict) -> list[float | None]:
+    def all(self, points: list[list[str]], first_number: int, launcher: dict[str, Any]) -> list[float | None]:
         """Several points, in the process of the sweep.  launcher: the settings hydra.launcher.*, ours."""
 
 
 class Task:
     """What Hydra calls a task function: of one point, whose words Hydra keeps."""
 
-    def __init__(self, runner: Runner):
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
-    def __call__(self, config) -> float | None:
+    def __call__(self, config: Any) -> float | None:
         """config: the run's, composed."""
         hydra = HydraConfig.get()
         return self.runner.one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
@@ -119,7 +126,7 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
             return None
         parser = OverridesParser.create(config_loader=hydra.config_loader)
         (points_words,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
-    return points_words
+    return [list(point) for point in points_words]
 
 
 def show_cfg(words: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
@@ -136,7 +143,7 @@ def show_info(words: list[str], what: str) -> None:
         compose.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_words(mine)])
 
 
-def _of_one_run(words):
+def _of_one_run(words: list[str]) -> tuple[list[str], list[str]]:
     """(words of Hydra, those of every run of the sweep)."""
     of_hydra = [word for word in words if overrides.is_of_hydra(word)]
     return of_hydra, [word for word in words if word not in of_hydra and overrides.plain(word)]
@@ -154,7 +161,7 @@ def _logging_as_before() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _checked(of_hydra, mine, machine):
+def _checked(of_hydra: list[str], mine: list[str], machine: schema.Machine | None) -> tuple[Any, list[str]]:
     """-> (the sweep's own config, its stored words).  Refuses a sweep of nothing, and of what it cannot go through."""
     hydra = _app(machine)
     config = hydra.compose_config(groups.config_name(), [*of_hydra, *mine], RunMode.MULTIRUN)
@@ -189,5 +196,5 @@ def _importable() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def _app(machine):
+def _app(machine: schema.Machine | None) -> Any:
     return compose.app(functools.partial(SweepLoader, machine))

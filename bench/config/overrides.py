@@ -46,7 +46,7 @@ def spelled(words: list[str]) -> list[str]:
     return spelled_out
 
 
-def parsed(word: str):
+def parsed(word: str) -> Any:
     """An override as Hydra's parser reads it.  Raises ValueError for a word that is not an override, or is a sweep."""
     override = _parsed(word)
     if override.is_sweep_override():
@@ -94,10 +94,10 @@ def plain(word: str) -> bool:
 
 def is_interval(word: str) -> bool:
     """Whether a word gives a whole range of numbers, interval(0.1,1), which only a search can go through."""
-    return _parsed(word).is_interval_sweep()
+    return bool(_parsed(word).is_interval_sweep())
 
 
-def check_glob(word: str, loader) -> None:
+def check_glob(word: str, loader: Any) -> None:
     """Refuse a glob(...) of no group, or that matches no choice.  loader: Hydra's, which knows the choices."""
     pattern = _parsed(word).value()
     if not hasattr(pattern, "filter"):
@@ -112,7 +112,7 @@ def check_glob(word: str, loader) -> None:
         raise ValueError(f"{word}: it matches none of {', '.join(names)}")
 
 
-def _parsed(word):
+def _parsed(word: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -127,13 +127,13 @@ def _parsed(word):
         raise ValueError(f"{word}: {one_line(error)}; quote a value with spaces or signs: key='\"a value\"'") from None
 
 
-def _two_values(override):
+def _two_values(override: Any) -> Iterable[str]:
     if override.is_discrete_sweep() and not hasattr(override.value(), "filter"):
         return [*itertools.islice(override.sweep_string_iterator(), 2), "..."][:2]
     return "...", "..."
 
 
-def _quoted(override):
+def _quoted(override: str) -> str:
     """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
     key, _, value = override.partition("=")
     is_plain = key.startswith("script") and PLAIN_PATHS.fullmatch(value)
@@ -142,7 +142,7 @@ def _quoted(override):
     return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _refuse(override):
+def _refuse(override: str) -> None:
     if is_of_hydra(override):
         raise ValueError(f"{override}: a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m")
     if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):
@@ -156,7 +156,6 @@ def _refuse(override):
         raise ValueError(f"{override}: settings have no dashes: write {override.lstrip('-')}")
     if "=" not in override:
         raise ValueError(f"{override!r} is not an override: write key=value, e.g. seed=3 or model=modern")
-    return override
 
 
 def one_line(error: Exception) -> str:
@@ -200,6 +199,6 @@ def cluster_of(of_cluster: Iterable[str]) -> Cluster:
     return typed.build(Cluster, values, "cluster.")
 
 
-def cluster_settings(of_cluster: Iterable[str]) -> dict:
+def cluster_settings(of_cluster: Iterable[str]) -> dict[str, Any]:
     """The settings by name; {} where no cluster is asked for."""
     return dataclasses.asdict(cluster_of(of_cluster)) if CLUSTER_CHOICE in of_cluster else {}

@@ -12,6 +12,7 @@ parameter.
 
 import re
 from pathlib import Path
+from typing import Any, NoReturn
 
 from bench.config import schema, stages, typed, user_code, windows
 from bench.config.compose import of_track
@@ -42,24 +43,25 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     if config.model is None or config.optim is None:
         _resolve_script(config, vocab_size)
     else:
-        _resolve_model(config, vocab_size)
+        _resolve_model(config, config.model, vocab_size)
         _resolve_batch(config, machine.gpu_memory_gib)
         _check_goal(config)
         config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
     return config
 
 
-def _resolve_script(config, vocab_size):
+def _resolve_script(config: schema.Config, vocab_size: int) -> None:
     """Of what a script decides itself, dtype, compilation and reduction among it, nothing is known."""
     config.data.vocab_size = vocab_size
     config.hardware.dtype = config.hardware.compile = config.hardware.micro_batch_seqs = None
     config.hardware.reducer = None
     if config.name is None:
+        assert config.script is not None and config.script.path is not None
         path = Path(config.script.path)
         config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{path.parent.name}-{path.stem}").strip("-.") or "script"
 
 
-def _refuse(what, value, remedy):
+def _refuse(what: str, value: Any, remedy: str) -> NoReturn:
     raise ValueError(f"{what}={'null' if value is None else value}: {remedy}")
 
 
@@ -91,7 +93,7 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
         _refuse("hardware.gc_every_steps", hardware.gc_every_steps, remedy)
 
 
-def _resolve_ranks(hardware, machine, on_gpu):
+def _resolve_ranks(hardware: schema.HardwareConfig, machine: schema.Machine, on_gpu: bool) -> None:
     """machine is each of the nodes: they are alike."""
     if hardware.nodes == 1:
         hardware.nodes = None  # given or not, one node is one config with one id
@@ -114,8 +116,7 @@ def _resolve_ranks(hardware, machine, on_gpu):
         typed.host_and_port(hardware.rendezvous)
 
 
-def _resolve_model(config, vocab_size):
-    model = config.model
+def _resolve_model(config: schema.Config, model: schema.ModelConfig, vocab_size: int) -> None:
     if not user_code.is_import_path(model.arch) and model.width % (2 * model.num_heads):
         _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
     if model.residual_dtype is not None and model.arch not in WITH_RESIDUAL_DTYPE:
@@ -139,21 +140,22 @@ def _resolve_model(config, vocab_size):
         _refuse("model.vocab_size", model.vocab_size, remedy)
 
 
-def _resolve_batch(config, gpu_memory_gib):
+def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
     """batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
-    data, hardware = config.data, config.hardware
+    data, hardware, num_processes = config.data, config.hardware, config.hardware.num_processes
+    assert num_processes is not None
     for name, tokens, seq_len in (
         ("data.batch_tokens", data.batch_tokens, data.seq_len),
         ("goal.val_tokens", config.goal.val_tokens, stages.val_seq_len(config)),
     ):
-        step_tokens = seq_len * hardware.num_processes
+        step_tokens = seq_len * num_processes
         if tokens % step_tokens:
             near = max(1, round(tokens / step_tokens)) * step_tokens
-            product = f"{seq_len} * {hardware.num_processes} = {step_tokens}"
+            product = f"{seq_len} * {num_processes} = {step_tokens}"
             _refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}")
     asked_seqs = hardware.micro_batch_seqs
 
-    def at_once(seq_len, rank_seqs):
+    def at_once(seq_len: int, rank_seqs: int) -> int:
         if asked_seqs is not None:
             return max(1, asked_seqs * data.seq_len // seq_len)
         if hardware.device == "cuda":
@@ -161,7 +163,7 @@ def _resolve_batch(config, gpu_memory_gib):
         return rank_seqs
 
     stages.resolve(config, at_once)
-    rank_seqs = data.batch_tokens // (data.seq_len * hardware.num_processes)
+    rank_seqs = data.batch_tokens // (data.seq_len * num_processes)
     limit = min(at_once(data.seq_len, rank_seqs), rank_seqs)
     hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
 
@@ -189,7 +191,7 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     return max(fits, default=1)
 
 
-def _check_goal(config):
+def _check_goal(config: schema.Config) -> None:
     goal, source = config.goal, config.data.source
     if goal.target_val_loss is not None and goal.target_gap_nats is not None:
         remedy = f"target_val_loss={goal.target_val_loss} is set too: keep one of them"
@@ -217,5 +219,5 @@ def deviations_of(config: schema.Config) -> list[str]:
     return deviations
 
 
-def _is_in(key, group):
+def _is_in(key: str, group: str) -> bool:
     return f"{key}.".startswith(f"{group}.")

@@ -21,7 +21,8 @@ from typing import Annotated, Any
 
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import of_record
-from bench.config.typed import AtLeast1, Name, Repository, ShardNumbers, between, build
+from bench.config.typed import AtLeast1, Name, Repository, ShardNumbers, between
+from bench.config.typed import build as build
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 from models.stages import Stage
@@ -240,7 +241,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def read(folder: Path | str, secrets: Iterable[tuple[list, str]] = ()) -> Config:
+def read(folder: Path | str, secrets: Iterable[tuple[list[Any], str]] = ()) -> Config:
     """config.yaml of a run folder, of any version -> Config.  Raises ValueError.
 
     secrets: (path, text) of what is to stand in place of a credential that config.yaml does not show.
@@ -289,10 +290,10 @@ def config_id(config: Config) -> str:
 
 def config_ids(config: Config) -> list[str]:
     """config_id() of today and those that earlier versions gave the same config, the newest first."""
-    return list(dict.fromkeys(_hash(_hashed(copy.deepcopy(one))) for one in _settings(config)))
+    return list(dict.fromkeys(_hash(_hashed(copy.deepcopy(settings))) for settings in _settings(config)))
 
 
-def _settings(config):
+def _settings(config: Config) -> tuple[dict[str, Any], ...]:
     """All settings as they are hashed today, and as earlier versions hashed them."""
     as_asked = to_dict(config)
     untimed = as_asked | {
@@ -312,14 +313,14 @@ def shape(config: Config) -> dict[str, Any]:
     return {"shape_id": _hash(values), "floats": [floats[key] for key in sorted(floats)]}
 
 
-def are_near(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def are_near(shape: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two of shape() differ in floats alone, each by no more than NEAR_FRAC of the larger."""
-    if one["shape_id"] != other["shape_id"] or len(one["floats"]) != len(other["floats"]):
+    if shape["shape_id"] != other["shape_id"] or len(shape["floats"]) != len(other["floats"]):
         return False
-    return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(one["floats"], other["floats"]))
+    return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(shape["floats"], other["floats"]))
 
 
-def _without_floats(value, path, floats):
+def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:
     """The value with None for every float in it, which goes to floats under its path."""
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not key.endswith("_timeout_s")}
@@ -336,7 +337,7 @@ def _without_floats(value, path, floats):
     return value
 
 
-def _hashed(values):
+def _hashed(values: dict[str, Any]) -> dict[str, Any]:
     """Of all settings, changed in place, those that config_id hashes."""
     for name in UNHASHED:
         del values[name]
@@ -351,9 +352,9 @@ def _hashed(values):
         if shared:  # of the user's own classes
             raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
         values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
-    return without_none(values)
+    return {key: without_none(value) for key, value in values.items() if value is not None}
 
 
-def _hash(values):
+def _hash(values: dict[str, Any]) -> str:
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]

@@ -82,16 +82,18 @@ def resolve(config: schema.Config, micro_batch_of: Callable[[int, int], int]) ->
     for index, stage in enumerate(config.stages):
         _fill(config, stage, f"stages[{index}]", micro_batch_of)
         _check_parts(config, stage, f"stages[{index}]")
-    _check_together(config)
+    _check_together(config.stages, config.goal.val_window_tokens)
 
 
-def _fill(config, stage, where, micro_batch_of):
+def _fill(config: schema.Config, stage: Stage, where: str, micro_batch_of: Callable[[int, int], int]) -> None:
     stage.batch_tokens = stage.batch_tokens or config.data.batch_tokens
     stage.seq_len = stage.seq_len or config.data.seq_len
-    row_tokens = stage.seq_len * config.hardware.num_processes
+    num_processes = config.hardware.num_processes
+    assert num_processes is not None  # resolved before
+    row_tokens = stage.seq_len * num_processes
     if stage.batch_tokens % row_tokens:
         near = max(1, round(stage.batch_tokens / row_tokens)) * row_tokens
-        product = f"its seq_len * num_processes = {stage.seq_len} * {config.hardware.num_processes} = {row_tokens}"
+        product = f"its seq_len * num_processes = {stage.seq_len} * {num_processes} = {row_tokens}"
         raise ValueError(f"{where}.batch_tokens={stage.batch_tokens}: use a multiple of {product}; try {near}")
     rank_seqs = stage.batch_tokens // row_tokens
     limit = min(stage.micro_batch_seqs or micro_batch_of(stage.seq_len, rank_seqs), rank_seqs)
@@ -113,41 +115,43 @@ def _fill(config, stage, where, micro_batch_of):
         stage.window_rounding = None  # given or not, the default is one config with one id
 
 
-def _check_parts(config, stage, where):
+def _check_parts(config: schema.Config, stage: Stage, where: str) -> None:
     """Names of the optimizer's parts."""
-    known = config.optim.part_names()
+    optim = config.optim
+    assert optim is not None  # of no script
+    known = optim.part_names()
     for setting in OF_PARTS:
         for name, value in (getattr(stage, setting) or {}).items():
             if name not in known:
                 has = f"has the parts {', '.join(known)}" if known else "is all one part"
-                raise ValueError(f"{where}.{setting}.{name}={value}: optim={config.optim.name} {has}")
-    if stage.update_every_steps and config.optim.grad_clip_norm is not None:
+                raise ValueError(f"{where}.{setting}.{name}={value}: optim={optim.name} {has}")
+    if stage.update_every_steps and optim.grad_clip_norm is not None:
         remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
-        raise ValueError(f"optim.grad_clip_norm={config.optim.grad_clip_norm}: {remedy}")
+        raise ValueError(f"optim.grad_clip_norm={optim.grad_clip_norm}: {remedy}")
     for setting, words in WITHOUT_REDUCER.items():
         if getattr(stage, setting) and config.hardware.reducer is not None:
             raise ValueError(f"hardware.reducer={config.hardware.reducer}: {words}, which it does not expect: use null")
 
 
-def _check_together(config):
+def _check_together(run_stages: list[Stage], val_window_tokens: int | None) -> None:
     """What one stage sets and another does not."""
     for setting in ALL_OR_NONE:
-        given = [getattr(stage, setting) is not None for stage in config.stages]
+        given = [getattr(stage, setting) is not None for stage in run_stages]
         if any(given) and not all(given):
             raise ValueError(f"stages[{given.index(False)}].{setting}=null: another stage has it: give it in each")
-    for index, stage in enumerate(config.stages):
+    for index, stage in enumerate(run_stages):
         if stage.end_window_tokens is None:
             continue
         words = f"stages[{index}].end_window_tokens={stage.end_window_tokens}"
-        if stage is not config.stages[-1]:
+        if stage is not run_stages[-1]:
             raise ValueError(f"{words}: only the last stage has the run's end: move it there")
-        if stage.window_tokens is None or config.goal.val_window_tokens is not None:
+        if stage.window_tokens is None or val_window_tokens is not None:
             raise ValueError(f"{words}: give window_tokens too, and no goal.val_window_tokens")
-    for index, (before, stage) in enumerate(zip(config.stages, config.stages[1:], strict=False), start=1):
+    for index, (before, stage) in enumerate(zip(run_stages, run_stages[1:], strict=False), start=1):
         if before.untied and not stage.untied:
             raise ValueError(f"stages[{index}].untied=null: the stage before sets it: an untied embedding stays untied")
-    names = {name for stage in config.stages for name in stage.momenta or ()}
-    for index, stage in enumerate(config.stages):
+    names = {name for stage in run_stages for name in stage.momenta or ()}
+    for index, stage in enumerate(run_stages):
         for name in sorted(names - set(stage.momenta or ())):
             raise ValueError(f"stages[{index}].momenta.{name} is not set: another stage sets it: give it in each")
 

@@ -18,6 +18,7 @@ from typing import Annotated
 from bench.config import user_code
 from models.settings import Range
 
+T = typing.TypeVar("T")
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
 GROUP = "a group of settings, KEY: VALUE"
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
@@ -49,11 +50,11 @@ Name = Annotated[
 ]
 
 
-def build(cls, values, path=""):
+def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
     """Plain nested dict -> cls.  Raises ValueError for a key, type, range or missing value that cls does not have."""
-    cls = _variant(cls, values, path)
-    hints = typing.get_type_hints(cls, include_extras=True)
-    fields = {one.name: one for one in dataclasses.fields(cls)}
+    made_of = _variant(cls, values, path)
+    hints = typing.get_type_hints(made_of, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(made_of)}
     for key in values:
         if key not in fields:
             where = path.rstrip(".") or "the config"
@@ -65,27 +66,27 @@ def build(cls, values, path=""):
         elif name in values or default_of(fields[name]) == MISSING:
             raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE or choose a track that does")
     try:
-        return cls(**made)
+        return typing.cast(T, made_of(**made))
     except ValueError as error:  # of __post_init__: what two settings together cannot be
         raise ValueError(f"{path}{error}") from None
 
 
-def filled(cls, values):
+def filled(cls: typing.Any, values: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """A copy of values (nested, of a yaml) with all settings of cls: the default, or MISSING, of those it lacks."""
     cls, whole = _variant(cls, values), dict(values)
     hints = typing.get_type_hints(cls)
-    for one in dataclasses.fields(cls):
-        plain, _, _ = _parts(hints[one.name])
+    for field in dataclasses.fields(cls):
+        plain, _, _ = _parts(hints[field.name])
         if dataclasses.is_dataclass(plain):
-            group = values.get(one.name) or {}
+            group = values.get(field.name) or {}
             if not isinstance(group, dict):
-                raise ValueError(f"{one.name}={group}: use {GROUP}")
-            whole[one.name] = filled(plain, group)
-        elif (row := row_class(hints[one.name])) and isinstance(values.get(one.name), dict):
-            rows = values[one.name].items()
-            whole[one.name] = {key: filled(row, group) if isinstance(group, dict) else group for key, group in rows}
+                raise ValueError(f"{field.name}={group}: use {GROUP}")
+            whole[field.name] = filled(plain, group)
+        elif (row := row_class(hints[field.name])) and isinstance(values.get(field.name), dict):
+            rows = values[field.name].items()
+            whole[field.name] = {key: filled(row, group) if isinstance(group, dict) else group for key, group in rows}
         else:
-            whole.setdefault(one.name, default_of(one))
+            whole.setdefault(field.name, default_of(field))
     return whole
 
 
@@ -107,7 +108,7 @@ def leaves(values: dict[str, typing.Any], path: str = "") -> Iterator[tuple[str,
             yield path + key, value
 
 
-def fill_like(known, where, settings):
+def fill_like(known: dict[str, typing.Any], where: str, settings: typing.Any) -> None:
     """Settings whose schema is a yaml's own values: no other keys or types; those not named are added in place."""
     if not isinstance(settings, dict):
         raise ValueError(f"{where}={settings}: give KEY: VALUE of {', '.join(known) or 'no settings: it has none'}")
@@ -121,27 +122,27 @@ def fill_like(known, where, settings):
     settings |= {key: copy.deepcopy(value) for key, value in known.items() if key not in settings}
 
 
-def _is_like(known, value):
+def _is_like(known: typing.Any, value: typing.Any) -> bool:
     """Whether value has the type that the yaml's own has; a whole number is a float too, and true is not a number."""
     if bool in (type(value), type(known)):
         return type(value) is type(known)
     return isinstance(value, (int, float) if isinstance(known, float) else type(known))
 
 
-def variants(cls: type) -> list[str]:
+def variants(cls: typing.Any) -> list[str]:
     """Names of the files in the PACKAGE of a dataclass, sorted; [] where it has none."""
     package = getattr(cls, "PACKAGE", None)
     if not package:
         return []
-    return sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__))
 
 
-def variant(cls: typing.Any, name: str) -> type:
+def variant(cls: typing.Any, name: str) -> typing.Any:
     """The Config in the file of that name, which is among variants(cls)."""
     return importlib.import_module(f"{cls.PACKAGE}.{name}").Config
 
 
-def _variant(cls, values, path=""):
+def _variant(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> typing.Any:
     """The variant that values["name"] chooses; cls itself without variants or a name."""
     name = values.get("name", MISSING)
     names = variants(cls) if name != MISSING else []
@@ -158,11 +159,11 @@ def _variant(cls, values, path=""):
     return variant(cls, name)
 
 
-def default_of(one: dataclasses.Field) -> typing.Any:
+def default_of(field: dataclasses.Field[typing.Any]) -> typing.Any:
     """A field's default, made; MISSING where it has none."""
-    if one.default_factory is not dataclasses.MISSING:
-        return one.default_factory()
-    return MISSING if one.default is dataclasses.MISSING else one.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
 
 
 def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
@@ -171,7 +172,7 @@ def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     if value is None and may_be_none:
         return None
     if dataclasses.is_dataclass(plain) and isinstance(value, dict):
-        return build(plain, value, f"{where}.")
+        return build(typing.cast(type, plain), value, f"{where}.")
     kind, given = typing.get_origin(plain) or plain, value
     if (kind, type(value)) in ((float, int), (str, int), (str, float)):
         value = kind(value)
@@ -200,8 +201,10 @@ def allowed(hint: typing.Any) -> str:
     kind = typing.get_origin(plain) or plain
     words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
     if kind is list and not ranges:
-        words.append(f"of {allowed(*typing.get_args(plain)).removeprefix('a ')}s")
-    return " ".join(words + [one.words for one in ranges]) + (", or null" if may_be_none else "")
+        item = typing.get_args(plain)[0]
+        is_plain = item in KINDS
+        words = [f"a list of {KINDS[item].removeprefix('a ')}s" if is_plain else f"a list, each {allowed(item)}"]
+    return " ".join(words + [limit.words for limit in ranges]) + (", or null" if may_be_none else "")
 
 
 def plain_of(hint: typing.Any) -> typing.Any:
@@ -209,11 +212,11 @@ def plain_of(hint: typing.Any) -> typing.Any:
     return _parts(hint)[0]
 
 
-def _parts(hint):
+def _parts(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:
     """A field's type -> (its plain type, its Ranges, whether it may be None)."""
     may_be_none = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if may_be_none:
-        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is typing.Annotated:
         hint, *ranges = typing.get_args(hint)
         return hint, ranges, may_be_none

@@ -64,7 +64,7 @@ def of_config(config: dict[str, Any]) -> list[str]:
 
 # ---- import
 
-_copied = None  # the folder of copies of the user's sources, in a rank
+_copied: Path | None = None  # the folder of copies of the user's sources, in a rank
 
 
 def use_copies(folder: Path | str) -> None:
@@ -99,7 +99,7 @@ def load(where: str, import_path: str) -> Any:
     return getattr(module, name)
 
 
-def _module(name) -> ModuleType:
+def _module(name: str) -> ModuleType:
     path = _file(name)
     folders = [Path(working_folder()), *([] if path is None else [path.parent])]
     if _copied is not None:
@@ -123,20 +123,22 @@ def _module(name) -> ModuleType:
     return sys.modules[known_as]
 
 
-def _copy_of(path, otherwise):
+def _copy_of(path: Path, otherwise: Path) -> Path:
     """The copy of a path in the user's folder; otherwise: of a path elsewhere."""
+    assert _copied is not None
     return _copied / path.relative_to(working_folder()) if path.is_relative_to(working_folder()) else otherwise
 
 
-def _file(module_name):
+def _file(module_name: str) -> Path | None:
     """The file that is meant, or None where a module's dotted name is."""
     is_file = module_name.endswith(".py") or os.sep in module_name
     return Path(os.path.normpath(of_user(module_name))) if is_file else None
 
 
-def _import_failure(module_name, error):
-    if isinstance(error, FileNotFoundError) and _file(module_name) is not None and not _file(module_name).exists():
-        return f"there is no file {_file(module_name)}"
+def _import_failure(module_name: str, error: Exception) -> str:
+    file = _file(module_name)
+    if isinstance(error, FileNotFoundError) and file is not None and not file.exists():
+        return f"there is no file {file}"
     words = f"{type(error).__name__}: {error}"
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if places := _places_of(missing):
@@ -148,7 +150,7 @@ def _import_failure(module_name, error):
     return f"cannot be imported: {words}{line_of(error)}"
 
 
-def _places_of(missing):
+def _places_of(missing: str) -> list[str]:
     """bench.instruments, a module of ours by an older name -> [bench.training.instruments]; [] of any other name."""
     package, _, inner = missing.partition(".")
     last = inner.rpartition(".")[2]
@@ -183,8 +185,8 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
-            path = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()
-            found |= script_sources(Path(os.path.normpath(path)))
+            script = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()
+            found |= script_sources(Path(os.path.normpath(script)))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)
@@ -233,14 +235,14 @@ class Root:
     only: str | None = None
 
 
-def _installed(name):
+def _installed(name: str) -> list[Root]:
     top = name.partition(".")[0]
     spec = importlib.util.find_spec(top)  # of the first part: nothing is imported
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return [Root(Path(folders[0]).parent, top)] if folders else []
 
 
-def _of_module(name, roots):
+def _of_module(name: str, roots: Iterable[Root]) -> list[Path]:
     """The files that importing a dotted name reads, of the first root that has one of them."""
     parts = name.split(".")
     for root in roots:
@@ -252,7 +254,7 @@ def _of_module(name, roots):
     return []
 
 
-def _named_in(path, base, roots):
+def _named_in(path: Path, base: Path, roots: Iterable[Root]) -> list[Path]:
     """The user's files that a Python file imports, inside functions too, and the kernels that it names."""
     try:
         tree = ast.parse(path.read_bytes())
@@ -299,7 +301,7 @@ def is_linked(path: Path) -> bool:
     return not path.is_dir() or (path.name not in OUTPUTS and not (path / "pyvenv.cfg").exists())
 
 
-def _is_small(path):
+def _is_small(path: Path) -> bool:
     try:
         return path.is_file() and path.stat().st_size <= MAX_BYTES
     except OSError:

@@ -7,6 +7,7 @@ windows of the memory history share one history.
 
 import itertools
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -65,7 +66,7 @@ class Window:
         return self.ranks is None or rank in self.ranks
 
 
-def each(where, settings, fields):
+def each(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Settings of an instrument -> (dotted key, all settings) of its one window, or of each listed in windows."""
     listed = settings.get("windows") or [{}]
     example = "give a list, e.g. [{name:early,first_step:5},{name:late,first_step:90}]"
@@ -91,7 +92,7 @@ def ranks_of(ranks: list[int] | None) -> tuple[int, ...] | None:
     return None if ranks is None else tuple(sorted(set(ranks)))
 
 
-def check_ranks(instruments: dict[str, dict], num_processes: int) -> None:
+def check_ranks(instruments: dict[str, Any], num_processes: int) -> None:
     """Raises ValueError where ranks are chosen that the run does not have: nothing would be recorded."""
     for name, settings in instruments.items():
         where = f"instruments.{name}"
@@ -137,12 +138,12 @@ class ProfilerWindow(Window):
         return together and bool(shared)
 
 
-def trace_windows(settings: dict) -> list[ProfilerWindow]:
+def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
     """Settings of the instrument trace -> its windows: one, or those listed, each with its differences."""
     return [_trace_window(where, values) for where, values in each("instruments.trace", settings, TRACE_FIELDS)]
 
 
-def _trace_window(where, values):
+def _trace_window(where: str, values: dict[str, Any]) -> ProfilerWindow:
     check(where, values)
     if values["first_step"] <= values["warmup_steps"]:
         raise ValueError(
@@ -155,7 +156,7 @@ def _trace_window(where, values):
     return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=Options(activities, **flags))
 
 
-def kempner_window(settings: dict) -> ProfilerWindow | None:
+def kempner_window(settings: dict[str, Any]) -> ProfilerWindow | None:
     """KempnerForge's start_step and end_step -> Window, or None where it is not enabled.
 
     As there: start_step is the warm-up, start_step + 1 to end_step are recorded (what their profiler does, whatever
@@ -180,7 +181,7 @@ def kempner_window(settings: dict) -> ProfilerWindow | None:
     )
 
 
-def stage_options(settings: dict) -> Options:
+def stage_options(settings: dict[str, Any]) -> Options:
     """Settings of the instrument stages, checked -> what its profiler records."""
     return Options(None, settings["record_shapes"], settings["profile_memory"], settings["with_stack"])
 
@@ -201,7 +202,7 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
         _refuse_overlap(window, other)
 
 
-def _refuse_overlap(window, other):
+def _refuse_overlap(window: ProfilerWindow, other: ProfilerWindow) -> None:
     if window.name == other.name:
         remedy = "two windows have this name and would write the same files: rename one"
         raise ValueError(f"window name={window.name}: {remedy}")
@@ -232,7 +233,7 @@ class MemoryWindow(Window):
     stacks: str
 
 
-def memory_windows(settings: dict) -> list[MemoryWindow]:
+def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     """Settings of the instrument memory_history -> its windows in order: one, or those listed."""
     where = "instruments.memory_history"
     windows = [_memory_window(here, values) for here, values in each(where, settings, MEMORY_FIELDS)]
@@ -251,7 +252,7 @@ def memory_windows(settings: dict) -> list[MemoryWindow]:
     return windows
 
 
-def _memory_window(where, values):
+def _memory_window(where: str, values: dict[str, Any]) -> MemoryWindow:
     check(where, values)
     if values["name"].startswith(TAKEN_NAME) or "." in values["name"]:
         remedy = f"file names begin with it: no dot in it, and no {TAKEN_NAME} in front"

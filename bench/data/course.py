@@ -37,7 +37,7 @@ class BatchShape:
 class Course:
     """Micro-batches of one rank are counted from the start of the run, over all shapes: micro 0, 1, 2 ..."""
 
-    def __init__(self, shapes: Sequence[BatchShape], rank: int, world_size: int):
+    def __init__(self, shapes: Sequence[BatchShape], rank: int, world_size: int) -> None:
         for shape in shapes:
             part = world_size * shape.num_micro_steps * shape.seq_len
             if shape.batch_tokens % part:
@@ -81,7 +81,7 @@ class Course:
         index, seqs = self._seqs_before(micro)
         return self._tokens[index] + seqs * self._shapes[index].seq_len
 
-    def _seqs_before(self, micro):
+    def _seqs_before(self, micro: int) -> tuple[int, int]:
         """(index of its shape, sequences of that shape before its own)."""
         index = self._index(micro)
         shape = self._shapes[index]
@@ -89,14 +89,14 @@ class Course:
         slices = self._rank * shape.num_micro_steps + micro_step
         return index, step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)
 
-    def _index(self, micro):
+    def _index(self, micro: int) -> int:
         return bisect.bisect_right(self._micros, micro) - 1
 
 
 class Stream:
     """The endless concatenation of shards.  Not for two threads at once."""
 
-    def __init__(self, shards: Sequence[Shard]):
+    def __init__(self, shards: Sequence[Shard]) -> None:
         if not shards:
             raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
         self._shards = list(shards)
@@ -129,7 +129,7 @@ class DocumentStarts:
     Searches only as far as it is asked, and keeps what it found: 8 bytes a sequence.
     """
 
-    def __init__(self, stream: Stream, eos_token: int, shapes: Sequence[BatchShape]):
+    def __init__(self, stream: Stream, eos_token: int, shapes: Sequence[BatchShape]) -> None:
         self._stream, self._eos_token = stream, eos_token
         self._shapes = list(shapes)
         self._firsts = _before_each(shapes, lambda shape: shape.num_seqs)
@@ -142,13 +142,13 @@ class DocumentStarts:
             self._starts.append(self._first_from(self._end_of_last()))
         return self._starts[first_seq : first_seq + num_seqs]
 
-    def _end_of_last(self):
+    def _end_of_last(self) -> int:
         if not self._starts:
             return 0
         shape = self._shapes[bisect.bisect_right(self._firsts, len(self._starts) - 1) - 1]
         return self._starts[-1] + shape.seq_len
 
-    def _first_from(self, position):
+    def _first_from(self, position: int) -> int:
         """The first document that begins at position or after it."""
         limit = position + self._stream.num_tokens
         while True:

@@ -10,7 +10,9 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from bench.data.course import BatchShape, Course, DocumentStarts, Stream
@@ -20,6 +22,7 @@ from bench.data.shards import Shard
 BLOCK_TOKENS = 1 << 16
 MAX_BLOCK_STEPS = 64
 CLOSE_S = 30.0
+Queue = queue.SimpleQueue[Any]  # of buffers; of what the thread has read, or the error that ended it
 
 
 class Loader:
@@ -38,7 +41,7 @@ class Loader:
         device: torch.device | str,
         depth: int = 2,
         eos_token: int | None = None,
-    ):
+    ) -> None:
         self._stream = Stream(shards)
         self._course = Course(shapes, rank, world_size)
         self._documents = None if eos_token is None else DocumentStarts(self._stream, eos_token, shapes)
@@ -53,7 +56,11 @@ class Loader:
         if self._on_gpu:
             self._copies = torch.cuda.Stream(self._device)
             self._copied = torch.cuda.Event()
-        self._thread = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._block: Any = None  # that next() hands out from, its buffer, and its shape
+        self._buffer: Any = None
+        self._shape: Any = None
         self._start(0)
 
     @property
@@ -89,18 +96,20 @@ class Loader:
         self._stop()
         self._error = ValueError("the loader is closed: make a new one")
 
-    def _start(self, micro):
+    def _start(self, micro: int) -> None:
         self._micro, self._left, self._error = micro, 0, None
-        self._buffer = self._block = self._shape = None  # that next() hands out from
+        self._buffer = self._block = self._shape = None
         self.wait_ns = self.num_waits = 0
-        self._free, self._ready, self._stopping = queue.SimpleQueue(), queue.SimpleQueue(), threading.Event()
+        self._free: Queue = queue.SimpleQueue()
+        self._ready: Queue = queue.SimpleQueue()
+        self._stopping = threading.Event()
         for buffer in self._buffers:
             self._free.put(buffer)
         read_ahead = (micro, self._free, self._ready, self._stopping)
         self._thread = threading.Thread(target=self._read_ahead, args=read_ahead, name="loader", daemon=True)
         self._thread.start()
 
-    def _stop(self):
+    def _stop(self) -> None:
         if self._thread is not None:
             self._stopping.set()
             self._free.put(None)  # wakes it if it waits for a block
@@ -110,7 +119,7 @@ class Loader:
         self._wait_for_copies()
         self._buffer, self._block, self._left = None, None, 0
 
-    def _next_block(self):
+    def _next_block(self) -> None:
         if self._error is not None:
             raise self._error
         if self._buffer is not None:
@@ -130,7 +139,7 @@ class Loader:
         self._buffer, self._block, self._shape = handed
         self._left = len(self._block)
 
-    def _to_gpu(self, pair):
+    def _to_gpu(self, pair: torch.Tensor) -> torch.Tensor:
         """Copy on a stream of its own: it waits for no compute, and the host for neither."""
         with torch.cuda.stream(self._copies):
             pair = pair.to(self._device, non_blocking=True)
@@ -140,12 +149,12 @@ class Loader:
         pair.record_stream(compute)  # its memory came from the other stream
         return pair
 
-    def _wait_for_copies(self):
+    def _wait_for_copies(self) -> None:
         """Before a pinned block is written again.  Its last copy was issued a step ago and waited for no compute."""
         if self._on_gpu:
             self._copied.synchronize()
 
-    def _read_ahead(self, micro, free, ready, stopping):
+    def _read_ahead(self, micro: int, free: Queue, ready: Queue, stopping: threading.Event) -> None:
         """The thread: fill free buffers in order until it is stopped.  It makes no CUDA calls, so it disturbs none."""
         try:
             while (buffer := free.get()) is not None:
@@ -161,12 +170,12 @@ class Loader:
         except BaseException as error:
             ready.put(error)
 
-    def _read_at_once(self, shape):
+    def _read_at_once(self, shape: BatchShape) -> int:
         """Micro-batches of a block."""
         step_tokens = shape.num_micro_steps * self._course.micro_tokens(shape)  # of this rank
         return shape.num_micro_steps * min(max(1, BLOCK_TOKENS // step_tokens), MAX_BLOCK_STEPS)
 
-    def _fill(self, pair, micro):
+    def _fill(self, pair: np.ndarray, micro: int) -> None:
         if self._documents is None:
             return _fill(pair, self._stream, self._course.first_token(micro))
         shape, _ = self._course.shape_of(micro)
@@ -175,7 +184,7 @@ class Loader:
             _fill(tokens, self._stream, start)
 
 
-def _fill(pair, stream, start):
+def _fill(pair: np.ndarray, stream: Stream, start: int) -> None:
     """The stream's tokens from start on into pair[0], their targets into pair[1]."""
     span = stream.read(start, pair.shape[1] + 1)
     pair[0] = span[:-1]
@@ -190,7 +199,16 @@ class ValRows:
     val_tokens is no part of a validation.  Raises ValueError where val_tokens cannot be dealt so.
     """
 
-    def __init__(self, shards, val_tokens, seq_len, micro_batch_seqs, rank, world_size, device):
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        val_tokens: int,
+        seq_len: int,
+        micro_batch_seqs: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str,
+    ) -> None:
         self._stream, self._device = Stream(shards), torch.device(device)
         self.num_tokens = self._stream.num_tokens
         row_of_seqs = world_size * seq_len  # tokens of one row on each rank

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bench.base import atomic
 from bench.base.reading import plain_file
@@ -86,13 +86,13 @@ def check(path: Path | str) -> Shard:
     path = Path(path)
     try:
         with plain_file.opened(path) as file:
-            size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
+            size, header = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
     except Damaged as error:
         raise CheckFailed(f"{error}; check the name and the permissions") from error
-    if len(head) < HEADER_BYTES:
+    if len(header) < HEADER_BYTES:
         why = f"{size} bytes, and a header alone has {HEADER_BYTES}"
         raise CheckFailed(f"{path}: {why}: truncated or no shard; get it again")
-    magic, version, num_tokens, *_ = HEADER.unpack(head)
+    magic, version, num_tokens, *_ = HEADER.unpack(header)
     if magic != MAGIC:
         kind = "llm.c's format for llama, with uint32 tokens" if magic == LLAMA_MAGIC else "no shard of this format"
         hint = "./run.sh data make text makes one from text"
@@ -135,31 +135,33 @@ def stamp_of(path: Path) -> list[int]:
 class Facts:
     """with Facts(root) as facts: digest, max_token = facts.of(shard)"""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path) -> None:
         self._path, self._new = root / FACTS_FILE, False
         self._known: dict[str, dict[str, Any]] = {}
         self._anew_bytes = ANEW_BYTES  # left to be read
         self._read: set[Path] = set()  # files that are
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         with contextlib.suppress(Damaged), plain_file.opened(self._path) as file:
             self._known = atomic.read_json(self._path, {}) if plain_file.is_own(file) else {}
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         if self._new:
             with contextlib.suppress(OSError):  # a read-only root only costs time
-                atomic.write_own(self._path, json.dumps(self._known, indent=1))
+                atomic.write_own(self._path, json.dumps(self._known, indent=1).encode())
 
     def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
         """Of the file as it is now."""
-        return self._fact(path, "sha256", lambda: sha256(path), say)
+        return str(self._fact(path, "sha256", lambda: sha256(path), say))
 
     def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:
         """(sha256, largest token) of the file as it is now."""
         return self.sha256(shard.path, say), self._fact(shard.path, "max_token", lambda: max_token(shard))
 
-    def _fact(self, path, kind, find, say=lambda text: None):
+    def _fact(
+        self, path: Path, kind: str, find: Callable[[], Any], say: Callable[[str], None] = lambda text: None
+    ) -> Any:
         path = path.resolve()
         stamp = stamp_of(path)
         if path not in self._read and stamp[0] <= self._anew_bytes:

@@ -1,18 +1,113 @@
-"""The doctor's probe: start the ranks of a run, let them talk to each other, and judge their answers.
+"""Ranks that answer a question in place of training, as the passport's do too; and the doctor's question: can they talk
+to each other, and is each device as fast as the others?
 
-probe_rank.py is one rank of it.
+A rank is  python -m MODULE FOLDER  where FOLDER/asked.json has the question; it leaves FOLDER/rankN.answer.json, or
+logs/rankN.failure.json as in a run.  This module is the doctor's.
 """
 
+import dataclasses
+import json
+import os
+import re
 import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
+from bench.base import atomic
+from bench.base.reading import plain_file
 from bench.base.units import GIB, MIB
 from bench.config.schema import HardwareConfig
-from bench.launch import answers
+from bench.launch import ranks
+from bench.machine import processes
 from bench.machine.preflight import Check
+from bench.record import failures
+from bench.training import flight_recorder
 
+START_S = 90.0  # for the processes to import torch, also from a cold disk
+ERROR_LINE = re.compile(r"timed out|timeout|error", re.I)
 COLLECTIVE_TIMEOUT_S = 30.0
 SLOW_FRAC = 0.03  # below the median GPU; the same model differs by a few percent at most when it is healthy
 NUM_CPU_RANKS = 2  # what a probe of gloo needs
+GPU_BYTES, CPU_BYTES = 64 * MIB, MIB  # of the all-reduce that is timed
+NUM_REPEATS = 10
+MATMUL_SIZE = 8192  # 2 * 8192**3 = 1.1 TFLOP: 1.5 ms at an H100's dense bfloat16 peak
+MATMUL_REPEATS = 50
+
+
+@dataclass(frozen=True)
+class Answers:
+    """found, failed: in rank order, of those that left one.  exit_code: of the agent, None: the time was exceeded."""
+
+    num_ranks: int
+    found: list[dict]
+    failed: list[dict]
+    exit_code: int | None
+    output: str
+
+    def why_missing(self, timeout_s: float) -> Check:
+        """Why not every rank answered, as far as it is known.  timeout_s: what the ranks were given."""
+        if self.failed:
+            first = min(self.failed, key=lambda one: one["failed_at_s"])
+            why, hint = f"rank {first['rank']}: {first['message'][:300]}", first["hint"]
+        else:
+            lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+            last = next(filter(ERROR_LINE.search, lines), lines[-1] if lines else "they printed nothing")
+            ended = "did not end in time" if self.exit_code is None else f"ended with exit code {self.exit_code}"
+            why = f"the processes {ended}: {last[:300]}"
+            hint = "the same with more output: NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL ./run.sh doctor"
+        if "timed out" in why.lower() or "timeout" in why.lower():
+            why_not = "is a firewall, a dead rank or a broken NVLink between them?"
+            hint = f"{why_not} --timeout-s={2 * timeout_s:g} waits longer"
+        return Check("collective", "fail", f"{len(self.found)} of {self.num_ranks} ranks answered; {why}", hint)
+
+
+def of_ranks(
+    module: str,
+    asked: dict,
+    hardware: HardwareConfig,
+    num_ranks: int,
+    num_threads: int,
+    wait: Callable[[ranks.Group, Path], bool],
+) -> Answers:
+    """Starts the ranks, ends them and reads their answers.  hardware: resolved.
+
+    wait(the ranks, folder): until they have ended or the time is exceeded -> whether they have ended.
+    """
+    env = ranks.environment(dataclasses.replace(hardware, num_processes=num_ranks, num_threads=num_threads))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "logs").mkdir()
+        (folder / "asked.json").write_text(json.dumps(asked))
+        try:
+            with (
+                ranks.Guard(folder) as guard,
+                ranks.started(guard, num_ranks, folder, env, (sys.executable, "-m", module)) as group,
+            ):
+                exit_code = group.exit_code() if wait(group, folder) else None
+            output = plain_file.text(folder / "logs" / ranks.LOG, plain_file.MAX_LINES_BYTES, errors="replace")
+        except ranks.CannotStart as error:
+            exit_code, output = 1, str(error)
+        result, failed = (
+            [one for rank in range(num_ranks) if (one := atomic.read_json(folder / f"{name.format(rank)}.json"))]
+            for name in ("rank{}.answer", "logs/rank{}.failure")  # one that a rank could not finish is none
+        )
+    return Answers(num_ranks, result, failed, exit_code, output)
+
+
+def answer(folder: str, of: Callable[[Path, dict], dict]) -> None:
+    """One rank: leaves of(folder, the question), or why it failed."""
+    path, rank = Path(folder), int(os.environ.get("RANK", 0))
+    flight_recorder.enable_stack_dumps(path)
+    try:
+        result = of(path, json.loads((path / "asked.json").read_text()))
+        (path / f"rank{rank}.answer.json").write_text(json.dumps(result))
+    except BaseException as error:
+        failures.write(path, rank, None, error)
+        raise
 
 
 def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[Check]:
@@ -20,10 +115,10 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
     num_ranks = max(NUM_CPU_RANKS, hardware.num_processes) if hardware.device == "cpu" else hardware.num_processes
 
     def wait(group, _):
-        return group.has_ended(answers.START_S + 4 * timeout_s)
+        return group.has_ended(START_S + 4 * timeout_s)
 
     asked = {"device": hardware.device, "timeout_s": timeout_s}
-    given = answers.of_ranks("bench.launch.probe_rank", asked, hardware, num_ranks, 1, wait)
+    given = of_ranks("bench.launch.probe", asked, hardware, num_ranks, 1, wait)
     if len(given.found) < num_ranks:
         return [given.why_missing(timeout_s)]
     return judge(hardware.device, given.found)
@@ -56,3 +151,67 @@ def gpu_speed(rates):
         remedy = "run on the others (CUDA_VISIBLE_DEVICES), or look at its temperature, power and PCIe slot"
         return Check("gpu speed", "warn", f"{', '.join(slow)} TFLOP/s bfloat16, the median {median:.0f}", remedy)
     return Check("gpu speed", "ok", f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s bfloat16")
+
+
+# ---- in a rank
+
+
+def main(folder):
+    answer(folder, lambda _, asked: _answer(asked["device"], asked["timeout_s"]))
+
+
+def _answer(device_type, timeout_s):
+    import torch
+
+    from bench.machine import environment
+    from bench.training import distributed
+
+    if device_type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) can use no GPU here: its CUDA is newer than the "
+            "driver, or it is the CPU build"
+        )
+    ranks = distributed.start(device_type, timeout_s)
+    num_bytes = GPU_BYTES if device_type == "cuda" else CPU_BYTES
+    numbers = torch.full((num_bytes // 4,), float(ranks.rank + 1), device=ranks.device)
+    distributed.all_sum(numbers)
+    wanted = ranks.world_size * (ranks.world_size + 1) / 2
+    if not bool((numbers == wanted).all()):
+        raise RuntimeError(f"a sum over {ranks.world_size} ranks gave {numbers[0].item()} instead of {wanted}")
+    alone = ranks.world_size == 1
+    facts = {
+        "torch_facts": environment.torch_facts(),
+        "num_bytes": num_bytes,
+        "all_reduce_ms": None if alone else _median_ms(lambda: distributed.all_sum(numbers), ranks.device),
+        "matmul_tflop_per_s": _matmul_tflop_per_s(ranks.device) if device_type == "cuda" else None,
+    }
+    distributed.stop()
+    return facts
+
+
+def _matmul_tflop_per_s(device):
+    import torch
+
+    a = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
+    b = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
+    for _ in range(MATMUL_REPEATS):  # the clocks come up
+        torch.mm(a, b)
+    ms = _median_ms(lambda: [torch.mm(a, b) for _ in range(MATMUL_REPEATS)], device)
+    return MATMUL_REPEATS * 2 * MATMUL_SIZE**3 / (ms / 1e3) / 1e12
+
+
+def _median_ms(work, device):
+    from bench.training import distributed
+
+    spent_ms = []
+    for _ in range(NUM_REPEATS):
+        distributed.sync(device)
+        started_ns = time.perf_counter_ns()
+        work()
+        distributed.sync(device)
+        spent_ms.append((time.perf_counter_ns() - started_ns) / 1e6)
+    return statistics.median(spent_ms)
+
+
+if __name__ == "__main__":
+    processes.call_and_exit(main, sys.argv[1])

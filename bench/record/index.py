@@ -1,4 +1,4 @@
-"""Run folders -> rows, fast: what was read before is kept beside the runs, in .index.json of the folder they lie in.
+"""Run folders -> rows, fast: what was read before is kept beside the runs, in .index.json.gz of the folder they lie in.
 
 The index is a copy and never an authority.  An entry counts only while its run.json has the same size, inode, time of
 change and time of status change, and while the code that made it is the same; an index that is deleted, damaged, of
@@ -11,11 +11,13 @@ everything still works.
 import contextlib
 import functools
 import gc
+import gzip
 import hashlib
 import marshal
 import operator
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +30,7 @@ from bench.record import configs, metrics, run_folder, shape, validity
 from bench.record import rows as rows_module
 from bench.record.rows import COLUMNS, Row, encoded, row_of
 
-NAME = ".index.json"
+NAME = ".index.json.gz"
 MIN_RUNS = 50  # fewer are read as fast without
 SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
 MIN_PARALLEL = 2000
@@ -39,7 +41,6 @@ Answer = tuple[str, Row | None, str | None]  # a run folder's name, its row or N
 Entries = dict[
     str, tuple[list[int], tuple[Any, ...]]
 ]  # by name: the signature of run.json, the row's values by COLUMNS
-Column = dict[str, Any]  # of the index: "values"; "codes" where each different value is kept once
 
 
 def read_rows(
@@ -133,14 +134,14 @@ def _read(parent: str, name: str) -> Answer:
 
 
 def _load(parent: str) -> Entries:
-    """Of .index.json; {} for one that is missing, damaged or of other code."""
+    """The index of this folder; {} for one that is missing, damaged or of other code."""
     path = Path(parent, NAME)
     try:
         with of_record(path):
             with plain_file.opened(path) as file:
                 is_own = plain_file.is_own(file)  # what somebody else may have written is not a copy of these runs
             return _parsed(path, *_signature(path.stat())) if is_own else {}
-    except Damaged:
+    except (Damaged, EOFError, zlib.error):
         return {}
 
 
@@ -148,66 +149,33 @@ def _load(parent: str) -> Entries:
 def _parsed(path: Path, *signature: int) -> Entries:
     import msgspec
 
-    index = msgspec.json.decode(plain_file.content(path, plain_file.MAX_LINES_BYTES))
+    index = msgspec.json.decode(gzip.decompress(plain_file.content(path, plain_file.MAX_LINES_BYTES)))
     if index["code"] != _code():
         return {}
-    columns = [UNPACK.get(column, _unpacked)(index["rows"][column]) for column in COLUMNS]
-    return dict(zip(index["names"], zip(index["signatures"], zip(*columns, strict=True), strict=True), strict=True))
+    texts, at = index["texts"], COLUMNS.index("config")
+    for values in index["rows"]:
+        if len(values) != len(COLUMNS):
+            raise ValueError(f"{path}: a row has {len(values)} values")
+        values[at] = tuple([texts[number] for number in values[at]])
+    return dict(zip(index["names"], zip(index["signatures"], index["rows"], strict=True), strict=True))
 
 
 def _save(parent: str, known: Entries, changed: Entries) -> None:
-    """By column, because most columns hold few different values: a third of the size, and quick to read.
+    """known: what the index held, of runs that were not asked for now as well; of those that are gone nothing is kept.
 
-    known: what the index held, of runs that were not asked for now as well; of those that are gone nothing is kept.
+    Compressed, because most columns hold few different values: 10,000 rows are 11 MB, and half a megabyte in the file.
     """
     with contextlib.suppress(OSError):  # read-only or full: the next call reads the runs again
         there = set(os.listdir(parent))
         entries = {name: entry for name, entry in (known | changed).items() if name in there}
-        columns = zip(*(values for _, values in entries.values()), strict=True)
-        index = {
-            "code": _code(),
-            "names": list(entries),
-            "signatures": [signature for signature, _ in entries.values()],
-            "rows": {
-                column: PACK.get(column, _packed)(values) for column, values in zip(COLUMNS, columns, strict=False)
-            },
-        }
-        atomic.write_own(Path(parent, NAME), encoded(index))
-
-
-def _packed(values: Sequence[Any]) -> Column:
-    if len(set(map(type, values)) - {type(None)}) > 1:  # 1, 1.0 and True are equal and not the same
-        return {"values": values}
-    try:
-        distinct = list(dict.fromkeys(values))
-    except TypeError:  # lists
-        return {"values": values}
-    if 2 * len(distinct) > len(values):
-        return {"values": values}
-    codes = {value: code for code, value in enumerate(distinct)}
-    return {"values": distinct, "codes": list(map(codes.__getitem__, values))}
-
-
-def _unpacked(column: Column) -> list[Any]:
-    values, codes = column["values"], column.get("codes")
-    return values if codes is None else list(map(values.__getitem__, codes))
-
-
-def _packed_configs(values: Sequence[configs.Config]) -> Column:
-    """Tuples of texts: each text once, each tuple once, as the numbers of its texts."""
-    texts = {text: None for config in dict.fromkeys(values) for text in config}
-    numbers = {text: number for number, text in enumerate(texts)}
-    packed = _packed([tuple(numbers[text] for text in config) for config in values])
-    return packed | {"texts": list(texts)}
-
-
-def _unpacked_configs(column: Column) -> list[Any]:
-    texts = column["texts"]
-    configs_ = [tuple(texts[number] for number in numbers) for numbers in column["values"]]
-    return _unpacked({"values": configs_, "codes": column.get("codes")})
-
-
-PACK, UNPACK = {"config": _packed_configs}, {"config": _unpacked_configs}
+        texts: dict[str, int] = {}  # of settings, each once: its number
+        at, rows = COLUMNS.index("config"), []
+        for _, values in entries.values():
+            numbers = [texts.setdefault(text, len(texts)) for text in values[at]]
+            rows.append([*values[:at], numbers, *values[at + 1 :]])
+        signatures = [signature for signature, _ in entries.values()]
+        index = {"code": _code(), "names": list(entries), "signatures": signatures, "texts": list(texts), "rows": rows}
+        atomic.write_own(Path(parent, NAME), gzip.compress(encoded(index).encode(), compresslevel=1, mtime=0))
 
 
 def _code() -> str:

@@ -12,7 +12,7 @@ from bench.base import text_table
 from bench.base.reading.damage import of_record
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_facts, trace_page
-from bench.web import lanes
+from bench.web import document
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
 MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
@@ -52,7 +52,7 @@ def _html(folder, assets, back, at, repeats, explained):
     rows, events = step_files.read(folder), step_files.read_events(folder)
     charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
     memory_charts, memory_section = memory_of_run(folder)
-    trace_charts, trace_section = trace_page.of_run(folder)
+    trace = trace_page.of_run(folder)
     title = _title(run)
     others = [tag("a", words, href=link) for words, link in repeats]
     ways = [tag("a", "All runs", href=back)] if back else []
@@ -77,11 +77,11 @@ def _html(folder, assets, back, at, repeats, explained):
         _explanation(folder) if explained else "",
         run_facts.stages(run),
         run_facts.summaries(run),
-        trace_section,
+        trace.html(),
         memory_section,
         run_facts.files(folder, run, at),
     ]
-    data = {"charts": [*charts, *trace_charts, *memory_charts]}
+    data = {"charts": [*charts, *document.charts([trace]), *memory_charts]}
     return page(title, *body, data=data, assets=assets, styles=REPORT_STYLES)
 
 
@@ -130,9 +130,9 @@ def charts_of(folder: Path | str) -> list[dict]:
         return [spec for spec in result if spec]
 
 
-def drawings_of(folder: Path | str) -> list[lanes.Panel]:
+def drawings_of(folder: Path | str) -> list[document.Drawing]:
     """What is not a chart: the drawings of the run's analysis.json."""
-    return trace_page.panels_of_run(Path(folder))
+    return document.drawings([trace_page.of_run(Path(folder))])
 
 
 def _stages(run):

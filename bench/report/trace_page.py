@@ -1,84 +1,55 @@
-"""The pages of foreign traces and of a difference of two, and the same sections for the page of a run."""
+"""Analyses of traces, and a difference of two, with their pictures: for pages of their own and the page of a run."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from bench.analysis.trace.text import caveats, plain, short
+from bench.analysis.trace import text
+from bench.analysis.trace.text import plain, short
 from bench.base import atomic
 from bench.report import trace_panels
 from bench.web import lanes, waterfall
-from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, join, page, section, soft, table, tag, tiles
+from bench.web.document import Block, Chart, Document, Lines, Picture, Section
+from bench.web.page import tiles
 
-NUM_LINES = 20  # of a table
-MAX_OPEN = 4  # sentences; more are folded
-MAX_KERNELS = 200
 NUM_CHANGES = 14  # of a waterfall; the rest is one step
 NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)  # an older answer, or damaged
 RUN_PREFIX = "trace-"  # of the drawings' ids on a run's page
 
 
-def html(answers: Mapping[str, dict]) -> str:
-    """{what was analysed: analysis} -> the page."""
-    charts, body = [], []
+def document(answers: Mapping[str, dict[str, Any]]) -> Document:
+    """{what was analysed: analysis} -> the answer of ./run.sh analyze, with its pictures."""
+    (first, *others), blocks = answers, []
     for number, (title, answer) in enumerate(answers.items()):
-        drawn, parts = _sections(answer, _id(number))
-        charts += drawn
-        body += [tag("h1", f"Trace analysis: {plain(title, 200)}"), *parts]
-    return page("Trace analysis", *body, data={"charts": charts}, styles=REPORT_STYLES)
+        parts = _blocks(answer, f"{number}-" if number else "")
+        blocks += [Section(plain(title, 200), parts)] if others else parts
+    if not others:
+        return Document(f"Trace analysis: {plain(first, 200)}", [text.verdict(answers[first])], blocks)
+    verdicts = [text.verdict(answer, plain(title, 200)) for title, answer in answers.items()]
+    return Document("Trace analysis", verdicts, blocks)
 
 
-def pictures(answers: Mapping[str, dict]) -> tuple[list[dict], list[lanes.Panel]]:
-    """(chart specs, drawings) of html(), for bench/report/png.py."""
-    charts, panels = [], []
-    for number, answer in enumerate(answers.values()):
-        some, more = trace_panels.of_answer(answer, _id(number))
-        panels += some
-        charts += more
-    return charts, panels
-
-
-def of_run(folder: Path) -> tuple[list[dict], Safe]:
-    """Run folder -> (chart specs, html of its sections) of its analysis.json; ([], "") without one that fits."""
+def of_run(folder: Path) -> Section:
+    """Run folder -> the section of its page, of its analysis.json; nothing without one."""
     answer = atomic.read_json(folder / "analysis.json", {})
     try:
-        charts, parts = _sections(answer, RUN_PREFIX)
+        return Section("Trace", _blocks(answer, RUN_PREFIX, is_first_said=False))
     except NOT_OURS:
-        again = soft("analysis.json is not of this version: ./run.sh analyze RUN makes it again.")
-        return [], section("Trace", again) if answer else Safe("")
-    return charts, section("Trace", *parts)
+        again = "analysis.json is not of this version: ./run.sh analyze RUN makes it again."
+        return Section("Trace", [Lines([again], is_soft=True)] if answer else [])
 
 
-def panels_of_run(folder: Path) -> list[lanes.Panel]:
-    """Run folder -> the drawings of of_run()."""
-    try:
-        return trace_panels.of_answer(atomic.read_json(folder / "analysis.json", {}), RUN_PREFIX)[0]
-    except NOT_OURS:
-        return []
-
-
-def _id(number):
-    return f"{number}-" if number else ""
-
-
-def _sections(answer, id):
-    """(chart specs, parts of a page)."""
+def _blocks(answer, id, is_first_said=True) -> list[Block]:
     panels, charts = trace_panels.of_answer(answer, id)
-    ranks, overall = answer["ranks"], answer["overall"]
-    number, one = next(iter(ranks.items()))
-    missing = overall["missing_ranks"]
-    said = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
-    said += [sentence for rank, each in ranks.items() for sentence in caveats(rank, each)]
-    meaning = bullets(one["advice"])
-    of_rank = f" (rank {number})" if len(ranks) > 1 else ""
-    parts = [
-        tiles(_facts(one, overall)),
-        details(f"{len(said)} things to know of the files", bullets(said)) if len(said) > MAX_OPEN else bullets(said),
-        tag("h3", f"What it means{of_rank}") + meaning if meaning else "",
-        lanes.several(panels),
-        *map(figure, charts),
-        *_tables(one, overall),
+    first = next(iter(answer["ranks"].values()))
+    return [
+        Picture(tiles(_facts(first, answer["overall"]))),
+        *text.remarks(answer, is_first_said),
+        lanes.Several(panels),
+        *map(Chart, charts),
+        *text.tables(answer),
     ]
-    return charts, [Safe(part) for part in parts if part]
 
 
 def _facts(one, overall):
@@ -91,56 +62,6 @@ def _facts(one, overall):
         facts |= {"exposed communication, ms": f"{one['exposed_comm_us'] / 1000:.2f}"}
     facts["events read"] = f"{one['num_events']:,}"
     return facts.items()
-
-
-def _tables(one, overall):
-    """What a person looks up rather than looks at."""
-    if matched := overall["collectives"]:
-        lines = [[line["rank"], _ms(line["wait_us"]), line["num_last"]] for line in matched["waits"]]
-        caption = f"Who waited for whom: {matched['num_matched']} collectives matched"
-        yield table(("rank", "waited for others, ms", "came last"), lines, caption=caption)
-        lines = [
-            [short(line["name"]), line["call"], line["late_rank"], _ms(line["longest_wait_us"])]
-            for line in matched["worst"]
-        ]
-        head = ("collective", "call", "rank that came last", "longest wait, ms")
-        yield table(head, lines, caption="The longest waits")
-    kernels = [
-        [short(k["name"]), k["category"], k["count"], _ms(k["sum_us"]), *(round(k[f"{of}_us"], 2) for of in _OF)]
-        for k in one["kernels"][:MAX_KERNELS]
-    ]
-    head = ("kernel", "category", "count", "ms", *(f"{of}, us" for of in _OF))
-    operators = [
-        [plain(o["name"]), plain(o["shapes"] or "", 60), o["count"], _ms(o["device_us"]), _ms(o["self_cpu_us"])]
-        for o in one["operators"][:NUM_LINES]
-    ]
-    rates = [
-        [
-            plain(r["name"]),
-            plain(r["shapes"], 60),
-            _ms(r["time_us"]),
-            _three(r["tflop_per_s"]),
-            _three(r["pct_of_peak"]),
-        ]
-        for r in one["achieved"][:NUM_LINES]
-    ]
-    time = "device_us" if one["num_device_rows"] else "cpu_us"
-    sources = [[plain(s["source"], 90), _ms(s[time])] for s in one["sources"][:NUM_LINES]]
-    for title, columns, lines in (
-        (f"{len(one['kernels'])} kernels", head, kernels),
-        ("Operators", ("operator", "shapes", "count", "device, ms", "own CPU, ms"), operators),
-        ("Rates, from recorded shapes", ("operator", "shapes", "ms", "TFLOP/s", "% of peak"), rates),
-        ("Source lines", ("line", "ms"), sources),
-    ):
-        if lines:
-            yield details(title, table(columns, lines))
-
-
-_OF = ("mean", "min", "max", "std")
-
-
-def _ms(us):
-    return round(us / 1000, 3)
 
 
 # ---- the difference of two traces
@@ -163,30 +84,7 @@ def of_difference(difference: dict, a: str, b: str) -> waterfall.Waterfall | Non
     return waterfall.of_changes(f"What changed in {what}, ms:", about, tuple(ends), steps, "difference")
 
 
-def diff_html(difference: dict, a: str, b: str) -> str:
-    """diff.compare() with "by", and the names of the two traces -> the page."""
-    drawn = of_difference(difference, a, b)
-    head = ("what", "", "change, ms a step", "A, ms", "B, ms", "A count", "B count")
-    lines = [
-        [short(line["what"], 90), line["status"], *(_three(line[key]) for key in _NUMBERS)]
-        for line in difference["lines"]
-        if line["status"] != "same"
-    ]
-    categories = [
-        [line["category"], *(_three(line[key]) for key in ("change_ms", "a_ms", "b_ms"))]
-        for line in difference["categories"]
-    ]
-    body = [
-        tag("h1", f"{plain(a, 80)} against {plain(b, 80)}"),
-        drawn.markup if drawn else soft("There is no time to compare: one of the two has no steps and no rows."),
-        table(("kernels by what they do", "change, ms", "A, ms", "B, ms"), categories) if categories else "",
-        table(head, lines[:MAX_KERNELS], caption=f"{len(lines)} lines changed, the largest first"),
-    ]
-    return page("Difference of two traces", join(body), styles=REPORT_STYLES)
-
-
-_NUMBERS = ("change_ms", "a_ms", "b_ms", "a_count", "b_count")
-
-
-def _three(value):
-    return None if value is None else round(value, 3)
+def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:
+    """diff.compare() with "by", and the names of the two traces -> the answer of ./run.sh analyze diff."""
+    answer, drawn = text.difference(difference, a, b), of_difference(difference, a, b)
+    return replace(answer, blocks=[*([Picture(drawn)] if drawn else []), *answer.blocks])

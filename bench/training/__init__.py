@@ -1,1 +1,1 @@
-"""One rank of one run: build, warm up, train, record.  loop.py is the timed loop, clock.py what counts."""
+"""One rank of one run: build, warm up, train, record.  run.py tells it in order, clock.py says what counts as time."""

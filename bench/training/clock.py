@@ -18,6 +18,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from bench.record.outside_clock import GO, PAUSE, START, STOP
 
@@ -141,25 +142,25 @@ class CudaMarks:
     """CUDA events on the current stream, used again and again: an event costs more to make than to record."""
 
     def __init__(self):
-        self._pool = []
+        self._pool: list = []
 
-    def mark(self):
+    def mark(self) -> Any:
         import torch
 
         event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def ready(self, mark) -> bool:
+    def ready(self, mark: Any) -> bool:
         return mark.query()
 
-    def wait(self, mark) -> None:
+    def wait(self, mark: Any) -> None:
         mark.synchronize()
 
-    def ms_between(self, start, end) -> float:
+    def ms_between(self, start: Any, end: Any) -> float:
         return start.elapsed_time(end)
 
-    def free(self, *marks) -> None:
+    def free(self, *marks: Any) -> None:
         self._pool.extend(marks)
 
 
@@ -176,23 +177,23 @@ class GcPolicy:
         self._steps_done = 0
 
     @property
-    def checks(self):
+    def checks(self) -> tuple[Callable[[], None], ...]:
         """What is to be called at the end of each step: nothing unless the policy collects by hand."""
         return (self.each_step,) if self._policy == "manual" else ()
 
-    def before_training(self):
+    def before_training(self) -> None:
         gc.collect()
         if self._policy != "on":
             gc.freeze()
         if self._policy in ("off", "manual"):
             gc.disable()
 
-    def each_step(self):
+    def each_step(self) -> None:
         self._steps_done += 1
-        if self._steps_done % self._every_steps == 0:
+        if self._every_steps and self._steps_done % self._every_steps == 0:
             gc.collect(GC_GENERATION)
 
-    def after_training(self):
+    def after_training(self) -> None:
         gc.enable()  # what is frozen stays frozen
 
 

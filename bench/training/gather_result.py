@@ -4,6 +4,7 @@ The result is the worker's half of run.json: the launcher merges and removes it.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench.base import atomic
 from bench.machine import environment
@@ -32,7 +33,16 @@ class RankResult:
     code: dict = field(default_factory=dict)  # imported.facts()
 
 
-def write(folder, own_rows, facts, times, everyone, summaries, stopped_at=None, referee=None):
+def write(
+    folder: Path,
+    own_rows: list[dict],
+    facts: dict,
+    times: dict,
+    everyone: list[RankResult],
+    summaries: dict,
+    stopped_at: int | None = None,
+    referee: dict | None = None,
+) -> None:
     """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
     own_rows: rank 0's of steps.csv; facts: {"model", "measured"}, known before the first step; times: seconds of what
@@ -88,7 +98,7 @@ def _of_busiest_node(everyone):
     return max(known, default=None)
 
 
-def rows(own_rows, everyone):
+def rows(own_rows: list[dict], everyone: list[RankResult]) -> list[dict]:
     """Rank 0's rows of steps.csv -> the run's: losses are means over ranks, milliseconds and columns maxima."""
     columns_of_ranks = [of_one for rank in everyone for of_one in rank.columns.values()]
     columns = sorted({name for of_one in columns_of_ranks for name in of_one}, key=_column_order)

@@ -5,7 +5,8 @@ Legend: B sequences, T tokens.
 
 import contextlib
 import inspect
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch.backends import cuda
@@ -16,6 +17,7 @@ from bench.config.schema import Config, HardwareConfig
 from bench.config.stages import longest_seq_len, num_micro_steps, stages_of, val_seq_len
 from bench.data.course import BatchShape
 from bench.data.loader import ValRows
+from bench.data.shards import Shard
 from bench.machine import lazy_dynamo
 from models.base import LanguageModel
 from models.stages import Timeline, check_window
@@ -103,7 +105,7 @@ def autocast(config: Config, device_type: str) -> contextlib.AbstractContextMana
     return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device_type, dtype=dtype)
 
 
-def val_rows(config: Config, shards, rank: int, world_size: int, device: torch.device) -> ValRows:
+def val_rows(config: Config, shards: Sequence[Shard], rank: int, world_size: int, device: torch.device) -> ValRows:
     """Those of a validation of the run, of this rank."""
     seq_len, rank_tokens = val_seq_len(config), cast(int, config.hardware.micro_batch_seqs) * config.data.seq_len
     shape = (seq_len, max(1, rank_tokens // seq_len))
@@ -111,7 +113,14 @@ def val_rows(config: Config, shards, rank: int, world_size: int, device: torch.d
 
 
 @torch.no_grad()
-def evaluate(model, batches, autocast, all_sum, device, losses=None):
+def evaluate(
+    model: torch.nn.Module,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    autocast: Callable[[], contextlib.AbstractContextManager],
+    all_sum: Callable[[torch.Tensor], torch.Tensor],
+    device: torch.device,
+    losses: list[torch.Tensor] | None = None,
+) -> float:
     """batches yields this rank's (tokens_BT, targets_BT), equal shapes -> float, the same on every rank.
 
     losses: a list that receives the loss of each batch, still on the device.
@@ -154,7 +163,7 @@ def _has(model, method):
 class StagedModel:
     """A model as a step of the timeline has it: its window, what its loss is of, whether its embedding is its own."""
 
-    def __init__(self, model: LanguageModel, optimizer, timeline: Timeline):
+    def __init__(self, model: Any, optimizer: Any, timeline: Timeline):
         self.model, self.optimizer, self.timeline = model, optimizer, timeline
         self._window_tokens: int | None = None
         self._untied = False

@@ -16,6 +16,8 @@ import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +27,7 @@ from bench.data import shards as shard_files
 from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
+from bench.record.shape import Record
 from bench.training import distributed, gather_result, imported, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.instruments.base import Context, InstrumentSet, warning
@@ -44,12 +47,12 @@ class Run:
     rows (StepLog) as they become known.
     """
 
-    def __init__(self, folder, launch, started_s, rows):
+    def __init__(self, folder: Path, launch: dict | None, started_s: float, rows: list[dict]):
         launched_s = (launch or {}).get("started_s")  # by another machine's clock: absent
         launch_s = None if launched_s is None else started_s - launched_s
-        self.times = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
+        self.times: dict[str, Any] = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
-        self.referee = {}  # what was found out about the contestant, by check: run.json["referee"]
+        self.referee: dict[str, dict] = {}  # what was found out about the contestant, by check: run.json["referee"]
         self.config = schema.read(folder, (launch or {}).get("secrets", ()))
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
@@ -66,7 +69,7 @@ class Run:
         self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
         self.instruments = self._load_instruments()
 
-    def train(self):
+    def train(self) -> None:
         """The whole journey; on any failure what was seen until then is kept."""
         try:
             self._build()
@@ -271,7 +274,7 @@ def train(
     num_steps: int,
     val_every_steps: int,
     clock: Clock,
-    instruments,
+    instruments: Any,
     stop_after: int | None = None,
 ) -> tuple[int, float]:
     """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
@@ -304,7 +307,7 @@ def train(
             return steps_done, val_loss
 
 
-def _find_shards(launch: dict | None, record: dict) -> dict:
+def _find_shards(launch: dict | None, record: Record) -> dict:
     """{"train": [Shard], "val": [Shard]}, checked: the launcher's, or by hand those that run.json names."""
     if not launch:
         return datasets.recorded(record["data"])

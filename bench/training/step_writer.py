@@ -11,6 +11,9 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, utc
 from bench.base.units import ms_from_s
@@ -21,7 +24,7 @@ INTERVAL_S = 0.5
 NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
 
 
-def step_lines(row, num_steps):
+def step_lines(row: dict, num_steps: int) -> list[str]:
     """A row of StepLog -> its step line, and the line of its validation if there was one."""
     start, train_ms = f"step:{row['step']}/{num_steps}", ms_from_s(row["train_s"])
     times = f"train_time:{train_ms:.0f}ms"
@@ -39,14 +42,22 @@ class StepWriter:
     function of text; None: standard output.
     """
 
-    def __init__(self, folder, num_steps, tokens, lr, speed, out=None):
+    def __init__(
+        self,
+        folder: Path,
+        num_steps: int,
+        tokens: Callable[[int], int | None],
+        lr: Callable[[int], float],
+        speed: Callable[[float, int], dict],
+        out: Callable[[str], object] | None = None,
+    ):
         self._folder, self._num_steps, self._tokens = folder, num_steps, tokens
         self._lr, self._speed = lr, speed
         self._out = out or (lambda text: os.write(1, text.encode()))
-        self._new = collections.deque()
+        self._new: collections.deque[tuple[str, dict]] = collections.deque()
         self._stop = threading.Event()
         self._error = None
-        self.rows = []  # of steps.csv, rank 0's
+        self.rows: list[dict] = []  # of steps.csv, rank 0's
         step_files.write(folder, [], step_files.RUN_COLUMNS)
         self._thread = threading.Thread(target=self._run, name="step-writer", daemon=True)
 
@@ -61,19 +72,19 @@ class StepWriter:
         if error_type is None:
             self.check()
 
-    def row(self, row):
+    def row(self, row: dict) -> None:
         self._new.append(("row", row))
         if row["val_loss"] is not None:
             self.event("eval_stop", step=row["step"], val_loss=row["val_loss"], train_s=row["train_s"])
 
-    def event(self, name, **facts):
+    def event(self, name: str, **facts: Any) -> None:
         self.emitted({"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": name, **facts})
 
-    def emitted(self, event):
+    def emitted(self, event: dict) -> None:
         """An event that is complete."""
         self._new.append(("event", event))
 
-    def check(self):
+    def check(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -110,9 +121,10 @@ class StepWriter:
 class RankEvents:
     """events("gc", ms=3.2) from anywhere on this rank.  .kept: those not yet written, oldest first."""
 
-    def __init__(self, rank):
-        self._rank, self._sink = rank, None
-        self.kept = []
+    def __init__(self, rank: int):
+        self._rank = rank
+        self._sink: Callable[[dict], None] | None = None
+        self.kept: list[dict] = []
 
     def __call__(self, name, **facts):
         now_ns = time.perf_counter_ns()
@@ -121,7 +133,7 @@ class RankEvents:
         self._sink(event) if self._sink else self.kept.append(event)
 
     @contextlib.contextmanager
-    def handed_to(self, sink):
+    def handed_to(self, sink: Callable[[dict], None]) -> Iterator[None]:
         """In this block to sink(event), what was kept first."""
         while self.kept:
             sink(self.kept.pop(0))
@@ -131,7 +143,7 @@ class RankEvents:
         finally:
             self._sink = None
 
-    def write(self, folder):
+    def write(self, folder: Path) -> None:
         """What was kept, where there will be no result: the run has failed."""
         while self.kept:
             with contextlib.suppress(OSError):

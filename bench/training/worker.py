@@ -24,8 +24,8 @@ from bench.record import failures, run_folder  # noqa: E402
 from bench.training import flight_recorder  # noqa: E402
 
 
-def main(folder):
-    folder = Path(folder)
+def main(path: str) -> None:
+    folder = Path(path)
     rank = int(os.environ.get("RANK", 0))
     launch = _read_launch(folder)
     if launch:
@@ -39,7 +39,7 @@ def main(folder):
         _prepare_by_hand(folder, rank)
     _end_with_launcher(launch)
     flight_recorder.enable_stack_dumps(folder)
-    rows = []
+    rows: list[dict] = []
     try:
         gc.disable()  # imports leave no garbage, and looking for it is a tenth of their time
         from bench.training.run import Run  # imports torch

@@ -124,7 +124,7 @@ def marked_up(words: object) -> object:
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: faster, not_comparable, ..., "" for no verdict; about: whom, where the sentence does not begin with it."""
+    """word: faster, not_comparable, ..., "" for none; about: of whom, said where neither title nor sentence says it."""
 
     sentence: str
     word: str
@@ -132,9 +132,11 @@ class Verdict:
     more: Sequence[str] = ()  # said below it
 
     def text(self, is_md: bool) -> str:
+        sentence = text_table.line(self.sentence, is_md)
         if not self.word:
-            return text_table.line(self.sentence, is_md)
-        word, sentence = self.word.replace("_", " ").upper(), text_table.line(self.sentence, is_md)
+            whom = "" if is_md or not self.about else f"{text_table.printable(self.about)}: "
+            return Lines([f"{whom}{self.sentence}", *(f"  {words}" for words in self.more)]).text(is_md)
+        word = self.word.replace("_", " ").upper()
         if sentence.startswith(NO_VERDICT):
             word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
         first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {sentence}"
@@ -142,7 +144,7 @@ class Verdict:
 
     def html(self) -> Safe:
         if not self.word:
-            return tag("p", self.sentence, class_="verdict")
+            return join([tag("p", self.sentence, class_="verdict"), *map(soft, self.more)])
         badge = badge_of(self.word)
         sentence = self.sentence.removeprefix(f"{badge}: ")  # the badge says it
         whom = tag("b", f"{self.about}: ") if self.about and not sentence.startswith(f"{self.about} ") else ""
@@ -301,13 +303,16 @@ class Section:
 
     def text(self, is_md: bool) -> str:
         body = "" if self.is_page_only else _texts(self.blocks, is_md)
-        return f"{'### ' if is_md else ''}{text_table.line(self.title, is_md)}\n\n{body}" if body else ""
+        return f"{'## ' if is_md else ''}{text_table.line(self.title, is_md)}\n\n{body}" if body else ""
 
     def html(self) -> Safe:
-        body = _htmls(self.blocks)
+        return self._html("h2")
+
+    def _html(self, heading):
+        body = join(block._html("h3") if isinstance(block, Section) else block.html() for block in self.blocks)
         if not body:
             return Safe("")
-        return details(self.title, body) if self.is_folded else tag("section", tag("h2", self.title), body)
+        return details(self.title, body) if self.is_folded else tag("section", tag(heading, self.title), body)
 
 
 @dataclass(frozen=True)
@@ -352,7 +357,7 @@ class Document:
 
     def markdown(self) -> str:
         """For a pull request or a file; no line break at its end."""
-        title = f"## {text_table.line(self.title, True)}"
+        title = f"# {text_table.line(self.title, True)}"
         return self._text(title, "\n\n".join(one.text(True) for one in self.verdicts), True)
 
     def _text(self, title, verdicts, is_md):
@@ -372,13 +377,23 @@ class Document:
     @property
     def charts(self) -> list[dict]:
         """Specs of all charts, in their order."""
-        return [block.spec for block in _walk(self.blocks) if isinstance(block, Chart)]
+        return charts(self.blocks)
 
     @property
     def drawings(self) -> list[Drawing]:
         """What is drawn and no chart, in its order."""
-        pictures = [block.drawing for block in _walk(self.blocks) if isinstance(block, Picture)]
-        return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
+        return drawings(self.blocks)
+
+
+def charts(blocks: Sequence[Block]) -> list[dict]:
+    """Specs of the charts among blocks, for a page that is no Document yet."""
+    return [block.spec for block in _walk(blocks) if isinstance(block, Chart)]
+
+
+def drawings(blocks: Sequence[Block]) -> list[Drawing]:
+    """What is drawn among blocks and no chart."""
+    pictures = [block.drawing for block in _walk(blocks) if isinstance(block, Picture)]
+    return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
 
 
 def _walk(blocks: Sequence[Block]) -> Iterator[Block]:

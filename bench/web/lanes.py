@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.web import forest
+from bench.web.document import Picture
 from bench.web.page import Safe, join, tag
 
 WIDTH = 1000  # of a track in its own units, stretched to the page
@@ -121,7 +122,19 @@ def stacked(parts: Sequence[tuple[float, str, str]]) -> list[Bar]:
     return bars
 
 
-def several(panels: Sequence[Panel]) -> Safe:
-    """In their order, in two columns where there is room; those that are wide alone."""
-    grouped = itertools.groupby(panels, key=lambda panel: panel.is_wide)
-    return join(tag("div", *map(plot, some), class_=None if is_wide else "columns") for is_wide, some in grouped)
+@dataclass(frozen=True)
+class Several:
+    """A block of a document: drawings in their order, in two columns where there is room; those that are wide alone."""
+
+    panels: Sequence[Panel]
+
+    def text(self, is_md: bool) -> str:
+        return ""
+
+    def html(self) -> Safe:
+        grouped = itertools.groupby(self.panels, key=lambda panel: panel.is_wide)
+        return join(tag("div", *map(plot, some), class_=None if is_wide else "columns") for is_wide, some in grouped)
+
+    @property
+    def blocks(self) -> Sequence[Picture]:
+        return [Picture(panel) for panel in self.panels]

@@ -43,7 +43,6 @@ class R05(r02.R02):
         self.rotary.to(torch.bfloat16)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for name, parameter in self.blocks.named_parameters():
             if name.endswith(".proj.weight"):

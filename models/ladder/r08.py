@@ -16,7 +16,6 @@ class R08(R06):
         self.head = Linear(*reversed(self.embedding.weight.shape))
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         normal_(self.embedding.weight, 1.0, generator)
         constant_(self.head.weight, 0.0)

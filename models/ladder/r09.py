@@ -55,7 +55,6 @@ class R09(R08):
             block.stream_mix = block.stream_mix if embedding_skip else None
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for name, parameter in self.blocks.named_parameters():
             if name.endswith("value_mix"):
@@ -65,7 +64,6 @@ class R09(R08):
                 constant_(parameter[1], 0.0)
 
     def stack(self, x_BTD):
-        """All blocks, and the last norm."""
         embedded_BTD, first_v_BHTK = x_BTD, None
         for block in self.blocks:
             x_BTD, first_v_BHTK = block(x_BTD, self.rotary, first_v_BHTK, embedded_BTD)

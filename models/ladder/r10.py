@@ -27,7 +27,6 @@ class R10(R09):
                 parameter.data = parameter.data.to(self.dtype)
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T] -> [B, T, V], of the next token, float32."""
         with without_autocast(tokens_BT):
             return super().logits(tokens_BT)
 

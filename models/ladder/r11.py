@@ -19,12 +19,10 @@ class R11(R10):
         self.skip_weights = nn.Parameter(torch.ones(num_layers // 2, dtype=self.dtype))
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         constant_(self.skip_weights, 1.0)
 
     def stack(self, x_BTD, mix=causal_attention):
-        """All blocks, and the last norm."""
         embedded_BTD, first_v_BHTK, skips = x_BTD, None, []
         num_encoding = len(self.blocks) // 2
         for index, block in enumerate(self.blocks):

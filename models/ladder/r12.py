@@ -61,7 +61,6 @@ class R12(R11):
         return Visible(tokens_BT, self.eos_token, self.near_tokens, self.near_blocks, self.reach(), self.block)
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T] -> [B, T, V], of the next token, float32."""
         with without_autocast(tokens_BT):
             return self.to_logits(self.stack(self.embed(tokens_BT), self.visible(tokens_BT)))
 

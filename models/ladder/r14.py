@@ -69,7 +69,6 @@ class R14(R13):
         return nn.Embedding(vocab_size, len(self.blocks) * width, dtype=self.dtype)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for name, parameter in self.named_parameters():
             if name.startswith("value_embeddings."):
@@ -84,7 +83,6 @@ class R14(R13):
         return [self.visible(tokens_BT)] * len(self.blocks)
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T] -> [B, T, V], of the next token, float32."""
         with without_autocast(tokens_BT):
             x_BTD = self.embed(tokens_BT)
             values = [None] * len(self.blocks) if self.value_embeddings is None else self.values(tokens_BT)
@@ -95,7 +93,6 @@ class R14(R13):
         return self.skip_weights[index]
 
     def stack(self, x_BTD, values, mixes):
-        """All blocks, and the last norm."""
         embedded_BTD, skips = x_BTD, []
         num_encoding = len(self.blocks) // 2
         for index, block in enumerate(self.blocks):

@@ -28,14 +28,12 @@ class R15(R14):
     Block = Block
 
     def limits(self, window_tokens: int) -> tuple[int, int]:
-        """(near_tokens, near_blocks) of models/masked_attention.py."""
         return window_tokens, -(-window_tokens // self.block)
 
     def make_value_embeddings(self, vocab_size, width):
         return nn.Embedding(vocab_size, len(self.blocks) // 2 * width, dtype=self.dtype)
 
     def values(self, tokens_BT) -> list:
-        """Of each layer [B, T, D], or None."""
         first_half = self.value_embeddings(tokens_BT).chunk(len(self.blocks) // 2, dim=-1)
         return [*first_half, *reversed(first_half)]
 

@@ -17,7 +17,6 @@ class R16(R15):
         return self.block
 
     def limits(self, window_tokens: int) -> tuple[int, int]:
-        """(near_tokens, near_blocks) of models/masked_attention.py."""
         return NO_LIMIT, window_tokens // self.block
 
     def make_value_embeddings(self, vocab_size, width):
@@ -25,7 +24,6 @@ class R16(R15):
         return nn.ModuleList(tables)
 
     def values(self, tokens_BT) -> list:
-        """Of each layer [B, T, D], or None."""
         first_half = [table(tokens_BT) for table in self.value_embeddings]
         return [*first_half, *reversed(first_half)]
 

@@ -39,12 +39,10 @@ class R17(R16):
         return nn.ModuleList(nn.Embedding(vocab_size, width, dtype=self.dtype) for _ in range(num_tables))
 
     def values(self, tokens_BT) -> list:
-        """Of each layer [B, T, D], or None."""
         outer = [table(tokens_BT) for table in self.value_embeddings]
         return [*outer, *[None] * (len(self.blocks) - 2 * len(outer)), *outer]
 
     def windows(self) -> list[int]:
-        """How far back each layer with attention sees, in tokens."""
         return super().windows()[1:]
 
 

@@ -24,7 +24,6 @@ class R19(R18):
         self.fp8_head = fp8_head
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for module in self.blocks.modules():
             if isinstance(module, Linear) and module.weight.any():

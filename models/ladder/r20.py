@@ -17,7 +17,6 @@ from models.masked_attention import Visible
 
 class Attention(r17.Attention):
     def forward(self, x_BTD, rotary, value_BTD, mix):
-        """value_BTD: value embeddings of the tokens, None in the inner layers."""
         q_BTD, k_BTD, v_BTD = F.linear(x_BTD, self.merged_weights(x_BTD)).chunk(3, dim=-1)
         q_BHTK, k_BHTK, v_BHTK = (split_heads(one, self.num_heads) for one in (q_BTD, k_BTD, v_BTD))
         v_BHTK = self.with_embedded(v_BHTK, None if value_BTD is None else split_heads(value_BTD, self.num_heads))
@@ -61,13 +60,11 @@ class R20(R19):
         return not self.long_short or min(index, len(self.blocks) - 1 - index) % 4 == 0
 
     def windows(self) -> list[int]:
-        """How far back each layer with attention sees, in tokens."""
         short = max(self.block, self.window_tokens // 2 // self.block * self.block)
         attending = (index for index, block in enumerate(self.blocks) if block.attention is not None)
         return [self.window_tokens if self.has_long_window(index) else short for index in attending]
 
     def mixes(self, tokens_BT) -> list:
-        """Of each layer what its tokens see."""
         halved = (self.near_blocks // 2).clamp_min(1)
         long, short = (
             Visible(tokens_BT, self.eos_token, self.near_tokens, near, self.reach(), self.block, self.attention_scale)

@@ -17,7 +17,6 @@ class R26(R21):
     GRAD_SCALE = 448.0
 
     def x_scale(self, width: int) -> float:
-        """Of the activations before the 8-bit head."""
         return LARGEST / width**0.5
 
     def to_logits(self, x_BTD):

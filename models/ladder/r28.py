@@ -36,7 +36,6 @@ class Attention(r20.Attention):
         self.gate = r02.Linear(GATE_INPUTS, num_heads)
 
     def output(self, mixed_BHTK, x_BTD):
-        """The layer's, of what its heads have mixed; x_BTD: what it was given."""
         gate_BHT1 = torch.sigmoid(self.gate(x_BTD[..., :GATE_INPUTS])).transpose(1, 2)[..., None]
         return self.projected(merge_heads(mixed_BHTK * gate_BHT1))
 
@@ -57,7 +56,6 @@ class R28(R26):
     to_logits = R19.to_logits
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for name, parameter in self.named_parameters():
             if name.endswith("gate.weight"):

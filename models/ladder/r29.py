@@ -12,7 +12,6 @@ from models.masked_attention import NO_LIMIT, Visible
 
 class R29(R28):
     def limits(self, window_tokens: int) -> tuple[int, int]:
-        """(near_tokens, near_blocks) of models/masked_attention.py."""
         return window_tokens + 1, NO_LIMIT
 
     def short_window(self, window_tokens):
@@ -30,7 +29,6 @@ class R29(R28):
         return self.window_tokens if self.has_long_window(index) else self.short_window(self.window_tokens)
 
     def mixes(self, tokens_BT) -> list:
-        """Of each layer what its tokens see."""
         long = self.seen(tokens_BT, self.near_tokens)
         short = self.seen(tokens_BT, self.short_window(self.near_tokens - 1) + 1)
         return [long if self.has_long_window(index) else short for index in range(len(self.blocks))]

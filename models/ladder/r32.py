@@ -34,12 +34,10 @@ class R32(R31):
         return Rotary(self.head_dim, seq_len).to(self.dtype)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         constant_(self.skip_weights, -1.5)
 
     def skip_factor(self, index: int) -> torch.Tensor:
-        """Of skip number index."""
         return torch.sigmoid(self.skip_weights[index])
 
 

@@ -14,14 +14,12 @@ class R33(R32):
         return index == len(self.blocks) - 1
 
     def window_of(self, index: int) -> int:
-        """Of block number index: how many tokens before it a token sees."""
         last = self.yarn_window(self.window_tokens)
         if not self.has_long_window(index):
             return self.short_window(last)
         return self.window_tokens if self.reaches_far(index) else last
 
     def mixes(self, tokens_BT) -> list:
-        """Of each layer what its tokens see."""
         far = self.near_tokens
         long = far.clamp_max(self.yarn_blocks[-1] * self.block + 1)
         seen = {near: self.seen(tokens_BT, near) for near in (far, long, self.short_window(long - 1) + 1)}

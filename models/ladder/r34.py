@@ -21,7 +21,6 @@ class R34(R33):
         self.smear_weight = nn.Parameter(torch.tensor(0.0))
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         constant_(self.smear_weight, 0.0)
 

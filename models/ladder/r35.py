@@ -15,7 +15,6 @@ class R35(R34):
         self.skip_weights.data = self.skip_weights.data[: len(self.blocks) // 2 - 1]
 
     def reaches_far(self, index: int) -> bool:
-        """Whether block number index sees more than the schedule's last window where there is more."""
         return True
 
     def entered(self, index: int, x_BTD, outputs):

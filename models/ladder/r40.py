@@ -17,12 +17,10 @@ class R40(R37):
         self.backout_weight = nn.Parameter(torch.tensor(0.5))
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         constant_(self.backout_weight, 0.5)
 
     def left(self, outputs):
-        """The stream after the last block."""
         return outputs[-1] - self.backout_weight * outputs[len(outputs) * 8 // 12]
 
 

@@ -19,14 +19,12 @@ class R45(R40):
         self.skip_weights.data = self.skip_weights.data[:1]
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for block in self.blocks:
             if block.stream_mix is not None:
                 constant_(block.stream_mix[0], 1.1)
 
     def entered(self, index: int, x_BTD, outputs):
-        """The stream as block number index takes it; outputs: of the blocks before it, None of the first."""
         num_layers = len(self.blocks)
         if index != num_layers * 7 // 12:
             return x_BTD

@@ -37,7 +37,6 @@ class R48(R45):
     Block = Block
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for name, parameter in self.blocks.named_parameters():
             if name.endswith("value_mix"):

@@ -46,7 +46,6 @@ class R49(R48):
                 block.attention.offsets_keys = key_offset and self.has_long_window(index)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for table in self.value_embeddings or ():
             constant_(table.weight, 0.0)

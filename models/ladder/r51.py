@@ -20,11 +20,9 @@ class R51(R49):
         self.embedding.weight = self.head.weight
 
     def x_scale(self, width: int) -> float:
-        """Of the activations before the 8-bit head."""
         return LARGEST / 100
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         normal_(self.head.weight, 0.005, generator)
 

@@ -22,7 +22,6 @@ class R52(R51):
                 block.stream_mix = nn.ParameterList([torch.tensor(1.1), torch.tensor(0.0)])
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for block in self.blocks:
             if block.stream_mix is not None:

@@ -32,7 +32,6 @@ class R53(R52):
         return self.embedding.weight, self.head.weight
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
         for block in self.blocks:
             if block.attention is not None:
@@ -40,7 +39,6 @@ class R53(R52):
                     uniform_(layer.weight, layer.in_features**-0.5, generator)
 
     def looked_up(self, tokens_BT):
-        """[B, T, D], of each token its row of the table."""
         return self.embedding(tokens_BT) if self.untied else F.embedding(tokens_BT, self.head.weight)
 
 

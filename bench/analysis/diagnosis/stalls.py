@@ -64,7 +64,7 @@ def cost(rows: list[dict]) -> dict:
     return {"count": len(stalls), "ms": math.fsum(stall["ms"] for stall in stalls)}
 
 
-def outliers(values):
+def outliers(values: list[float]) -> list[tuple[int, float]]:
     """list of milliseconds -> [(index, ms above the usual)] of those that are stalled by the rule above."""
     if len(values) < MIN_STEPS:
         return []
@@ -91,7 +91,7 @@ def _usual(values, period):
     return centres, differences, statistics.median(relative)
 
 
-def running_median(values):
+def running_median(values: list[float]) -> list[float]:
     """The median of each value's neighbourhood: 31 values around it, at the ends fewer, down to 6, so that a drift that
     begins or ends there is not taken for a stall."""
     last = len(values) - 1
@@ -103,7 +103,7 @@ def running_median(values):
     return medians
 
 
-def excess(rows, column):
+def excess(rows: list[dict], column: str) -> dict[int, float]:
     """{step: milliseconds above the running median} of a column of the unflagged rows; {} without that column."""
     known = [row for row in rows if row.get(column) is not None and not row.get("flags")]
     values = [row[column] for row in known]
@@ -122,7 +122,7 @@ def lateness(of_ranks: Sequence[dict[int, float]]) -> dict[int, tuple[float, int
     return late
 
 
-def skew_summary(by_rank):
+def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict | None:
     """step_files.read_by_rank(folder) -> run.json["skew"]: how late the slowest rank was, and which how often.
 
     None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
@@ -151,11 +151,13 @@ def _of_column(of_ranks):
     }
 
 
-def is_late(ms, median_ms):
+def is_late(ms: float, median_ms: float) -> bool:
     return ms > max(MIN_LATE_MS, MIN_LATE_FRAC * median_ms)
 
 
-def with_causes(stalls, rows, events=(), by_rank=None):
+def with_causes(
+    stalls: list[dict], rows: list[dict], events: Sequence[dict] = (), by_rank: dict | None = None
+) -> list[dict]:
     """result: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
 
     rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;

@@ -58,7 +58,7 @@ def of(accounts: dict, step_ms: float) -> list[dict]:
     "advice", "ladder"}], the largest gain first.
 
     rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
-    that gained at such a place (rungs.py).
+    that gained at such a place.
     """
     origins: dict[tuple, _Origin] = {}
     for number, one in accounts.items():

@@ -61,7 +61,7 @@ def _waterfall(answer):
     columns = [("part", "part", str), ("ms", "ms", ms3), ("%", "pct", _one), ("sum, ms", "at_ms", ms3)]
     if len(ranks) > 1:
         columns += [("least (rank)", "least", str), ("most (rank)", "most", str)]
-    yield table(lines, [*columns, ("", "bar", str)])
+    yield _table(lines, [*columns, ("", "bar", str)])
 
 
 def _ms(one, part):
@@ -145,7 +145,7 @@ def _ranked(lines):
     columns = [("ms", "gain_ms", ms3), ("%", "gain_pct", _one), ("a step", "count", _one), ("what", "evidence", str)]
     if any(line["ladder"] for line in lines):
         columns.append(("records", "ladder", " ".join))
-    return table(shown, columns)
+    return _table(shown, columns)
 
 
 def difference_as_text(difference: dict, title: str) -> str:
@@ -171,11 +171,11 @@ def _difference_lines(difference, title):
         ("B, ms", "b_ms", ms3),
         ("change, ms", "change_ms", _signed),
     ]
-    yield table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
+    yield _table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
     if difference["lines"]:
         yield "\nWhat changed most\n"
         lines = [line | {"evidence": evidence(line)} for line in difference["lines"][:NUM_CHANGES]]
-        yield table(
+        yield _table(
             lines, [*[(head.removesuffix(", ms"), *rest) for head, *rest in columns[1:]], ("what", "evidence", str)]
         )
         rest_ms = difference["change_ms"] - sum(line["change_ms"] for line in lines)
@@ -184,3 +184,7 @@ def _difference_lines(difference, title):
 
 def _signed(ms):
     return f"{ms:+.3f}"
+
+
+def _table(lines, columns):
+    return table(lines, columns).text(False)

@@ -50,7 +50,9 @@ class Digest(NamedTuple):
     answer: dict
 
 
-def analyze(paths, rules=categories.RULES, include_last_step=False):
+def analyze(
+    paths: Sequence[str | Path], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
+) -> dict:
     """Trace files of one job -> {"ranks": {"0": {...}}, "overall": {...}}: the --json answer."""
     return of_ranks(load.load_all(paths), rules, include_last_step)
 
@@ -102,7 +104,13 @@ def _of_job(digests):
     return {"ranks": by_rank, "overall": _overall(by_rank, digests)}
 
 
-def of_rank(rank, rows, kinds, rules=categories.RULES, include_last_step=False):
+def of_rank(
+    rank: load.Rank,
+    rows: np.ndarray,
+    kinds: np.ndarray,
+    rules: tuple[categories.Rule, ...] = categories.RULES,
+    include_last_step: bool = False,
+) -> dict:
     """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all.
 
     rows: window.device_rows; kinds: device_time.types of them.

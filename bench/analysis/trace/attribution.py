@@ -15,7 +15,9 @@ LIBRARY = re.compile(r"(?:^|/)torch/")  # torch's own files: the line of the use
 LAUNCHER = ("kernel", "operator", "annotation", "module", "source")
 
 
-def by_thread(rank, calls, times, kind, wanted=None):
+def by_thread(
+    rank: Rank, calls: np.ndarray, times: np.ndarray, kind: int, wanted: Callable[[str], bool] | None = None
+) -> np.ndarray:
     """Row of the innermost range of a kind around each time, on the thread of the call beside it; -1: none.
 
     calls: host rows, -1 where there is none.  wanted: a predicate on names; ranges outwards are tried until it holds.
@@ -80,7 +82,7 @@ def phases(rank: Rank, rows: np.ndarray) -> list[str | None]:
     return [rank.names[rank.name[row]] if row >= 0 else None for row in nest.innermost(window.launch_times(rank, rows))]
 
 
-def phase_times(rank, rows, until_ns=None):
+def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
     """[{"phase", "host_us", "device_us", "num_kernels"}]: time of the annotations and of the kernels they launched."""
     launched = np.array([phase or "" for phase in phases(rank, rows)])
     ranges = window.host_rows(rank, events.ANNOTATION, until_ns)
@@ -93,7 +95,7 @@ def phase_times(rank, rows, until_ns=None):
     return lines
 
 
-def launchers(rank, rows, limit=100):
+def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict]:
     """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest
     first.
 
@@ -112,7 +114,7 @@ def launchers(rank, rows, limit=100):
     return lines
 
 
-def modules(rank, rows, until_ns=None):
+def modules(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
     """[{"module", "device_us", "num_kernels"}] by the innermost nn.Module around the launch; only with_stack.
 
     Without device rows [{"module", "cpu_us", "num_calls"}]: the modules' own time, without the modules inside them.
@@ -120,7 +122,7 @@ def modules(rank, rows, until_ns=None):
     return _by_python(rank, rows, until_ns, _is_module, "module")
 
 
-def sources(rank, rows, until_ns=None):
+def sources(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
     """The same by the innermost line of Python around the launch that is not torch's own; only with_stack."""
     return _by_python(rank, rows, until_ns, is_source, "source")
 

@@ -4,18 +4,21 @@ An index of -1 means: no row.  Times are integer nanoseconds.  A set of interval
 and merged: touching intervals are one, and intervals that are empty or run backwards hold no time.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 US = 1000  # nanoseconds
-MAX_ROUNDS = 200
+MAX_ROUNDS = 200  # of levels of depth, after which ranges are walked from left to right
+Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends: sorted, merged, none empty
 
 
-def take(column, index, missing=-1):
+def take(column: np.ndarray, index: np.ndarray, missing: int = -1) -> np.ndarray:
     """column[index], and missing where the index is -1."""
     return np.where(index >= 0, column[np.maximum(index, 0)], missing) if len(column) else np.full(len(index), missing)
 
 
-def index_of(keys, table):
+def index_of(keys: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Index of each key in a sorted table, of the first of equal ones; -1 where it is not in it."""
     if not len(table):
         return np.full(len(keys), -1)
@@ -23,7 +26,7 @@ def index_of(keys, table):
     return np.where(table[index] == keys, index, -1)
 
 
-def groups(keys):
+def groups(keys: np.ndarray) -> list[tuple]:
     """[(key, indices)] of equal keys, by key; the indices of each in order."""
     keys = np.asarray(keys)
     order = np.argsort(keys, kind="stable")
@@ -31,15 +34,15 @@ def groups(keys):
     return list(zip(different, np.split(order, first[1:]))) if len(keys) else []
 
 
-def sums(index, size, values):
+def sums(index: np.ndarray, size: int, values: np.ndarray | int) -> np.ndarray:
     """Integers added up by index -> int64 [size]; those of index -1 are not counted.  Exact: no float is involved."""
     total = np.zeros(size, np.int64)
     known = index >= 0
-    np.add.at(total, index[known], values[known] if np.ndim(values) else values)
+    np.add.at(total, index[known], values[known] if isinstance(values, np.ndarray) else values)
     return total
 
 
-def merged_intervals(start, end):
+def merged_intervals(start: np.ndarray, end: np.ndarray) -> Intervals:
     """Any intervals -> their merged set."""
     start, end = np.asarray(start), np.asarray(end)
     good = end > start
@@ -53,23 +56,23 @@ def merged_intervals(start, end):
     return start[first], reach[last]
 
 
-def covered_ns(merged):
+def covered_ns(merged: Intervals) -> int:
     """Nanoseconds that a merged set covers."""
     return int((merged[1] - merged[0]).sum())
 
 
-def shared_ns(a, b):
+def shared_ns(a: Intervals, b: Intervals) -> int:
     """Nanoseconds that two merged sets share."""
     either = merged_intervals(np.concatenate((a[0], b[0])), np.concatenate((a[1], b[1])))
     return covered_ns(a) + covered_ns(b) - covered_ns(either)
 
 
-def gaps_between(merged):
+def gaps_between(merged: Intervals) -> Intervals:
     """What lies between the intervals of a merged set: a merged set itself."""
     return merged[1][:-1], merged[0][1:]
 
 
-def ns_by_combination(sets):
+def ns_by_combination(sets: Sequence[Intervals]) -> dict[int, int]:
     """Merged sets -> {bit mask: nanoseconds in which exactly these sets run}; bit 0 is the first."""
     points, changes = [], []
     for bit, (start, end) in enumerate(sets):
@@ -97,7 +100,7 @@ class Nest:
         self.start, self.end, self.name = rank.ts[self.rows], rank.end[self.rows], rank.name[self.rows]
         self.parent = _parents(self.end)
 
-    def innermost(self, times, wanted=None):
+    def innermost(self, times: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         """Row of the innermost range around each time, -1 where there is none.
 
         wanted: a mask over the rank's names; ranges outwards are tried until it holds.

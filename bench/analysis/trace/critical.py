@@ -7,18 +7,20 @@ stream waited for, without a row of its own, is not seen.
 """
 
 import bisect
+from collections.abc import Sequence
 
 import numpy as np
 
 from bench.analysis.trace import attribution, events, timeline, window
 from bench.analysis.trace.columns import US, gaps_between, groups, merged_intervals
+from bench.analysis.trace.load import Rank
 
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
 LAUNCH, HOST, WAIT = 3, 4, 5
 NUM_GAPS = 10
 
 
-def path(rank, rows, kinds, launched=None):
+def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None) -> dict:
     """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a
     device.
 
@@ -68,7 +70,7 @@ def _walk(rank, rows, kinds, launched=None):
         row = previous
 
 
-def steps(rank, rows, kinds):
+def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict]:
     """[{"step"} | path()] of each ProfilerStep that launched rows: the chain through the rows that its host launched.
 
     A step begins with the first of its rows, so what the host did before that is the end of the step before.
@@ -84,7 +86,7 @@ def _rows_of_steps(rank, rows, kinds):
     return [(step[0], (mine, kind_of[mine], launch_of[mine])) for step, mine in of_steps if len(mine)]
 
 
-def links(rank, rows, kinds):
+def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict | None:
     """The chain of the longest step as bars for a picture (timeline.bars_of), kinds of KINDS; None without a row.
 
     {"step": its number, None: of the whole trace, as it has no steps, "us", "bars", "names"}.
@@ -125,7 +127,7 @@ class _Begun:
         return None
 
 
-def gaps(rank, rows, limit=NUM_GAPS):
+def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict]:
     """The longest times in which a device did nothing: [{"start_us", "us", "before", "after", "host"}], longest first.
 
     start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the
@@ -156,7 +158,7 @@ def _names(rank, rows):
     return [rank.names[rank.name[row]] if row >= 0 else None for row in rows]
 
 
-def synchronisations(rank, counted=()):
+def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict]:
     """[{"name", "count", "sum_us"}] of host calls that wait for the device, longest first.
 
     counted: window.steps; with them only calls inside count, as the profiler itself waits for the device when it stops.
@@ -171,7 +173,7 @@ def synchronisations(rank, counted=()):
     return sorted(lines, key=lambda line: -line["sum_us"])
 
 
-def items(rank, rows):
+def items(rank: Rank, rows: np.ndarray) -> dict:
     """{"count", "sum_us"} of tensors of the device that the host read (.item(), float(), if): each waits for the
     device.
 

@@ -3,11 +3,22 @@
 Type is HolisticTraceAnalysis' coarse division: computation, communication, memory.  Category (categories.py) is finer.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bench.analysis.trace import events, window
 from bench.analysis.trace.categories import RULES, Rule, category, is_communication
-from bench.analysis.trace.columns import US, covered_ns, groups, merged_intervals, ns_by_combination, shared_ns, sums
+from bench.analysis.trace.columns import (
+    US,
+    Intervals,
+    covered_ns,
+    groups,
+    merged_intervals,
+    ns_by_combination,
+    shared_ns,
+    sums,
+)
 from bench.analysis.trace.load import Rank
 
 TYPES = ("COMPUTATION", "COMMUNICATION", "MEMORY")
@@ -27,12 +38,12 @@ def types(rank: Rank, rows: np.ndarray, rules: tuple[Rule, ...] = RULES) -> np.n
     return np.where(is_copy & (kinds == COMPUTATION), MEMORY, kinds)
 
 
-def unions(rank, rows, kinds):
+def unions(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[Intervals]:
     """The merged intervals of each of TYPES."""
     return [merged_intervals(rank.ts[mine], rank.end[mine]) for mine in (rows[kinds == kind] for kind in range(3))]
 
 
-def by_type(rank, rows, kinds):
+def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict]:
     """[{"type", "sum_us", "pct"}]: exclusive and overlapping time of the types, pct of all busy time, longest first."""
     by_mask = ns_by_combination(unions(rank, rows, kinds))
     total, lines = sum(by_mask.values()), []
@@ -42,7 +53,7 @@ def by_type(rank, rows, kinds):
     return sorted(lines, key=lambda line: -line["sum_us"])
 
 
-def by_name(rank, rows, kinds, rules=RULES):
+def by_name(rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[Rule, ...] = RULES) -> list[dict]:
     """[{"name", "type", "category", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}], longest first.
 
     std is of a sample (n - 1); 0 for one.
@@ -67,10 +78,10 @@ def by_name(rank, rows, kinds, rules=RULES):
     return lines
 
 
-def by_category(table):
+def by_category(table: list[dict]) -> list[dict]:
     """The kernel table summed up by category, [{"category", "count", "sum_us", "pct"}], longest first."""
     total_us = sum(line["sum_us"] for line in table)
-    lines = {}
+    lines: dict[str, dict] = {}
     for line in table:
         name = line["category"]
         summed = lines.setdefault(name, {"category": name, "count": 0, "sum_us": 0.0})
@@ -80,7 +91,7 @@ def by_category(table):
     return [line | {"pct": 100 * line["sum_us"] / total_us if total_us else 0.0} for line in longest_first]
 
 
-def breakdown(rank, rows, kinds):
+def breakdown(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict:
     """{TIMES, "comm_us", "exposed_comm_us", "overlap_pct"} of one device.
 
     span: first start to last end; compute: time in which a computation kernel runs; non_compute: the rest of the busy
@@ -105,7 +116,7 @@ def _busy(rank, rows, kinds):
     return *map(covered_ns, merged), shared_ns(sets[COMMUNICATION], sets[COMPUTATION])
 
 
-def idle(rank, rows):
+def idle(rank: Rank, rows: np.ndarray) -> list[dict]:
     """Why each stream waited: [{"device", "stream", "host_wait_us", "kernel_wait_us", "other_us"}].
 
     A gap before a row is a host wait if the host launched it only after the stream had run dry; else a kernel wait if
@@ -126,7 +137,7 @@ def idle(rank, rows):
     return lines
 
 
-def steps(rank, rows, kinds, counted):
+def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray, counted: Sequence[window.Step]) -> list[dict]:
     """One line a ProfilerStep: {"step", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us",
     "num_kernels"}.
 
@@ -143,7 +154,7 @@ def steps(rank, rows, kinds, counted):
     return lines
 
 
-def annotations(rank, kind=events.ANNOTATION, until_ns=None):
+def annotations(rank: Rank, kind: int = events.ANNOTATION, until_ns: int | None = None) -> list[dict]:
     """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges,
     longest first.
 

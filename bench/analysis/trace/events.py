@@ -5,6 +5,7 @@ digits before them: a float would lose the nanoseconds, so these are read as tex
 """
 
 import json
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -82,10 +83,12 @@ class ExactEvent(Event, gc=False):
 DECODERS = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
 
 
-def from_plain(value):
+def from_plain(value: dict) -> Event:
     """A dict from the json module -> Event, with all of it that can be used."""
-    args = value.get("args") if isinstance(value.get("args"), dict) else {}
-    raw = {key: msgspec.Raw(json.dumps(args[_ARG_NAMES[key]]).encode()) for key in _RAW if _ARG_NAMES[key] in args}
+    args: dict = value["args"] if isinstance(value.get("args"), dict) else {}
+    raw: dict[str, Any] = {
+        key: msgspec.Raw(json.dumps(args[_ARG_NAMES[key]]).encode()) for key in _RAW if _ARG_NAMES[key] in args
+    }
     plain = {key: _if(args.get(name), (int, float, str)) for key, name in _ARG_NAMES.items() if key not in _RAW}
     words = {key: _if(value.get(key), str) for key in ("ph", "cat")}
     rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "ts", "dur", "pid", "tid")}
@@ -99,7 +102,7 @@ def _if(value, types):
 _ARG_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Args)}
 
 
-def nanoseconds(values):
+def nanoseconds(values: list) -> np.ndarray:
     """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is not a number becomes BAD."""
     kinds = set(map(type, values))
     if kinds == {msgspec.Raw}:
@@ -148,7 +151,7 @@ def _one_ns(value):
         return int(BAD)
 
 
-def whole(value, otherwise=None):
+def whole(value: Any, otherwise: Any = None) -> int:
     """A number however it is written -> int; NO_NUMBER if it is not one."""
     for candidate in (value, otherwise):
         if type(candidate) is int:
@@ -164,7 +167,7 @@ def whole(value, otherwise=None):
     return NO_NUMBER
 
 
-def integers(values):
+def integers(values: list) -> np.ndarray:
     """Numbers however they are written -> int64; what is not a number, or does not fit, becomes NO_NUMBER."""
     try:
         if set(map(type, values)) == {int}:

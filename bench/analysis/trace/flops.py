@@ -27,7 +27,7 @@ PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "_addmm_activation"), (
 HEADS_FIRST, TIME_FIRST = (1, 2), (2, 1)
 
 
-def flops(name, dims):
+def flops(name: str, dims: list | None) -> int | None:
     """FLOPs of one call; None for an operator without a formula, without shapes, or with shapes that do not fit."""
     if not dims:
         return None
@@ -91,7 +91,7 @@ def _attention(dims, axes, is_backward):
     return 2 * pairs * (3 * query[3] + 2 * value[3]) if is_backward else 2 * pairs * (query[3] + value[3])
 
 
-def traffic_bytes(name, dims, types):
+def traffic_bytes(name: str, dims: list | None, types: list | None) -> int | None:
     """Bytes that a product must move at least: both factors and the result once; None for any other operator."""
     op = name.split("::")[-1]
     if op not in PRODUCTS or op == "matmul" or not dims or not types or flops(name, dims) is None:
@@ -106,12 +106,17 @@ def traffic_bytes(name, dims, types):
     return batch * (BYTES[kinds[0]] * a[-2] * a[-1] + BYTES[kinds[1]] * b[-2] * b[-1] + out_bytes * a[-2] * b[-1])
 
 
-def precision(types):
+def precision(types: list | None) -> str | None:
     """The name in bench.machine.peak_rates of the first type that has a peak, None without one."""
     return next((PRECISIONS[str(kind).lower()] for kind in types or () if str(kind).lower() in PRECISIONS), None)
 
 
-def achieved(lines, device_us, peak_of, mem_bytes_per_s=None):
+def achieved(
+    lines: list[dict],
+    device_us: float | None,
+    peak_of: Callable[[str], float | None],
+    mem_bytes_per_s: float | None = None,
+) -> tuple[list[dict], dict]:
     """Operators with known FLOPs -> (lines with their rates, whole), the longest first.
 
     lines: of operators.table; these get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound".  device_us:

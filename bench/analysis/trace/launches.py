@@ -11,6 +11,7 @@ import numpy as np
 from bench.analysis.trace import events, window
 from bench.analysis.trace.columns import US, covered_ns, groups, merged_intervals, shared_ns, take
 from bench.analysis.trace.events import whole
+from bench.analysis.trace.load import Rank
 
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
 LONG_DELAY_NS = 100_000
@@ -25,7 +26,7 @@ MAX_POINTS = 600  # of a stream's depth over time
 MAX_STREAMS = 6  # with a depth over time, those that most was launched on
 
 
-def statistics(rank, rows):
+def statistics(rank: Rank, rows: np.ndarray) -> dict:
     """{TIMES and COUNTS: None where no launch was recorded, "num_launches", "num_graph_launches", "num_graph_rows",
     "num_unlinked"}
 
@@ -54,7 +55,7 @@ def statistics(rank, rows):
     return counts | times_us | {name: int(mask.sum()) for name, mask in zip(COUNTS, flagged)}
 
 
-def without_kernel(rank, until_ns=None):
+def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
     """(launching calls that end before until_ns, how many of them have no device row); (0, 0) for a trace without
     device rows.
 
@@ -70,12 +71,12 @@ def without_kernel(rank, until_ns=None):
     return len(calls), int((~np.isin(rank.correlation[calls], rank.correlation[on_device])).sum())
 
 
-def of_graph(rank, calls):
+def of_graph(rank: Rank, calls: np.ndarray) -> np.ndarray:
     """Which of these calls (-1: none) launched a graph."""
     return take(rank.names_that(lambda name: "GraphLaunch" in name), take(rank.name, calls), False)
 
 
-def copies(rank, rows):
+def copies(rank: Rank, rows: np.ndarray) -> list[dict]:
     """[{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; None without recorded sizes."""
     mine = rows[np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))]
     sizes = np.array([_bytes(extra) for extra in rank.extras] + [-1], np.int64)[rank.extra[mine]]
@@ -89,7 +90,7 @@ def copies(rank, rows):
     return sorted(lines, key=lambda line: -line["sum_us"])
 
 
-def host_copies(rank, rows):
+def host_copies(rank: Rank, rows: np.ndarray) -> dict:
     """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to a device; exposed: while nothing else ran."""
     is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
     mine, others = rows[is_mine], rows[~is_mine]
@@ -107,12 +108,12 @@ def _bytes(extra):
     return num_bytes if 0 <= num_bytes < 2**62 else -1
 
 
-def queues(rank, rows):
+def queues(rank: Rank, rows: np.ndarray) -> list[dict]:
     """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time."""
     return [_queue_line(rank, *one) for one in _queues_of_streams(rank, rows)]
 
 
-def depth(rank, rows):
+def depth(rank: Rank, rows: np.ndarray) -> list[dict]:
     """[{"device", "stream", "at_us", "depth"}]: how many waited from each moment on, the streams with most first.
 
     at_us counts from the device's first row; of many moments the fullest and the emptiest of each stretch are kept.

@@ -171,9 +171,9 @@ def _rank(path, parts):
     return Rank(path, parts, head, tail, cut)
 
 
-def number(ranks):
+def number(ranks: list[Rank]) -> list[Rank]:
     """In order of rank; files that do not say their rank, or say one that is taken, get the next free one."""
-    taken = set()
+    taken: set[int | None] = set()
     for one in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name)):
         if one.rank is None or one.rank in taken:
             one.rank = next(number for number in range(len(ranks) + len(taken) + 1) if number not in taken)

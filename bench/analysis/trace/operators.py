@@ -15,7 +15,7 @@ COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed
 
 
-def table(rank, rows, until_ns=None):
+def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
     """[{"name", "shapes", "precision", "count", times and bytes}], by device, then own CPU time.
 
     cpu_us, self_cpu_us: without the operators inside it.  device_us, num_kernels: of what the operator itself

@@ -6,7 +6,7 @@ Only what an analysis needs is decoded of each event; stamps are exact, in nanos
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -270,30 +270,30 @@ class Rank:
             setattr(self, name, np.concatenate((getattr(self, name), np.array(list(values), events.COLUMNS[name]))))
         self.end = self.ts + self.dur
 
-    def is_kind(self, *kinds):
+    def is_kind(self, *kinds: int) -> np.ndarray:
         return np.isin(self.kind, kinds)
 
     def device_rows(self) -> np.ndarray:
         """Indices of kernels, copies and memsets."""
         return np.flatnonzero(self.is_kind(*events.DEVICE_KINDS))
 
-    def names_that(self, predicate):
+    def names_that(self, predicate: Callable[[str], object]) -> np.ndarray:
         """Mask over .names, False where it is empty; .is_named() gives it for rows."""
         return np.array([bool(predicate(name)) for name in self.names] or [False])
 
-    def is_named(self, predicate, rows):
+    def is_named(self, predicate: Callable[[str], object], rows: np.ndarray) -> np.ndarray:
         return self.names_that(predicate)[self.name[rows]]
 
-    def step_ranges(self, *kinds):
+    def step_ranges(self, *kinds: int) -> list[tuple[int, int, int]]:
         """[(number, start ns, end ns)] of the ranges of these kinds that are named ProfilerStep#number, by start."""
         numbers = {index: int(step[1]) for index, name in enumerate(self.names) if (step := STEP.search(name))}
         rows = np.flatnonzero(self.is_kind(*kinds) & np.isin(self.name, list(numbers)))
         ranges = [(numbers[int(self.name[row])], int(self.ts[row]), int(self.end[row])) for row in rows]
         return sorted(ranges, key=lambda step: (step[1], step[0], step[2]))
 
-    def steps(self):
+    def steps(self) -> list[tuple[int, int, int]]:
         """[(number, start ns, end ns)] of the host's ProfilerStep annotations, by start; the first one of a number."""
-        first = {}
+        first: dict[int, tuple[int, int, int]] = {}
         for step in self.step_ranges(events.ANNOTATION, events.CPU_OP):
             first.setdefault(step[0], step)
         return list(first.values())

@@ -14,7 +14,7 @@ NUM_WORST = 10
 Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, device_time.types of them
 
 
-def steps(by_rank):
+def steps(by_rank: dict[int, list[dict]]) -> list[dict]:
     """{rank: lines of temporal.steps} -> [{"step", "fastest", "slowest", "skew_us"}] of steps that all ranks have.
 
     By own work: the step's busy time without communication that nothing hides, which is mostly waiting for others.
@@ -28,7 +28,7 @@ def steps(by_rank):
     lines = []
     for step in sorted(set.intersection(*map(set, own_us.values()))):
         times = {rank: of_step[step] for rank, of_step in own_us.items()}
-        fastest, slowest = min(times, key=times.get), max(times, key=times.get)
+        fastest, slowest = (choose(times, key=lambda rank: times[rank]) for choose in (min, max))
         lines.append({"step": step, "fastest": fastest, "slowest": slowest, "skew_us": times[slowest] - times[fastest]})
     return lines
 

@@ -12,6 +12,7 @@ import collections
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ class Source:
         except Damaged as error:
             raise NoTrace(f"{error}; name a trace, a run folder or a folder of traces") from None
 
-    def chunks(self, part=0, num_parts=1):
+    def chunks(self, part: int = 0, num_parts: int = 1) -> Iterator[bytes]:
         if self.is_gzip:
             for number, chunk in enumerate(self._whole(self._unzipped())):
                 if number % num_parts == part:

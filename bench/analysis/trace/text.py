@@ -1,13 +1,17 @@
-"""An analysis of traces, or the difference of two, in words: tables for a terminal, Markdown for a file."""
+"""An analysis of traces, or the difference of two, as a Document: what it means, what to know of it, tables."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from bench.base import text_table
 from bench.base.units import MIB
+from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
 
 MAX_NAME_CHARS = 60
-NUM_LINES = 10
+NUM_LINES = 10  # of a table in a text
+MAX_LINES = 200  # on a page
+MAX_OPEN = 4  # sentences; more are folded
 Column = tuple[str, str, Callable]  # (header, key of a line, format of a cell)
 NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
 BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)")
@@ -47,45 +51,57 @@ def three_digits(value):
 MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB), decimals(1), decimals(2)
 
 
-def table(lines: Sequence[dict], columns: Sequence[Column], form: str = "simple") -> str:
-    """lines: dicts."""
+def table(lines: Sequence[dict[str, Any]], columns: Sequence[Column], limit: int | None = None) -> Table:
+    """lines: dicts; columns: (head, key, format of a cell) each; limit: lines of a text, None: all."""
     cells = [[format_cell(line[key]) for _, key, format_cell in columns] for line in lines]
     right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]
-    return text_table.render([head for head, _, _ in columns], cells, right, form)
+    return Table([head for head, _, _ in columns], cells, right, "", limit, "; --json has all")
 
 
-def as_text(answer: dict, title: str) -> str:
-    """answer: of analysis.of_ranks(); title: what was analysed."""
-    return "\n".join(_lines(answer, title, "simple", ""))
+def document(answer: dict[str, Any], title: str) -> Document:
+    """answer: of analysis.of_ranks(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
+    about = plain(title, 200)
+    return Document(f"Trace analysis: {about}", [verdict(answer, about)], [*remarks(answer), *tables(answer)], answer)
 
 
-def as_markdown(answer: dict, title: str) -> str:
-    """The same in Markdown, for a file."""
-    return "\n".join(_lines(answer, title, "github", "## ")) + "\n"
+def verdict(answer: dict[str, Any], about: str = "") -> Verdict:
+    """What stands out most in the first rank."""
+    first = next(iter(answer["ranks"].values()))
+    return Verdict(next(iter(first["advice"]), "nothing stands out"), "", about)
 
 
-def _lines(answer, title, form, mark):
-    def part(name, lines, *columns):
-        if lines:
-            yield f"\n{mark}{name}\n"
-            yield table(lines, columns, form)
-
-    is_md = bool(mark)
-    yield f"{'# ' if is_md else ''}Trace analysis: {text_table.line(plain(title, 200), is_md)}"
+def remarks(answer: dict[str, Any], is_first_said: bool = True) -> list[Block]:
+    """What to know of the files, and what it means; is_first_said: without what verdict() says."""
     overall, ranks = answer["overall"], answer["ranks"]
-    if missing := overall["missing_ranks"]:
-        yield f"\n{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"
-    yield from _times(ranks, part)
-    for rank, one in ranks.items():
-        yield from (f"\n{sentence}" for sentence in caveats(rank, one))
-    shown = next(iter(ranks))
-    of_rank = f" (rank {shown} of {len(ranks)}; --json has all)" if len(ranks) > 1 else ""
-    if ranks[shown]["advice"]:
-        yield f"\n{mark}What it means{of_rank}\n"
-        yield "\n".join(f"- {text_table.line(sentence, is_md)}" for sentence in ranks[shown]["advice"])
+    missing = overall["missing_ranks"]
+    known = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
+    known += [sentence for rank, one in ranks.items() for sentence in caveats(rank, one)]
+    advice = next(iter(ranks.values()))["advice"][int(is_first_said) :]
+    folded = [Section(f"{len(known)} things to know of the files", [Bullets(known)], is_folded=True)]
+    return [
+        *(folded if len(known) > MAX_OPEN else [Bullets(known)]),
+        Section(f"What it means{_rank(answer)}", [Bullets(advice)] if advice else []),
+    ]
+
+
+def _rank(answer):
+    shown, *others = answer["ranks"]
+    return f" (rank {shown} of {1 + len(others)}; --json has all)" if others else ""
+
+
+def tables(answer: dict[str, Any]) -> list[Block]:
+    """What a person looks up: folded on a page.  Of several ranks those of the first."""
+    ranks, of_rank = answer["ranks"], _rank(answer)
+    one = next(iter(ranks.values()))
+    blocks = [*_times(ranks, _part)]
     for section in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
-        yield from section(ranks[shown], lambda name, lines, *columns: part(name + of_rank, lines, *columns))
-    yield from _over_ranks(overall, part)
+        blocks += section(one, lambda name, lines, *columns, **limit: _part(name + of_rank, lines, *columns, **limit))
+    return [*blocks, *_over_ranks(answer["overall"], _part)]
+
+
+def _part(name, lines, *columns, limit=NUM_LINES):
+    if lines:
+        yield Section(name, [table(lines[:MAX_LINES], columns, limit)], is_folded=True)
 
 
 def _times(ranks, part):
@@ -142,7 +158,7 @@ def _kernels(one, part):
     )
     yield from part(
         "Kernels",
-        one["kernels"][:NUM_LINES],
+        one["kernels"],
         *[("kernel", "name", short), ("category", "category", str), ("ms", "sum_us", MS), ("count", "count", str)],
         *[("mean us", "mean_us", TWO), ("min", "min_us", TWO), ("max", "max_us", TWO), ("std", "std_us", TWO)],
     )
@@ -150,7 +166,7 @@ def _kernels(one, part):
     by = [name for name in ("operator", "annotation", "module", "source") if any(line[name] for line in lines)]
     columns = [("kernel", "kernel", short40), *((name, name, plain40) for name in by)]
     counts = [("ms", "device_us", MS), ("count", "count", str)]
-    yield from part("Who launched them", lines[:NUM_LINES], *columns, *counts)
+    yield from part("Who launched them", lines, *columns, *counts)
 
 
 def _operators(one, part):
@@ -161,7 +177,7 @@ def _operators(one, part):
         ("own CPU time", "self_cpu_us", []),
         ("memory asked for", "allocated_bytes", memory),
     ):
-        leading = sorted((line for line in one["operators"] if line[key]), key=lambda line: -line[key])[:NUM_LINES]
+        leading = sorted((line for line in one["operators"] if line[key]), key=lambda line: -line[key])
         columns = [("operator", "name", plain), ("shapes", "shapes", plain40), *times, *more, ("count", "count", str)]
         yield from part(f"Operators by {title}", leading, *columns)
 
@@ -180,7 +196,7 @@ def _rates(one, part):
     columns += [(unit, "tflop_per_s", lambda rate: three_digits(rate * per)), ("FLOP/byte", "flop_per_byte", ONE)]
     if any(line["pct_of_peak"] is not None for line in lines):
         columns += [("% of peak", "pct_of_peak", ONE), ("of", "precision", plain), ("bound by", "bound", plain)]
-    yield from part(title, lines[:NUM_LINES], *columns)
+    yield from part(title, lines, *columns)
 
 
 def _steps(one, part):
@@ -190,7 +206,7 @@ def _steps(one, part):
     phase_columns = [("host ms", "host_us", MS), ("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
     if not one["num_device_rows"]:
         columns = phase_columns = [("ms", "host_us", MS)]
-    yield from part("Steps", one["steps"][:NUM_LINES], ("step", "step", str), *columns)
+    yield from part("Steps", one["steps"], ("step", "step", str), *columns)
     yield from part("Phases", one["phases"], ("phase", "phase", str), *phase_columns)
 
 
@@ -199,15 +215,15 @@ def _by_name(one, part):
     for where, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
         yield from part(
             f"Annotations of the {where}",
-            [line for line in one[key] if not line["name"].startswith("ProfilerStep")][:NUM_LINES],
+            [line for line in one[key] if not line["name"].startswith("ProfilerStep")],
             *[("annotation", "name", plain), ("ms", "sum_us", MS), ("count", "count", str)],
             *[("mean us", "mean_us", TWO), ("std us", "std_us", TWO)],
         )
     columns = [("own CPU ms", "cpu_us", MS), ("calls", "num_calls", str)]
     if one["num_device_rows"]:
         columns = [("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
-    yield from part("By nn.Module", one["modules"][:NUM_LINES], ("module", "module", plain), *columns)
-    yield from part("By source line", one["sources"][:NUM_LINES], ("source", "source", plain), *columns)
+    yield from part("By nn.Module", one["modules"], ("module", "module", plain), *columns)
+    yield from part("By source line", one["sources"], ("source", "source", plain), *columns)
 
 
 def _waiting(one, part):
@@ -217,21 +233,22 @@ def _waiting(one, part):
     yield from part("Idle time by stream, ms", one["idle"], *stream, *waits)
     calls = one["launches"]
     if calls["num_launches"]:
-        yield (
-            f"\n{calls['num_launches']} launches: a call takes {calls['call_us_mean']:.1f} us (mean; 95 % are under "
+        delays = (
+            f"{calls['num_launches']} launches: a call takes {calls['call_us_mean']:.1f} us (mean; 95 % are under "
             f"{calls['call_us_p95']:.1f}), the kernel starts {calls['delay_us_p50']:.1f} us after it (median; 95 % "
             f"under {calls['delay_us_p95']:.1f}).  {calls['num_short_kernels']} kernels run shorter than their call, "
             f"{calls['num_slow_calls']} calls take over 50 us, {calls['num_long_delays']} delays are over 100 us."
         )
+        yield Lines([delays])
     if calls["num_graph_rows"]:
-        yield f"\n{calls['num_graph_rows']} kernels were launched by {calls['num_graph_launches']} graphs."
+        yield Lines([f"{calls['num_graph_rows']} kernels were launched by {calls['num_graph_launches']} graphs."])
     queued = [("most", "max", str), ("mean", "mean", ONE), ("% of the time none", "empty_pct", ONE)]
     yield from part("Queued launches", one["queues"], *stream, *queued)
     columns = [("copy", "name", plain), ("count", "count", str), ("MiB", "gib", decimals(3, 1 / 1024))]
     columns += [("ms", "sum_us", MS), ("GiB/s", "gib_per_s", TWO)]
     yield from part("Copies and their bandwidth", one["copies"], *columns)
     columns = [("call", "name", plain), ("count", "count", str), ("ms", "sum_us", MS)]
-    yield from part("The host waited for the device in", one["synchronisations"][:5], *columns)
+    yield from part("The host waited for the device in", one["synchronisations"], *columns, limit=5)
 
 
 def _critical_path(one, part):
@@ -243,15 +260,16 @@ def _critical_path(one, part):
     for title, path, num in [("Critical path", one["critical_path"], 1)] + [of_a_step] * bool(of_steps):
         if path["span_us"]:
             words = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in names)
-            yield f"\n{title}: {path['span_us'] / num / 1000:.2f} ms: {words}"
+            yield Lines([f"{title}: {path['span_us'] / num / 1000:.2f} ms: {words}"])
     yield from part(
         "Largest gaps of the device",
-        one["gaps"][:5],
+        one["gaps"],
         *[("at ms", "start_us", MS), ("us", "us", ONE)],
         *[
             ("the host was in", "host", lambda name: plain(name or "nothing recorded")),
             ("next kernel", "after", short40),
         ],
+        limit=5,
     )
 
 
@@ -261,43 +279,44 @@ def _over_ranks(overall, part):
         columns = [("rank", "rank", str), ("waited ms", "wait_us", MS), ("came last", "num_last", str)]
         yield from part(title, matched["waits"], *columns)
         columns = [("collective", "name", short), ("call", "call", str), ("rank that came last", "late_rank", str)]
-        yield from part("The longest waits", matched["worst"][:5], *columns, ("longest wait ms", "longest_wait_us", MS))
+        columns.append(("longest wait ms", "longest_wait_us", MS))
+        yield from part("The longest waits", matched["worst"], *columns, limit=5)
     columns = [("step", "step", str), ("slowest rank", "slowest", str), ("fastest", "fastest", str)]
-    yield from part("Own work of a step", overall["step_skew"][:NUM_LINES], *columns, ("skew ms", "skew_us", MS))
+    yield from part("Own work of a step", overall["step_skew"], *columns, ("skew ms", "skew_us", MS))
 
 
 CHANGE3, MS3, COUNT1 = "{:+.3f}".format, decimals(3), decimals(1)
 TIMES = (("A ms", "a_ms", MS3), ("B ms", "b_ms", MS3))
 
 
-def difference_as_text(difference: dict, a: str, b: str, form: str = "simple") -> str:
-    """difference: diff.compare() with "by", kernel or operator; a, b: the names of the two traces; form: of tables."""
-    parts = []
-    if difference["change_ms"] is not None:
-        a_ms, b_ms = difference[difference["of"]]
-        what = "a step" if difference["of"] == "step_ms" else "the span"
-        pair = f"{a_ms:.3f} ms in {plain(a, 80)}, {b_ms:.3f} ms in {plain(b, 80)}"
-        parts.append(
-            f"{what}: {pair}: {difference['change_ms']:+.3f} ms\n"
-            f"  {difference['explained_ms']:+.3f} ms in {difference['by']}s, the lines below\n"
-            f"  {difference['idle_change_ms']:+.3f} ms in which none of them ran\n"
-            f"  {-difference['overlap_change_ms']:+.3f} ms by running more or less of them at once"
-        )
-    change: Column = ("ms a step", "change_ms", CHANGE3)
-    if difference["categories"]:
-        columns = [change, *TIMES, ("category of kernels", "category", str)]
-        parts.append("\n" + table(difference["categories"], columns, form))
-    changed = [line for line in difference["lines"] if line["status"] != "same"]
-    shown, others = changed[: 3 * NUM_LINES], changed[3 * NUM_LINES :]
-    if shown:
-        counts = (("A count", "a_count", COUNT1), ("B count", "b_count", COUNT1))
-        name: Column = ("what", "what", lambda name: short(name, 80))
-        parts.append("\n" + table(shown, [change, ("", "status", str), *TIMES, *counts, name], form))
-    if others:
-        parts.append(f"and {len(others)} more: {sum(line['change_ms'] for line in others):+.3f} ms; --json has all")
-    return "\n".join(parts)
+def difference(found: dict[str, Any], a: str, b: str) -> Document:
+    """found: diff.compare() with "by", kernel or operator; a, b: the names of the two traces."""
+    name = "Difference of two traces"
+    title = f"{name}: {plain(b, 80)} against {plain(a, 80)}"
+    return Document(title, [difference_verdict(found, a, b)], difference_tables(found), found, name)
 
 
-def difference_as_markdown(difference: dict, a: str, b: str) -> str:
-    """The same in Markdown, for a file."""
-    return f"# Difference of two traces\n\n{difference_as_text(difference, a, b, 'github')}\n"
+def difference_verdict(found: dict[str, Any], a: str, b: str) -> Verdict:
+    """By how much a step changed, and of what that is the sum."""
+    if found["change_ms"] is None:
+        return Verdict("There is no time to compare: one of the two has no steps and no rows.", "")
+    a_ms, b_ms = found[found["of"]]
+    what = "a step" if found["of"] == "step_ms" else "the span"
+    pair = f"{a_ms:.3f} ms in {plain(a, 80)}, {b_ms:.3f} ms in {plain(b, 80)}"
+    parts = (
+        f"{found['explained_ms']:+.3f} ms in {found['by']}s, the lines below",
+        f"{found['idle_change_ms']:+.3f} ms in which none of them ran",
+        f"{-found['overlap_change_ms']:+.3f} ms by running more or less of them at once",
+    )
+    return Verdict(f"{what}: {pair}: {found['change_ms']:+.3f} ms", "", more=parts)
+
+
+def difference_tables(found: dict[str, Any]) -> list[Block]:
+    """Kernels by what they do, then the lines that changed, the largest first."""
+    change = ("ms a step", "change_ms", CHANGE3)
+    counts = (("A count", "a_count", COUNT1), ("B count", "b_count", COUNT1))
+    what = ("what", "what", lambda name: short(name, 80))
+    changed = [line for line in found["lines"] if line["status"] != "same"]
+    categories = table(found["categories"], (change, *TIMES, ("category of kernels", "category", str)))
+    lines = table(changed, (change, ("", "status", str), *TIMES, *counts, what), 3 * NUM_LINES)
+    return [*([categories] if categories.rows else []), *([lines] if lines.rows else [])]

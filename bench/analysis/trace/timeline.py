@@ -4,11 +4,14 @@ A bar is [start_us, us, kind, index into "names"]; kind: index into kernels.TYPE
 too thin to see are joined with their neighbours of the same kind; such a bar's name says how many it holds.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from bench.analysis.trace import events, window
 from bench.analysis.trace.columns import US
 from bench.analysis.trace.device_time import COMMUNICATION, TYPES
+from bench.analysis.trace.load import Rank
 from bench.analysis.trace.skew import Ranks
 
 HOST = len(TYPES)
@@ -43,7 +46,7 @@ def of_collective(ranks: Ranks, calls: list[dict]) -> dict | None:
     return facts | {"us": (longest_ns + lead + tail) / US, "lanes": lanes, "names": list(names)}
 
 
-def of_gap(rank, rows, kinds, gaps) -> dict | None:
+def of_gap(rank: Rank, rows: np.ndarray, kinds: np.ndarray, gaps: list[dict]) -> dict | None:
     """The streams of a device, and the thread that launched what came next, around its longest gap; None without one.
 
     gaps: of critical.gaps().  {"gap_us", "start_us": of the gap, "us", "lanes": [{"rank": None, "stream": a number or
@@ -71,12 +74,21 @@ def of_gap(rank, rows, kinds, gaps) -> dict | None:
     return facts | {"lanes": lanes[:MAX_LANES], "names": list(names)}
 
 
-def bars_of(start, end, kinds, name_of, low, high, names):
+def bars_of(
+    start: Sequence[int],
+    end: Sequence[int],
+    kinds: Sequence[int],
+    name_of: Callable[[int], str],
+    low: int,
+    high: int,
+    names: "Names",
+) -> list[list]:
     """Ranges by start, as sequences of nanoseconds -> bars from low to high, cut at both.
 
     name_of(index): the name of a range; names: Names, in which a bar's is looked up.
     """
-    thin, bars, open_of = (high - low) / NUM_COLUMNS, [], {}
+    thin, bars = (high - low) / NUM_COLUMNS, []
+    open_of: dict[int, list[int]] = {}
     for index, (begin, stop, kind) in enumerate(zip(start, end, kinds)):
         begin, stop = max(begin, low), min(stop, high)
         if stop < begin:
@@ -101,7 +113,7 @@ def bars_of(start, end, kinds, name_of, low, high, names):
 class Names(dict):
     """Name -> its number, in the order in which they came."""
 
-    def index(self, name):
+    def index(self, name: str) -> int:
         return self.setdefault(name, len(self))
 
 

@@ -18,7 +18,7 @@ Step = tuple[int, int, int]  # number, start ns, end ns
 NOT_LAUNCHED = np.iinfo(np.int64).max
 
 
-def until(rank, include_last_step=False):
+def until(rank: Rank, include_last_step: bool = False) -> int | None:
     """Stamp from which the host's rows no longer count, ns; None: all count."""
     steps = rank.steps()
     return steps[-1][1] if len(steps) >= 2 and not include_last_step else None
@@ -30,16 +30,16 @@ def steps(rank: Rank, include_last_step: bool = False) -> list[Step]:
     return (of_host[:-1] if len(of_host) >= 2 and not include_last_step else of_host) or gpu_steps(rank)
 
 
-def gpu_steps(rank):
+def gpu_steps(rank: Rank) -> list[Step]:
     """The same of the annotations on the GPU: from the first to the last kernel that a step launched there."""
-    spans = {}
+    spans: dict[int, tuple[int, int]] = {}
     for number, start, end in rank.step_ranges(events.GPU_ANNOTATION):  # one a stream
         low, high = spans.get(number, (start, end))
         spans[number] = (min(low, start), max(high, end))
     return sorted(((number, *span) for number, span in spans.items()), key=lambda step: step[1])
 
 
-def step_times(rank, rows):
+def step_times(rank: Rank, rows: np.ndarray) -> np.ndarray:
     """Moment of each of these device rows that says to which step it belongs, ns.
 
     Its launch, or its own start where the steps are the GPU's or no launch was recorded at all.
@@ -48,7 +48,7 @@ def step_times(rank, rows):
     return rank.ts[rows] if not rank.steps() or (launched == NOT_LAUNCHED).all() else launched
 
 
-def device_rows(rank, include_last_step=False):
+def device_rows(rank: Rank, include_last_step: bool = False) -> np.ndarray:
     """Indices of the device rows that count, by start."""
     rows = rank.device_rows()
     if len(rank.steps()) >= 2:
@@ -57,7 +57,7 @@ def device_rows(rank, include_last_step=False):
     return rows[np.argsort(rank.ts[rows], kind="stable")]
 
 
-def host_rows(rank, kind, until_ns=None):
+def host_rows(rank: Rank, kind: int, until_ns: int | None = None) -> np.ndarray:
     """Indices of the host's rows of a kind that count."""
     mine = rank.is_kind(kind)
     return np.flatnonzero(mine if until_ns is None else mine & (rank.ts < until_ns))
@@ -71,7 +71,7 @@ def rows_of_steps(rank: Rank, rows: np.ndarray, counted: Sequence[Step]) -> list
     return [(step, rows[np.sort(order[low:high])]) for step, low, high in zip(counted, first, last)]
 
 
-def annotation_rows(rank, kind, until_ns=None):
+def annotation_rows(rank: Rank, kind: int, until_ns: int | None = None) -> np.ndarray:
     """Indices of the named ranges that count; one on the GPU with the host's range that it mirrors, or by its start."""
     if kind != events.GPU_ANNOTATION or until_ns is None:
         return host_rows(rank, kind, until_ns)
@@ -89,12 +89,12 @@ def launches(rank: Rank, rows: np.ndarray) -> np.ndarray:
     return take(calls, index_of(rank.correlation[rows], rank.correlation[calls]))
 
 
-def launch_times(rank, rows):
+def launch_times(rank: Rank, rows: np.ndarray) -> np.ndarray:
     """Start of the launching call of each device row, ns; NOT_LAUNCHED where there is none."""
     return take(rank.ts, launches(rank, rows), NOT_LAUNCHED)
 
 
-def devices(rank, rows):
+def devices(rank: Rank, rows: np.ndarray) -> dict[int, np.ndarray]:
     """{device: mask over rows}."""
     device = np.array([track[1] for track in rank.tracks] or [0])[rank.track[rows]]
     return {one.item(): device == one for one in np.unique(device)}

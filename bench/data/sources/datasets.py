@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.base.paths import REPO
 from bench.config import user_code
+from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
-from bench.data.sources.source import Source, data_root
+from bench.data.sources.source import Expected, Source, data_root
 
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
     "pysource": ("pysource", "PySource"),
@@ -48,41 +49,42 @@ class Dataset:
     train: tuple[ShardFile, ...]
     val: tuple[ShardFile, ...]
     floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
-    origin: dict | None = field(default=None, compare=False)  # Source.origin
+    origin: dict[str, Any] | None = field(default=None, compare=False)  # Source.origin
 
 
-def chosen(data) -> Source:
+def chosen(data: DataConfig) -> Source:
     """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is not a Source."""
     if user_code.is_import_path(data.source):
         own = user_code.load("data.source", data.source)
         if not issubclass(own, Source):
             raise ValueError(f"data.source={data.source}: {own.__name__} must extend bench.data.sources.source.Source")
-        return own(data)
+        return cast(type[Source], own)(data)
     if data.source not in SOURCES:
         raise ValueError(f"data.source={data.source}: unknown source; choose from {', '.join(SOURCES)}")
     module, name = SOURCES[data.source]
-    return getattr(importlib.import_module(f"bench.data.sources.{module}"), name)(data)
+    source_class: type[Source] = getattr(importlib.import_module(f"bench.data.sources.{module}"), name)
+    return source_class(data)
 
 
-def find(data, say: Callable[[str], None] = print) -> Dataset:
+def find(data: DataConfig, say: Callable[[str], None] = print) -> Dataset:
     """DataConfig -> Dataset of what is there.  Raises CheckFailed: what is missing or damaged, and what to do."""
     return _find(chosen(data), say)
 
 
-def prepare(data, fetch: bool = False, say: Callable[[str], None] = print) -> Dataset:
+def prepare(data: DataConfig, fetch: bool = False, say: Callable[[str], None] = print) -> Dataset:
     """find(), after making what can be made on this machine; takes from the network only if fetch."""
     origin = chosen(data)
     origin.obtain(fetch, say)
     return _find(origin, say)
 
 
-def recorded(data: dict, say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
+def recorded(data: dict[str, Any], say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
     """run.json["data"] -> {"train": [Shard], "val": [Shard]}, the same bytes.  CheckFailed: not there, or others."""
     with shards.Facts(data_root()) as facts:
         return {split: [_again(data, file, facts, say) for file in data[split]] for split in ("train", "val")}
 
 
-def _again(data, file, facts, say):
+def _again(data: dict[str, Any], file: dict[str, Any], facts: shards.Facts, say: Callable[[str], None]) -> Shard:
     """file: an entry of data; its path starts in the data root, or redacted (bench/base/private.py) with ~ or ./"""
     path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
     hint = f"./run.sh data show {data['source']} names what is there; SPEEDRUN_DATA=/path names another data folder"
@@ -101,7 +103,7 @@ def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
     if dataset.floor_source is None:
         return None
     check_val_tokens(dataset, val_tokens)
-    return dataset.floor_source.floor_nats(shards.check(dataset.val[0].path).tokens()[: val_tokens + 1])
+    return float(dataset.floor_source.floor_nats(shards.check(dataset.val[0].path).tokens()[: val_tokens + 1]))
 
 
 def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
@@ -133,7 +135,7 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
     return changes
 
 
-def _find(origin, say):
+def _find(origin: Source, say: Callable[[str], None]) -> Dataset:
     files = origin.files()
     with shards.Facts(data_root()) as facts:
         of_split = {split: tuple(_check(origin, one, facts, say) for one in files[split]) for split in ("train", "val")}
@@ -152,7 +154,7 @@ def _find(origin, say):
     return Dataset(origin.name, origin.vocab_size, **of_split, floor_source=origin.floor_source, origin=origin.origin)
 
 
-def _check(origin, expected, facts, say):
+def _check(origin: Source, expected: Expected, facts: shards.Facts, say: Callable[[str], None]) -> ShardFile:
     shard = shards.check(expected.path)
     stamp = shards.stamp_of(shard.path)
     digest, max_token = facts.of(shard, say)

@@ -18,14 +18,15 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.base import atomic
 from bench.base.paths import INSTALLED, REPO
 from bench.base.units import format_bytes, format_s
+from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
@@ -35,6 +36,7 @@ SHARD_NAME = re.compile(r"[^/]*_(train|val)_(\d+)\.bin")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
+Lock = dict[str, Any]  # the file's: {"repo", "revision", "files": {name: {"num_bytes", "sha256"}}}
 EOS_TOKEN = 50256  # <|endoftext|>
 
 
@@ -53,21 +55,22 @@ class Hub(Source):
     vocab_size = VOCAB_SIZE
     eos_token = EOS_TOKEN
 
-    def __init__(self, data):
+    def __init__(self, data: DataConfig) -> None:
         super().__init__(data)
         if data.num_train_shards is None and data.shards is None:
             need = f"source {data.source} needs it, or data.shards: give data.num_train_shards=NUMBER"
             raise ValueError(f"data.num_train_shards is not set: {need}")
 
     @property
-    def name(self):
+    def name(self) -> str:
         """kjj0/fineweb10B-gpt2 -> fineweb10B."""
+        assert self.data.repo is not None  # needs
         return self.data.repo.split("/")[1].removesuffix("-gpt2")
 
-    def folder(self):
+    def folder(self) -> Path:
         return data_root() / self.name
 
-    def files(self):
+    def files(self) -> dict[str, list[Expected]]:
         lock = self._read_lock()
         if lock is None:
             raise CheckFailed(self._not_fetched())
@@ -78,7 +81,7 @@ class Hub(Source):
         folder = self.folder()
         return {split: [Expected(folder / file.name, file.sha256) for file in wanted[split]] for split in wanted}
 
-    def obtain(self, fetch, say):
+    def obtain(self, fetch: bool, say: Callable[[str], None]) -> None:
         if not fetch:
             return
         lock = self._read_lock() or self._make_lock(say)
@@ -96,44 +99,45 @@ class Hub(Source):
                 say(f"{number} of {len(missing)}: {file.name}, {took}, sha256 right")
 
     @property
-    def origin(self):
+    def origin(self) -> dict[str, str] | None:
         lock = self._read_lock()
         return lock and {"repo": lock["repo"], "revision": lock["revision"]}
 
-    def remedy(self, path):
+    def remedy(self, path: Path | str) -> str:
         return f"delete that file and fetch it again: ./run.sh data fetch {self.name}"
 
-    def _not_fetched(self):
+    def _not_fetched(self) -> str:
         return f"data={self.name} is not fetched yet: ./run.sh data fetch {self.name}"
 
-    def _missing(self, lock):
+    def _missing(self, lock: Lock) -> list[Locked]:
         wanted = self._wanted(lock)
         return [file for file in wanted["train"] + wanted["val"] if not (self.folder() / file.name).exists()]
 
-    def _wanted(self, lock):
+    def _wanted(self, lock: Lock) -> dict[str, list[Locked]]:
         """lock -> {"train": [Locked], "val": [Locked]}: all of val, and of train data.shards or the first ones."""
-        files = {"train": [], "val": []}
+        files: dict[str, list[Locked]] = {"train": [], "val": []}
         for name in sorted(lock["files"]):
-            files[SHARD_NAME.fullmatch(name)[1]].append(Locked(name, **lock["files"][name]))
+            files[_name_parts(name)[0]].append(Locked(name, **lock["files"][name]))
         if (numbers := self.data.shard_numbers) is not None:
             return files | {"train": with_numbers(files["train"], numbers, _number, lock["repo"])}
-        if self.data.num_train_shards > len(files["train"]):
+        num_wanted = self.data.num_train_shards or 0
+        if num_wanted > len(files["train"]):
             hint = f"{lock['repo']} has {len(files['train'])}: use fewer"
-            raise ValueError(f"data.num_train_shards={self.data.num_train_shards}: {hint}")
-        return {"train": files["train"][: self.data.num_train_shards], "val": files["val"]}
+            raise ValueError(f"data.num_train_shards={num_wanted}: {hint}")
+        return {"train": files["train"][:num_wanted], "val": files["val"]}
 
     # ---- the lock ----
 
-    def _lock_path(self):
+    def _lock_path(self) -> Path:
         """In conf/data.  A checkout that has none, as another revision's, takes the copy that lies beside the data."""
         path = LOCKS / f"{self.name}.lock.json"
         beside = data_root() / path.name
         return beside if not path.exists() and (INSTALLED or beside.exists()) else path
 
-    def _read_lock(self):
+    def _read_lock(self) -> Lock | None:
         path, mend = self._lock_path(), "take it back from git, or delete it and fetch again"
         try:
-            lock = json.loads(path.read_text())
+            lock: Lock = json.loads(path.read_text())
             good = COMMIT.fullmatch(lock["revision"]) and all(
                 SHARD_NAME.fullmatch(name) and set(file) == {"num_bytes", "sha256"} and SHA256.fullmatch(file["sha256"])
                 for name, file in lock["files"].items()
@@ -151,10 +155,10 @@ class Hub(Source):
                 raise CheckFailed(f"data.{key}={asked}: {hint}")
         return lock
 
-    def _make_lock(self, say):
+    def _make_lock(self, say: Callable[[str], None]) -> Lock:
         repo, revision = self.data.repo, self.data.revision
 
-        def ask(hf):
+        def ask(hf: Any) -> Any:
             return hf.HfApi(endpoint=_endpoint()).dataset_info(repo, revision=revision, files_metadata=True)
 
         info = _ask(self.name, ask)
@@ -176,12 +180,14 @@ class Hub(Source):
         atomic.write_json(data_root() / self._lock_path().name, lock)
         stated = f"commit {info.sha} and {len(files)} hashes as the hub states them"
         say(f"{self._lock_path().name} now holds {stated}: keep it in git")
-        return self._read_lock()
+        checked = self._read_lock()
+        assert checked is not None
+        return checked
 
     # ---- a file ----
 
     @contextlib.contextmanager
-    def _alone(self):
+    def _alone(self) -> Iterator[None]:
         """Two fetches into one file would spoil it."""
         self.folder().mkdir(parents=True, exist_ok=True)
         with open(self.folder() / ".fetching", "w") as file:
@@ -192,9 +198,9 @@ class Hub(Source):
                 raise CheckFailed(f"{self.folder()}: {what}") from error
             yield
 
-    def _fetch(self, file, revision):
-        def get(target):
-            def ask(hf):
+    def _fetch(self, file: Locked, revision: str) -> None:
+        def get(target: Any) -> None:
+            def ask(hf: Any) -> Any:
                 where = {"repo_type": "dataset", "revision": revision, "endpoint": _endpoint()}
                 url = hf.hf_hub_url(self.data.repo, file.name, **where)
                 about = {"expected_size": file.num_bytes, "displayed_filename": file.name}
@@ -212,15 +218,22 @@ class Hub(Source):
         os.replace(part, self.folder() / file.name)
 
 
-def _number(file):
-    return int(SHARD_NAME.fullmatch(file.name)[2])
+def _number(file: Locked) -> int:
+    return int(_name_parts(file.name)[1])
 
 
-def _endpoint():
+def _name_parts(name: str) -> tuple[str, str]:
+    """The name of a shard -> ("train" or "val", its number)."""
+    match = SHARD_NAME.fullmatch(name)
+    assert match is not None  # as the lock was read
+    return match[1], match[2]
+
+
+def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
-def _ask(name, question):
+def _ask(name: str, question: Callable[[Any], Any]) -> Any:
     """question(huggingface_hub), with every way in which that can fail turned into one clear sentence."""
     try:
         import huggingface_hub
@@ -251,7 +264,7 @@ def arrived(part: Path, num_bytes: int, sha256: str, get: Callable[[Any], None])
     return digest
 
 
-def _is_begun(part, num_bytes):
+def _is_begun(part: Path, num_bytes: int) -> bool:
     """Whether something is there to go on with; a link, a folder's entry of another kind or too long a file goes."""
     try:
         stat_of_part = part.lstat()
@@ -263,7 +276,7 @@ def _is_begun(part, num_bytes):
     return False
 
 
-def _fetched(part, num_bytes, get):
+def _fetched(part: Path, num_bytes: int, get: Callable[[Any], None]) -> str:
     with open(part, "ab", opener=_no_link) as file:
         if file.tell() < num_bytes:
             get(_Bounded(file, num_bytes))
@@ -272,20 +285,20 @@ def _fetched(part, num_bytes, get):
     return shards.sha256(part)
 
 
-def _no_link(path, flags):
+def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
 class _Bounded:
     """A file that takes no more than so many bytes, whatever a server sends; all but write() is the file's own."""
 
-    def __init__(self, file, num_bytes):
+    def __init__(self, file: IO[bytes], num_bytes: int) -> None:
         self._file, self._num_bytes = file, num_bytes
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
-    def write(self, data):
+    def write(self, data: bytes) -> int:
         if self._file.tell() + len(data) > self._num_bytes:
             raise ValueError(f"the server sends more than the {self._num_bytes} bytes that this file has")
         return self._file.write(data)

@@ -13,9 +13,13 @@ happen to a model that cannot see its targets.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.sources.source import Made
 
@@ -45,54 +49,61 @@ class Markov(Made):
     uses = ("train_tokens", "markov_seed", "markov_lags", "train_sha256", "val_sha256")
     needs = ("train_tokens", "markov_seed", "markov_lags")
 
-    def __init__(self, data):
+    def __init__(self, data: DataConfig) -> None:
         self.vocab_size = DEFAULT_VOCAB if data.vocab_size is None else data.vocab_size
         super().__init__(data)
         if not 2 <= self.vocab_size <= MAX_VOCAB:
             raise ValueError(f"data.vocab_size={self.vocab_size}: use 2 to {MAX_VOCAB}")
         lags = data.markov_lags
+        assert lags is not None and data.markov_seed is not None and data.train_tokens is not None  # needs
+        self._lags, self._seed, self._train_tokens = lags, data.markov_seed, data.train_tokens
         whole = all(isinstance(lag, int) and 1 <= lag <= MAX_LAG for lag in lags)
         if not whole or not 1 <= len(lags) <= MAX_LAGS or len(set(lags)) < len(lags):
             hint = f"use 1 to {MAX_LAGS} different distances of 1 to {MAX_LAG}, such as [1] or [1,3]"
             raise ValueError(f"data.markov_lags={lags}: {hint}")
 
-    def recipe(self):
+    def recipe(self) -> dict[str, Any]:
         return {
             "algorithm": ALGORITHM,
             "vocab_size": self.vocab_size,
-            "seed": self.data.markov_seed,
-            "lags": self.data.markov_lags,
-            "train_tokens": self.data.train_tokens,
+            "seed": self._seed,
+            "lags": self._lags,
+            "train_tokens": self._train_tokens,
             "val_docs": NUM_VAL_DOCS,
         }
 
-    def num_bytes(self):
-        return shards.num_bytes(self.data.train_tokens) + shards.num_bytes(NUM_VAL_DOCS * DOC_TOKENS)
+    def num_bytes(self) -> int:
+        return shards.num_bytes(self._train_tokens) + shards.num_bytes(NUM_VAL_DOCS * DOC_TOKENS)
 
-    def make(self, folder, say):
-        source = self.counts(), self.data.markov_lags, self.data.markov_seed
-        shards.write(folder / "train_000000.bin", draw(*source, TRAIN, self.data.train_tokens))
-        shards.write(folder / "val_000000.bin", draw(*source, VAL, NUM_VAL_DOCS * DOC_TOKENS))
+    def make(self, folder: Path, say: Callable[[str], None]) -> None:
+        counts = self.counts()
+        for split, stream, num_tokens in (
+            ("train", TRAIN, self._train_tokens),
+            ("val", VAL, NUM_VAL_DOCS * DOC_TOKENS),
+        ):
+            tokens = draw(counts, self._lags, self._seed, stream, num_tokens)
+            shards.write(folder / f"{split}_000000.bin", tokens)
 
-    def counts(self):
-        return tables(self.vocab_size, len(self.data.markov_lags), self.data.markov_seed)
+    def counts(self) -> np.ndarray:
+        assert self.vocab_size is not None
+        return tables(self.vocab_size, len(self._lags), self._seed)
 
     @property
-    def floor_source(self):
+    def floor_source(self) -> Any:
         return self
 
     def floor_nats(self, tokens: np.ndarray) -> float:
         """Mean nats of tokens[1:], the first ones of the val shard, each given all before it in its document."""
-        return mean_nats(self.counts(), self.data.markov_lags, tokens)
+        return mean_nats(self.counts(), self._lags, tokens)
 
-    def wrong_hash(self, key, expected, digest):
+    def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
         return (
-            f"{super().wrong_hash(key, expected, digest)}: with other settings than conf/data/markov.yaml's, add "
+            f"{super().wrong_hash(key, wanted, digest)}: with other settings than conf/data/markov.yaml's, add "
             "data.train_sha256=null data.val_sha256=null; with the same ones it is a bug of the harness or this machine"
         )
 
 
-def random_u64(seed, stream, counters):
+def random_u64(seed: int, stream: int, counters: np.ndarray) -> np.ndarray:
     """splitmix64: the counters-th numbers of a stream, uint64 array -> uint64 array."""
     key = _mix((seed * GOLDEN + stream + 1) & MASK)
     with np.errstate(over="ignore"):  # wraps around at 2**64, as it must
@@ -102,7 +113,7 @@ def random_u64(seed, stream, counters):
         return z ^ (z >> np.uint64(31))
 
 
-def tables(vocab_size, num_lags, seed):
+def tables(vocab_size: int, num_lags: int, seed: int) -> np.ndarray:
     """Counts [lag, earlier token, next token], int64, each row's sum 4096; row vocab_size is for "before the start".
 
     Every token gets one count, so that none is impossible; the others go by weights 2**k with k uniform in
@@ -117,10 +128,10 @@ def tables(vocab_size, num_lags, seed):
     rest = ROW_COUNTS - counts.sum(-1, keepdims=True)
     np.put_along_axis(counts, heaviest, np.take_along_axis(counts, heaviest, -1) + rest, -1)
     assert counts.min() >= 1 and (counts.sum(-1) == ROW_COUNTS).all()
-    return counts
+    return np.asarray(counts)
 
 
-def draw(counts, lags, seed, stream, num_tokens):
+def draw(counts: np.ndarray, lags: Sequence[int], seed: int, stream: int, num_tokens: int) -> np.ndarray:
     """uint16 tokens of one stream of documents; a longer draw begins with the shorter one."""
     num_lags, rows, vocab_size = counts.shape
     # which token each of the 4096 counts of a row stands for: drawing is then one look-up
@@ -133,7 +144,9 @@ def draw(counts, lags, seed, stream, num_tokens):
     return np.concatenate(pieces)[:num_tokens]
 
 
-def _draw_docs(token_of, num_lags, vocab_size, lags, seed, stream, docs):
+def _draw_docs(
+    token_of: np.ndarray, num_lags: int, vocab_size: int, lags: Sequence[int], seed: int, stream: int, docs: np.ndarray
+) -> np.ndarray:
     """All documents side by side, one position after the other."""
     past = max(lags)
     before_start = np.full((past, len(docs)), vocab_size, np.uint16)
@@ -147,7 +160,7 @@ def _draw_docs(token_of, num_lags, vocab_size, lags, seed, stream, docs):
     return np.ascontiguousarray(text[past:].T).reshape(-1)
 
 
-def mean_nats(counts, lags, tokens):
+def mean_nats(counts: np.ndarray, lags: Sequence[int], tokens: np.ndarray) -> float:
     """Exact mean of -log p over tokens[1:]; tokens begin with the first token of a document."""
     num_lags, _, vocab_size = counts.shape
     tokens = np.asarray(tokens, np.int64)
@@ -163,7 +176,7 @@ def mean_nats(counts, lags, tokens):
     return nats / (len(tokens) - 1)
 
 
-def _mix(z):
+def _mix(z: int) -> int:
     """random_u64's last three lines on one Python integer."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK

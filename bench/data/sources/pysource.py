@@ -9,11 +9,16 @@ pysource.yaml says what they must hash to.
 import hashlib
 import importlib.metadata
 import importlib.util
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.data.sources.source import Made
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PACKAGES = {"hydra": "hydra-core==1.3.8", "omegaconf": "omegaconf==2.3.1", "antlr4": "antlr4-python3-runtime==4.9.3"}
 DOCUMENT = 256  # the token before each document
@@ -26,28 +31,28 @@ class PySource(Made):
     vocab_size = 257
     eos_token = DOCUMENT
 
-    def recipe(self):
+    def recipe(self) -> dict[str, Any]:
         return {"packages": list(PACKAGES.values()), "min_val_tokens": MIN_VAL_TOKENS}
 
-    def num_bytes(self):
+    def num_bytes(self) -> int:
         return 8 << 20  # the files are 2.6 MB together
 
-    def make(self, folder, say):
+    def make(self, folder: Path, say: Callable[[str], None]) -> None:
         documents = ordered(read_packages(PACKAGES))
         val, train = split(documents, MIN_VAL_TOKENS)
         shards.write(folder / "val_000000.bin", as_tokens(val))
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
-    def wrong_hash(self, key, expected, digest):
+    def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
         versions = installed_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
             cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
             cause = f"it is made from {', '.join(PACKAGES.values())}; found {', '.join(versions)}: {INSTALL}"
-        return f"{super().wrong_hash(key, expected, digest)}: {cause}"
+        return f"{super().wrong_hash(key, wanted, digest)}: {cause}"
 
 
-def read_packages(packages):
+def read_packages(packages: Mapping[str, str]) -> dict[str, bytes]:
     """{import name: requirement} -> {"hydra/main.py": bytes}, without importing any of them."""
     documents = {}
     for package, requirement in packages.items():
@@ -61,7 +66,7 @@ def read_packages(packages):
     return documents
 
 
-def installed_versions(packages):
+def installed_versions(packages: Mapping[str, str]) -> list[str]:
     """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
     versions = []
     for requirement in packages.values():
@@ -73,12 +78,12 @@ def installed_versions(packages):
     return versions
 
 
-def ordered(documents):
+def ordered(documents: Mapping[str, bytes]) -> list[bytes]:
     """{path: bytes} -> list of bytes, ordered by the sha256 of the path."""
     return [documents[path] for path in sorted(documents, key=lambda path: hashlib.sha256(path.encode()).hexdigest())]
 
 
-def split(documents, min_val_tokens):
+def split(documents: list[bytes], min_val_tokens: int) -> tuple[list[bytes], list[bytes]]:
     """(val, train): val takes whole documents until it has min_val_tokens tokens."""
     num_tokens = 0
     for number, document in enumerate(documents):
@@ -88,7 +93,7 @@ def split(documents, min_val_tokens):
     raise CheckFailed(f"data=pysource found {num_tokens} tokens, too few for val and train: {INSTALL}")
 
 
-def as_tokens(documents):
+def as_tokens(documents: list[bytes]) -> "np.ndarray":
     """Bytes of documents -> uint16, token 256 before each."""
     import numpy as np  # not where a launcher only checks what was made before
 

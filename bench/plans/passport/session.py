@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from bench.base import utc
 from bench.config.schema import HardwareConfig
-from bench.launch import answers
+from bench.launch import probe
 from bench.machine import gpus, preflight
 from bench.machine.passport import kept
 
@@ -62,9 +62,9 @@ def _devices(hardware, env, of_ranks):
 
 def _answers(hardware, num_ranks, asked, say):
     def wait(group, folder):
-        return _follow(group, folder / "progress", answers.START_S + 1.5 * asked["limit_s"], say)
+        return _follow(group, folder / "progress", probe.START_S + 1.5 * asked["limit_s"], say)
 
-    given = answers.of_ranks(RANK, asked, hardware, num_ranks, asked["num_threads"][-1], wait)
+    given = probe.of_ranks(RANK, asked, hardware, num_ranks, asked["num_threads"][-1], wait)
     if len(given.found) < num_ranks:
         raise NotMeasured(f"{given.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
     return given.found

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import shown
@@ -43,7 +44,7 @@ class Unfinished(Exception):
 
 
 @contextlib.contextmanager
-def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exception]) -> Iterator[None]:
+def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]) -> Iterator[None]:
     """The block in which Hydra's launcher of that name starts the runs of a sweep and waits for them.
 
     folder: of the sweep; settings: hydra.launcher.*; refusals: Hydra's own, which pass.  Raises Interrupted after the
@@ -52,7 +53,7 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
     say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
     jobs = Jobs(settings)
 
-    def end_runs():
+    def end_runs() -> None:
         """Before the launcher's own code sees the signal: joblib's kills its workers, and all that they started."""
         sweep.end(folder, "it was interrupted")  # a run that would begin only now is not made
         if not jobs.are_of_submitit:
@@ -82,7 +83,7 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
             clear_killed(folder)
 
 
-def _wait(jobs, signals):
+def _wait(jobs: "Jobs", signals: Any) -> None:
     """Until all have ended; a signal ends them."""
     try:
         while jobs.alive():
@@ -97,7 +98,7 @@ def _wait(jobs, signals):
 class Jobs:
     """The jobs that submitit has submitted since this was made; none of another launcher's."""
 
-    def __init__(self, settings: Mapping):
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         """settings: hydra.launcher.*"""
         self._pattern: str | None = None
         self.are_of_submitit = "submitit_folder" in settings
@@ -173,9 +174,9 @@ class Jobs:
         """The records of the sweep that say running, of jobs that SLURM has ended."""
         known = _in_queue("%A") if self._are_of_slurm else None
 
-        def is_gone(run):
+        def is_gone(run: Record) -> bool:
             job_id = (run.get("launched_by") or {}).get("job_id")
-            return job_id is not None and job_id not in known
+            return known is not None and job_id is not None and job_id not in known
 
         if known is not None:
             finish_gone(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
@@ -188,19 +189,19 @@ def _in_queue(what: str) -> set[str] | None:
     return None if done.returncode else set(done.stdout.split())
 
 
-def _is_alive(pid):
+def _is_alive(pid: int) -> bool:
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG)[0] == 0  # submitit's controllers are children of this process
     return False
 
 
 @contextlib.contextmanager
-def _watched(folder, jobs):
+def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
     """Meanwhile a line for each point that gets a record, and an end for lost jobs."""
     before, over = _ended(folder), threading.Event()
     asked = sweep.read(folder)["points"]
 
-    def watch():
+    def watch() -> None:
         known, is_over = before, False
         while not is_over:
             is_over = over.wait(LOOK_EVERY_S)
@@ -221,7 +222,7 @@ def _watched(folder, jobs):
         thread.join()
 
 
-def _ended(folder):
+def _ended(folder: Path) -> dict[tuple[str, ...], Path]:
     return {tuple(point.overrides): point.folder for point in sweep.points(folder) if point.folder}
 
 
@@ -273,14 +274,14 @@ def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> No
             failures.write_launcher_killed(path, why)
 
 
-def _files(folder):
+def _files(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / AT_WORK).glob("*") if path.name.isdecimal())
 
 
-def _is_at_work(path):
+def _is_at_work(path: Path) -> bool:
     """Whether the process that left this file is there, on this machine."""
     return processes.is_there(atomic.read_json(path))
 
 
-def _pids(folder):
+def _pids(folder: Path) -> list[int]:
     return [int(path.name) for path in _files(folder) if _is_at_work(path)]

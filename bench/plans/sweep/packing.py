@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from bench.base.paths import REPO, working_folder
 from bench.base.units import format_about_s
@@ -48,11 +48,11 @@ class Slot:
         """What a run there sees of the machine."""
         return schema.Machine(int(self.gpu is not None), len(self.cores), self.memory_gib)
 
-    def fact(self) -> dict:
+    def fact(self) -> dict[str, Any]:
         """run.json["beside"]."""
         return {key: value for key, value in asdict(self).items() if key != "memory_gib"} | {"cores": list(self.cores)}
 
-    def __str__(self):
+    def __str__(self) -> str:
         cores = f"cores {','.join(map(str, self.cores))}"
         return cores if self.gpu is None else f"GPU {self.gpu}, {cores}"
 
@@ -115,7 +115,7 @@ def environment(slot: Slot) -> dict[str, str]:
 class Budget:
     """Seconds for all runs, by which none begins that would end later, as far as it is known how long one takes."""
 
-    def __init__(self, budget_s: float | None, run_s: float | None):
+    def __init__(self, budget_s: float | None, run_s: float | None) -> None:
         """budget_s: None: no limit; run_s: what a run took before, None: not known before the first has ended."""
         self._budget_s, self._run_s, self._opened_s = budget_s, run_s, time.monotonic()
         self._spent_s: list[float] = []
@@ -154,7 +154,7 @@ class _Running:
 
     number: int  # of its point
     slot: Slot
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     files: contextlib.ExitStack  # closes its output and ends it
     log: Path  # what it prints
     answer: Path  # where it writes its record's folder
@@ -162,7 +162,12 @@ class _Running:
 
 
 def run_all(
-    points: Mapping[int, list[str]], where: Sequence[Slot], logs: Path, facts: dict, budget: Budget, is_all: bool
+    points: Mapping[int, list[str]],
+    where: Sequence[Slot],
+    logs: Path,
+    facts: dict[str, Any],
+    budget: Budget,
+    is_all: bool,
 ) -> Iterator[tuple[int, str | None, str]]:
     """Run every point, as many at a time as there are slots; yields (index, record's folder or None, end of output).
 
@@ -177,8 +182,8 @@ def run_all(
     todo, free = list(points), list(where)
     running: list[_Running] = []
 
-    def may_begin():
-        return todo and budget.fits()
+    def may_begin() -> bool:
+        return bool(todo) and budget.fits()
 
     with raise_interrupted() as signals, contextlib.ExitStack() as all_of_them:
         while running or may_begin():
@@ -256,7 +261,7 @@ def probe(text: str) -> None:
     left_WW, right_WW = torch.rand(2, width, width, device=device)
     copied = torch.zeros(PROBE_COPIED_BYTES // 4, device=device)
 
-    def step():
+    def step() -> None:
         for _ in range(4):
             torch.mm(left_WW, right_WW)
         copied.clone()

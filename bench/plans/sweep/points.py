@@ -31,7 +31,9 @@ from bench.plans.sweep.elsewhere import Unfinished, at_work, followed
 from bench.record import failures, index, run_folder, step_files, sweep
 from bench.record.rows import row_of
 
+Run = dict[str, Any]  # a record, with its folder
 Validations = list[tuple[int, float]]  # (step, val_loss in nats per token), the newest last
+Stop = Callable[[Validations], str | None]  # launch()'s: why the run is to end now, or None
 ARM_NAMES = "ABCDEFGHIJ"
 
 
@@ -44,7 +46,7 @@ class Points:
     anyway: bool = False  # on a busy machine too
     budget_s: float | None = None  # no run begins that would end later than that after the first began
     objective: str = search.DEFAULT_OBJECTIVE
-    stops: dict[tuple, Callable] = field(default_factory=dict)  # of a search, by the words of a point
+    stops: dict[tuple[str, ...], Stop | None] = field(default_factory=dict)  # of a search, by the words of a point
     _series: Series | None = None  # of a search: all of its trials
     _began_s: float | None = None
     _slowdown_pct: float | None = None  # of runs side by side; None: not measured yet
@@ -54,8 +56,8 @@ class Points:
         return self.folder.name
 
     def elsewhere(
-        self, launcher: str, settings: Mapping, refusals: type[Exception]
-    ) -> contextlib.AbstractContextManager:
+        self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager[None]:
         """Around a launcher that is not ours, which calls one() in processes whose output this one does not see."""
         return followed(self.folder, launcher, settings, refusals)
 
@@ -76,7 +78,7 @@ class Points:
         """
         if os.environ.get("SLURM_PROCID", "0") != "0":
             return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
-        run: dict[str, Any] | None = None
+        run: Run | None = None
         ended_by: str | None = None
         try:
             with raise_interrupted(), at_work(self.folder):
@@ -95,7 +97,7 @@ class Points:
             os.kill(os.getpid(), signal.Signals[ended_by])
         return search.objective_of(run, self.objective)
 
-    def _one(self, words, number):
+    def _one(self, words: list[str], number: int) -> Run:
         job = prepare(words, say=lambda text: say("data", text))
         run = complete_before([job]).get(0)
         if run is None:
@@ -106,7 +108,7 @@ class Points:
         sweep.keep(self.folder, number, words, run, apart=True)
         return run
 
-    def all(self, points: list[list[str]], first_number: int, settings: dict) -> list[float | None]:
+    def all(self, points: list[list[str]], first_number: int, settings: Mapping[str, Any]) -> list[float | None]:
         """Several runs, all checked before the first; one that fails does not end the sweep.
 
         settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Unfinished, ValueError.
@@ -140,7 +142,14 @@ class Points:
             return None
         return self.budget_s - (time.monotonic() - self._began_s)
 
-    def _made(self, todo, jobs, points, where, settings):
+    def _made(
+        self,
+        todo: list[int],
+        jobs: list[Job],
+        points: list[list[str]],
+        where: list[packing.Slot],
+        settings: Mapping[str, Any],
+    ) -> Iterator[tuple[int, Run]]:
         """Runs of the points todo, indices: yields (index, record) of each that has one."""
         if not todo:
             return
@@ -151,7 +160,7 @@ class Points:
         words = [sweep.its_own(points[number], known) for number in todo]
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
 
-        def stop_of(job):
+        def stop_of(job: Job) -> Stop | None:
             if settings["stop_above_nats"] is None:
                 return self.stops.get(its_words[_kind(job)])
             return AboveBest(settings["stop_above_nats"], settings["stop_from_frac"], self.records())
@@ -167,7 +176,7 @@ class Points:
         )
         yield from zip(todo, runs)
 
-    def _places(self, points, settings):
+    def _places(self, points: list[list[str]], settings: Mapping[str, Any]) -> list[packing.Slot]:
         """Where runs go side by side, [] where they follow each other: so they do where that costs too much."""
         if settings["parallel"] is None:
             return []
@@ -181,7 +190,8 @@ class Points:
         if len(where) < 2 or len(points) < 2:
             return []
         is_new = self._slowdown_pct is None
-        self._slowdown_pct = packing.measured(where) if is_new else self._slowdown_pct
+        if self._slowdown_pct is None:
+            self._slowdown_pct = packing.measured(where)
         limit_pct = settings["max_slowdown_pct"]
         facts = f"{self._slowdown_pct:.1f} % slower than alone (hydra.launcher.max_slowdown_pct={limit_pct:g})"
         if self._slowdown_pct > limit_pct:
@@ -191,7 +201,9 @@ class Points:
         say("sweep", f"{len(where)} runs side by side on {on}, {facts}: no time of them counts")
         return packing.with_slowdown(where, self._slowdown_pct)
 
-    def _side_by_side(self, points, where, jobs):
+    def _side_by_side(
+        self, points: dict[int, list[str]], where: list[packing.Slot], jobs: list[Job]
+    ) -> Iterator[tuple[int, Run]]:
         """points: {index: words} -> yields (index, record) as they end."""
         known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
         run_s = statistics.mean(known_s.values()) if known_s else None
@@ -204,13 +216,13 @@ class Points:
             if run:
                 yield number, run
 
-    def beside(self, words: list[str], slot: packing.Slot) -> dict:
+    def beside(self, words: list[str], slot: packing.Slot) -> Run:
         """One of several runs, in a process of its own, pinned to its slot -> its record."""
         packing.pin(slot)
         job = prepare(words, say=lambda text: say("data", text))
         return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=slot.fact())
 
-    def records(self) -> list[dict]:
+    def records(self) -> list[Run]:
         """Of every point that has one so far, with its folder."""
         return [_read(point.folder) for point in sweep.points(self.folder) if point.folder is not None]
 
@@ -221,34 +233,34 @@ class Points:
 
 
 def source_sha256(words: Sequence[str]) -> str:
-    """The identity of the code that a sweep runs.  words: those that all its runs have."""
+    """The fingerprint of the code that a sweep runs.  words: those that all its runs have."""
     config = asked(list(words))
     no_data = datasets.Dataset("", 0, (), ())
     return Job(config, no_data, list(words), [], script.of(config, list(words))).source_sha256
 
 
-def _read(folder):
+def _read(folder: Path | str) -> Run:
     return run_folder.read(folder) | {"folder": str(folder)}
 
 
-def _kind(job):
+def _kind(job: Job) -> tuple[str, int]:
     return job.config_id, job.config.seed
 
 
-def _first_of_its_kind(jobs):
+def _first_of_its_kind(jobs: Sequence[Job]) -> list[int]:
     """For each job the index of the first that makes the same run: of equal points one is run."""
     first: dict[tuple[str, int], int] = {}
     return [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
 
 
-def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int, dict]:
+def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int, Run]:
     """Index of a job: its record, with its folder; a valid one where there is one, else a suspect one.
 
     A race's warm-up runs do not count.  stopped_too: where none is complete, one that a sweep stopped.
     """
     folders = {results_root() / job.config.track.name for job in jobs}
     wanted = ("complete", "stopped") if stopped_too else ("complete",)
-    known: dict[tuple, str] = {}
+    known: dict[tuple[Any, ...], str] = {}
     for folder, row in index.read_rows(folder for folder in folders if folder.is_dir()):
         if row["status"] in wanted and not row["discarded"]:
             files = json.loads(row["setting"])
@@ -265,14 +277,14 @@ def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int,
     return complete
 
 
-def say_complete(job: Job, run: dict) -> None:
+def say_complete(job: Job, run: Run) -> None:
     """That a run is not made again, and what doubts there are of the one that stands for it."""
     say("sweep", f"{' '.join(job.overrides)}: {run['status']} before, {run['run_id']}{_doubts(run)}")
     if exporters := ",".join(job.config.exporters):
         say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
 
 
-def _doubts(run):
+def _doubts(run: Run) -> str:
     if run["validity"] == "valid" or run["status"] != "complete":
         return ""
     return f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
@@ -285,7 +297,7 @@ class AboveBest:
     from_frac of its steps nothing is stopped: curves cross early.
     """
 
-    def __init__(self, above_nats: float, from_frac: float, runs: Iterable[dict]):
+    def __init__(self, above_nats: float, from_frac: float, runs: Iterable[Run]) -> None:
         """runs: records of the sweep so far, with their folders."""
         self.above_nats, self.from_frac = above_nats, from_frac
         complete = [run for run in runs if run["status"] == "complete"]

@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from bench.launch.console import say
 from bench.record import step_files
 from bench.record.rows import row_of
+from bench.record.shape import Record
 
 DEFAULT_OBJECTIVE = "val_loss"
 OBJECTIVES = {  # what hydra.sweeper.objective may be: what it is
@@ -58,7 +60,7 @@ class Settings:
     study_name: str | None
     storage: str | None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, allowed in (("objective", OBJECTIVES), ("sampler", SAMPLERS), ("pruner", (None, *PRUNERS))):
             value = getattr(self, name)
             if value not in allowed:
@@ -77,7 +79,7 @@ class Settings:
 class Search:
     """A study: propose() words, run them, conclude() with what came of it."""
 
-    def __init__(self, settings: Settings, space: dict[str, Choice | Numbers], fixed: list[str], folder: Path):
+    def __init__(self, settings: Settings, space: dict[str, Choice | Numbers], fixed: list[str], folder: Path) -> None:
         """space: by setting; fixed: words of every run; folder: of the studies.  ValueError: optuna is absent."""
         try:
             import optuna
@@ -110,17 +112,17 @@ class Search:
         known = f"; {self._num_done()} trials of {self.name} are known" if self._num_done() else ""
         say("search", f"the least {what} in {self._settings.n_trials} trials{known}")
 
-    def propose(self):
+    def propose(self) -> tuple[Any, list[str]]:
         """-> (optuna's trial, the words of its run)."""
         trial = self._study.ask(self._space)
         return trial, [*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())]
 
-    def stop(self, trial) -> Callable[[list[tuple[int, float]]], str | None] | None:
+    def stop(self, trial: Any) -> Callable[[list[tuple[int, float]]], str | None] | None:
         """launch()'s stop for a trial's run; None: there is no pruner."""
         if self._settings.pruner is None:
             return None
 
-        def stop(validations):
+        def stop(validations: list[tuple[int, float]]) -> str | None:
             step, val_loss = validations[-1]
             if step == 0:
                 return None
@@ -131,7 +133,7 @@ class Search:
 
         return stop
 
-    def conclude(self, trial, value: float | None, was_stopped: bool = False) -> None:
+    def conclude(self, trial: Any, value: float | None, was_stopped: bool = False) -> None:
         """value: the objective; None: the run has none, because it failed, missed the target or was stopped."""
         states = self._optuna.trial.TrialState
         if value is None:
@@ -140,7 +142,7 @@ class Search:
             self._study.tell(trial, value)
         say("search", f"trial {self._num_done()} of {self._settings.n_trials}: {self._best()}")
 
-    def results(self) -> dict:
+    def results(self) -> dict[str, Any]:
         """The best point so far: {"name", "study", "objective", "best_value", "best_params"}, None without one."""
         best = self._best_trial()
         return {
@@ -151,32 +153,32 @@ class Search:
             "best_params": best and best.params,
         }
 
-    def _best(self):
+    def _best(self) -> str:
         best = self._best_trial()
         if best is None:
             return "none has a result yet"
         words = " ".join(f"{key}={value}" for key, value in best.params.items())
         return f"best {self._settings.objective} {best.value:.5g} by {words}"
 
-    def _best_trial(self):
+    def _best_trial(self) -> Any:
         done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return min(done, key=lambda trial: trial.value, default=None)
 
-    def _num_done(self):
+    def _num_done(self) -> int:
         states = self._optuna.trial.TrialState
         return len(self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
 
 
-def _distribution(optuna, one):
+def _distribution(optuna: Any, values: Choice | Numbers) -> Any:
     kinds = optuna.distributions
-    if isinstance(one, Choice):
-        return kinds.CategoricalDistribution(one.values)
-    if isinstance(one.low, int) and isinstance(one.high, int):
-        return kinds.IntDistribution(one.low, one.high, log=one.log, step=one.step or 1)
-    return kinds.FloatDistribution(one.low, one.high, log=one.log, step=one.step)
+    if isinstance(values, Choice):
+        return kinds.CategoricalDistribution(values.values)
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return kinds.IntDistribution(values.low, values.high, log=values.log, step=values.step or 1)
+    return kinds.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
 
 
-def _storage(optuna, url, path):
+def _storage(optuna: Any, url: str | None, path: Path) -> Any:
     if url is not None:
         return url
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +186,7 @@ def _storage(optuna, url, path):
     return optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
 
 
-def _sampler(optuna, settings):
+def _sampler(optuna: Any, settings: Settings) -> Any:
     kinds, seed = optuna.samplers, settings.seed
     made = {
         "tpe": lambda: kinds.TPESampler(seed=seed, constant_liar=settings.n_jobs > 1),
@@ -200,7 +202,7 @@ def _sampler(optuna, settings):
         raise ValueError(f"hydra.sweeper.sampler={settings.sampler}: {error}") from None
 
 
-def _pruner(optuna, name):
+def _pruner(optuna: Any, name: str | None) -> Any:
     kinds = optuna.pruners
     made = {
         "median": lambda: kinds.MedianPruner(n_startup_trials=3),
@@ -211,7 +213,7 @@ def _pruner(optuna, name):
     return made[name]()
 
 
-def objective_of(run: dict | None, name: str) -> float | None:
+def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
     """A record with its folder -> the number; None: it did not complete, was not measured, or missed the target."""
     if run is None or run["status"] != "complete":
         return None
@@ -219,8 +221,8 @@ def objective_of(run: dict | None, name: str) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _target_s(run):
-    target = row_of(run)["target_val_loss"]
+def _target_s(run: dict[str, Any]) -> float | None:
+    target = row_of(cast(Record, run))["target_val_loss"]
     if target is None:
         raise ValueError("hydra.sweeper.objective=target_s: the runs have no target: give goal.target_val_loss=NUMBER")
     train_ms = 0.0

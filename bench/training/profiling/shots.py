@@ -42,11 +42,11 @@ def merged(summaries: Sequence[dict[str, dict]]) -> dict[str, dict]:
 class StepTimes:
     """start() and end() around every step; of(rows) after read_all().  marks: a backend of bench.training.clock."""
 
-    def __init__(self, marks):
+    def __init__(self, marks: Any):
         self._marks = marks
-        self._unread = []  # [(row, start, end)]
+        self._unread: list[tuple[int, Any, Any]] = []  # [(row, start, end)]
         self._start = None
-        self._ms = {}
+        self._ms: dict[int, float] = {}
 
     def start(self) -> None:
         self._start = self._marks.mark()

@@ -4,7 +4,7 @@ Hydra looks for plugins in the package hydra_plugins alone.  What they do is in 
 calls: the launcher hands all points to the runner, the sweeper is Hydra's interface around search.py.
 
 Not hydra-optuna-sweeper: its release for Hydra 1.3 wants optuna below 3, shows no run while it trains, so that nothing
-can be pruned, and begins its trials anew when it is started again.  Where it is installed it keeps the name.
+can be pruned, and begins its trials again when it is started again.  Where it is installed it keeps the name.
 """
 
 import contextlib
