@@ -153,9 +153,9 @@ def test_an_instrument_refuses_what_its_yaml_says_it_may_not_be(key):
 def test_a_comment_is_read_wherever_it_stands(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("# @package _global_\n# What it is.\n# More.\na:  # of a\n  b: 'x # y'  # of b\n  c: [1, 2]\n")
-    assert meanings.of_file(file) == ("What it is. More.", {"a": "of a", "a.b": "of b", "a.c": ""})
+    assert meanings.file_comments(file) == ("What it is. More.", {"a": "of a", "a.b": "of b", "a.c": ""})
     assert (
-        meanings.of_class(schema.TrackConfig)["p_value"]
+        meanings.class_comments(schema.TrackConfig)["p_value"]
         == "of the one-sided t test of the mean val_loss against the target"
     )
 

@@ -24,7 +24,7 @@ def go(args, argv):
     known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
     for point in known:
         asked(point)
-    same = [word for word in overrides.of_sweep(args.overrides)[1] if overrides.plain(word)]
+    same = [word for word in overrides.split_sweep(args.overrides)[1] if overrides.plain(word)]
     _, stored = compose.stored_sweep(same)
     sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
     if known:

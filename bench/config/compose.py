@@ -272,7 +272,7 @@ def _composed(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> 
     return composed
 
 
-def of_track(name: str) -> Values:
+def track_values(name: str) -> Values:
     """The composed values of a run that changes nothing on the track."""
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
@@ -289,7 +289,7 @@ def _check_track(track: Values) -> None:
         raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
     if track | {"repeats": None} == _own_rules(name) | {"repeats": None}:
         return  # as its file has them, for which nothing need be composed
-    for key, rule in of_track(name)["track"].items():
+    for key, rule in track_values(name)["track"].items():
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"
             raise ValueError(f"track.{key}={track[key]}: track {name} says {rule}; {remedy}")

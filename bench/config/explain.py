@@ -32,7 +32,7 @@ class Origins:
         for group, name in self._files:
             path = path_of(group, name)
             inner = _within(path, group.replace("/", "."), key)
-            comments = meanings.of_file(path)[1]
+            comments = meanings.file_comments(path)[1]
             if inner in comments:
                 return shown(path), "" if group in LISTS else comments[inner]
         return None

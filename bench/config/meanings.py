@@ -40,7 +40,7 @@ UNITS = {  # the last part of a setting's name: its unit
 
 
 @functools.cache
-def of_class(cls: Any) -> dict[str, str]:
+def class_comments(cls: Any) -> dict[str, str]:
     """Dataclass -> {field: its comment, "" where there is none}, of inherited fields too."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -75,7 +75,7 @@ def _above(alone: dict[int, str], row: int) -> str:
 
 
 @functools.cache
-def of_file(path: Path) -> tuple[str, dict[str, str]]:
+def file_comments(path: Path) -> tuple[str, dict[str, str]]:
     """A yaml -> (its first comment: what it is, {dotted key: the comment on its line, "" where there is none})."""
     text = path.read_text()
     lines = text.splitlines()
@@ -128,7 +128,7 @@ def settings() -> dict[str, Setting]:
 
 def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()) -> Iterator[Setting]:
     """Of a dataclass and of those within; known: names of fields that another class has shown already."""
-    hints, comments = typing.get_type_hints(cls, include_extras=True), of_class(cls)
+    hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
     for one in dataclasses.fields(cls):
         key, hint = path + one.name, plain_of(hints[one.name])
         if one.name in known or key in LISTS:
@@ -153,7 +153,7 @@ def _of_lists() -> Iterator[Setting]:
     for group in LISTS:
         for name in choices(group):
             path = path_of(group, name)
-            _, comments = of_file(path)
+            _, comments = file_comments(path)
             for key, value in (yaml.safe_load(path.read_text())[name] or {}).items():
                 meaning, _, words = comments[f"{name}.{key}"].removesuffix("]").partition(" [")
                 words = words or KINDS.get(type(value), "a value, or null")
@@ -162,14 +162,14 @@ def _of_lists() -> Iterator[Setting]:
 
 def about(group: str, name: str) -> str:
     """What a choice is: the first comment of its yaml, in one line."""
-    return of_file(path_of(group, name))[0]
+    return file_comments(path_of(group, name))[0]
 
 
 def groups() -> dict[str, str]:
     """What each group of settings is for, by its dotted key; of an instrument or exporter what it is."""
     about_groups = dict(_of_groups(schema.Config, ""))
     for group in LISTS:
-        about_groups |= {group: of_class(schema.Config)[group]}
+        about_groups |= {group: class_comments(schema.Config)[group]}
         about_groups |= {f"{group}.{name}": about(group, name) for name in choices(group)}
     return about_groups | {"cluster": overrides.CLUSTER_ABOUT}
 
@@ -177,5 +177,5 @@ def groups() -> dict[str, str]:
 def _of_groups(cls: Any, path: str) -> Iterator[tuple[str, str]]:
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            yield path + name, of_class(cls)[name]
+            yield path + name, class_comments(cls)[name]
             yield from _of_groups(hint, f"{path}{name}.")

@@ -101,7 +101,7 @@ class Task:
 
 def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
-    of_hydra, mine = overrides.of_sweep(words)
+    of_hydra, mine = overrides.split_sweep(words)
     given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
     of_hydra = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
@@ -118,7 +118,7 @@ def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine |
 
 def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
     """The words of every run of a sweep, in order; None where a search chooses them as it goes.  Raises ValueError."""
-    of_hydra, mine = overrides.of_sweep(words)
+    of_hydra, mine = overrides.split_sweep(words)
     with compose.refusals(words):
         hydra = _app(machine)
         config, stored = _checked(of_hydra, mine, machine)

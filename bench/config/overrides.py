@@ -73,7 +73,7 @@ def is_of_hydra(word: str) -> bool:
     return bool(re.match(r"[+~]*hydra[./]", word))
 
 
-def of_sweep(words: list[str]) -> tuple[list[str], list[str]]:
+def split_sweep(words: list[str]) -> tuple[list[str], list[str]]:
     """The words of a sweep -> (those of Hydra, those of its runs as Hydra's grammar reads them).  Raises ValueError."""
     of_hydra = [word for word in words if is_of_hydra(word)]
     for word in of_hydra:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.config import schema, stages, typed, user_code, windows
-from bench.config.compose import of_track
+from bench.config.compose import track_values
 from bench.config.typed import leaves
 
 # what takes the setting; models/ladder/ has model.args.activations
@@ -208,7 +208,7 @@ def deviations_of(config: schema.Config) -> list[str]:
     track = config.track
     if not track.fixed:
         return []
-    rules, deviations = dict(leaves(of_track(track.name))), []
+    rules, deviations = dict(leaves(track_values(track.name))), []
     for key, value in leaves(schema.to_dict(config)):
         is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
         if is_fixed and rules.get(key) != value and key not in UNFIXED:

@@ -51,7 +51,7 @@ def short(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def of_config(config: dict[str, Any]) -> list[str]:
+def import_paths(config: dict[str, Any]) -> list[str]:
     """The import paths in a config's nested values, sorted."""
     if config.get("script"):
         return []

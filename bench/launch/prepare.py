@@ -68,7 +68,7 @@ class Job:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
             return [f"{self.script.typed}{user_code.SCRIPT_MAIN}"]
-        return user_code.of_config(schema.to_dict(self.config))
+        return user_code.import_paths(schema.to_dict(self.config))
 
     @property
     def own_sources(self) -> dict[str, Path]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -99,11 +99,6 @@ def parsed(text: str) -> Slot:
     """OPTION's JSON -> Slot."""
     values = json.loads(text)
     return Slot(**values | {"cores": tuple(values["cores"])})
-
-
-def with_slowdown(where: Sequence[Slot], slowdown_pct: float) -> list[Slot]:
-    """The slots, each with what the probe measured."""
-    return [replace(slot, slowdown_pct=round(slowdown_pct, 2)) for slot in where]
 
 
 def environment(slot: Slot) -> dict[str, str]:

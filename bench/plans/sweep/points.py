@@ -14,7 +14,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +199,7 @@ class Points:
             return []
         on = " | ".join(map(str, where))
         say("sweep", f"{len(where)} runs side by side on {on}, {facts}: no time of them counts")
-        return packing.with_slowdown(where, self._slowdown_pct)
+        return [replace(slot, slowdown_pct=round(self._slowdown_pct, 2)) for slot in where]
 
     def _side_by_side(
         self, points: dict[int, list[str]], where: list[packing.Slot], jobs: list[Job]
