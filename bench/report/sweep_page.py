@@ -5,8 +5,6 @@ Of one axis a line with its interval, of two a heat map, of more parallel coordi
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base import atomic, stats
@@ -17,7 +15,23 @@ from bench.report.sweep_results import Results
 from bench.report.table_text import number_words, value_words
 from bench.web import heat
 from bench.web.chart import chart, series_of
-from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, page, section, soft, table, tag, tiles
+from bench.web.document import (
+    Bullets,
+    Chart,
+    Code,
+    Coloured,
+    Columns,
+    Document,
+    Drawn,
+    Lines,
+    Link,
+    Picture,
+    Section,
+    Table,
+    Verbatim,
+    Verdict,
+)
+from bench.web.page import tiles
 
 UNITS = {"val_loss": "val_loss, nats per token", "train_s": "train time, s", "tokens_per_s": "tokens/s"}
 VALUES = ("val_loss", "train_s")  # of heat maps
@@ -26,22 +40,12 @@ NAME = "sweep.html"
 MAX_RUNS = 2000
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A picture that is markup; height_px: of its picture."""
-
-    id: str
-    title: str
-    markup: Safe
-    height_px: int
-
-
 def charts(result: Results) -> list[dict]:
     """A line for each axis of numbers: with one axis the mean with its 95 % interval, with more the mean alone."""
     return [_line(result, key) for key in result.keys if _is_numeric(result, key)]
 
 
-def drawings(result: Results) -> list[Drawing]:
+def drawings(result: Results) -> list[Drawn]:
     """Of one axis of words and of two axes heat maps, of more parallel coordinates; [] where nothing completed."""
     if not any(group["val_loss_mean"] is not None for group in result.groups):
         return []
@@ -92,7 +96,7 @@ def _heat(result, value):
     )
     about = "mean, sd and n of the runs in a cell; the best is framed"
     markup = heat.plot(UNITS[value], about, (keys[0], keys[1] if len(keys) == 2 else ""), heads, cells)
-    return Drawing(f"heat-{value.replace('_', '-')}", UNITS[value], markup, heat.height_px(len(cells)))
+    return Drawn(f"heat-{value.replace('_', '-')}", UNITS[value], markup, heat.height_px(len(cells)))
 
 
 def _cell(pivot, at):
@@ -115,7 +119,7 @@ def _parallel(result, value="val_loss"):
     means = [group[f"{value}_mean"] for group in groups]
     axes.append(heat.Axis(value, means, [number_words(value, mean) for mean in means]))
     about = "a line is a config, the mean of its runs; low on the last axis is worse, the best is thick"
-    return Drawing(
+    return Drawn(
         "parallel", f"{value} of every config", heat.plot_lines(UNITS[value], about, axes, 0), heat.lines_height_px()
     )
 
@@ -141,23 +145,25 @@ def html(folder: Path | str, at: Path | str | None = None, result: sweep_results
 
     at: the folder that the page will lie in, None: the sweep's; result: what was read of it, None: it is read.
     """
-    result, at = result or sweep_results.read(folder), Path(at or folder)
-    specs, pictures = charts(result), drawings(result)
-    title = f"Sweep over {', '.join(result.axes) or 'nothing'}"
-    body = [
-        tag("h1", title),
-        soft("; ".join(_facts(result)), "; ", tag("code", result.facts["sweep_id"])),
-        tiles(_tiles(result)),
-        _best(result),
-        *(drawing.markup for drawing in pictures),
-        tag("div", *map(figure, specs), class_="columns"),
-        section("Configs, best first", _groups(result)),
-        _means(result),
-        _lost(result, at),
-        section("Runs", _runs(result, at)),
-        section("Command", tag("pre", " ".join(["./run.sh", *result.facts["command"]]))),
+    return document(result or sweep_results.read(folder), Path(at or folder)).html()
+
+
+def document(result: Results, at: Path) -> Document:
+    """What a sweep found, as its page shows it; at: the folder that this will lie in."""
+    best = sweep_results.best(result)
+    means = [Columns(effects) for effects in [sweep_results.effects_table(result)] if effects]
+    blocks = [
+        Picture(tiles(_tiles(result))),
+        *map(Picture, drawings(result)),
+        Columns([Chart(spec) for spec in charts(result)]),
+        Section("Configs, best first", [_groups(result)]),
+        Section("Mean over each setting", means),
+        *_lost(result, at),
+        Section("Runs", [_runs(result, at)]),
+        Section("Command", [Verbatim(" ".join(["./run.sh", *result.facts["command"]]))]),
     ]
-    return page(title, *body, data={"charts": specs}, styles=REPORT_STYLES)
+    title = f"Sweep over {', '.join(result.axes) or 'nothing'}"
+    return Document(title, [Verdict(best, "")] if best else [], blocks, about=_facts(result))
 
 
 def charts_of(folder: Path | str) -> list[dict]:
@@ -165,7 +171,7 @@ def charts_of(folder: Path | str) -> list[dict]:
     return charts(sweep_results.read(folder))
 
 
-def drawings_of(folder: Path | str) -> list[Drawing]:
+def drawings_of(folder: Path | str) -> list[Drawn]:
     """Heat maps or parallel coordinates, for pictures."""
     return drawings(sweep_results.read(folder))
 
@@ -184,7 +190,8 @@ def _facts(result):
     state = "running, or killed" if facts["ended_at"] is None else facts["why"] or "complete"
     budget = f"budget {format_s(facts['budget_s'])}" if facts["budget_s"] is not None else ""
     tracks = ", ".join(sorted({str(row["track"]) for row in result.rows}))
-    return [word for word in (f"track {tracks}" if tracks else "", state, budget, started) if word]
+    words = (f"track {tracks}" if tracks else "", state, budget, started, Code(facts["sweep_id"]))
+    return [word for word in words if word]
 
 
 def _tiles(result):
@@ -199,92 +206,57 @@ def _tiles(result):
     yield "wall time of complete runs", format_s(spent_s)
 
 
-def _best(result):
-    words = sweep_results.best(result)
-    return tag("p", words, class_="verdict") if words else Safe("")
-
-
 def _groups(result):
-    lines = [
+    names = ("val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd", "step_avg_ms_mean", "tokens_per_s_mean")
+    names = (*names, "peak_mem_gib_mean")
+    rows = [
         [
             *(value_words(group[key]) for key in result.keys),
-            group["n"],
-            *_numbers(group),
-            tag("code", group["config_id"]),
+            str(group["n"]),
+            *(_number(group, name) for name in names),
+            Code(group["config_id"]),
         ]
         for group in result.groups
     ]
-    heads = [
-        *result.keys,
-        "n",
-        "val_loss",
-        "sd",
-        "train_s",
-        "sd",
-        "step_avg_ms",
-        "tokens_per_s",
-        "peak_mem_gib",
-        "config_id",
-    ]
-    return table(heads, lines, class_="tight")
+    heads = ("n", "val_loss", "sd", "train_s", "sd", "step_avg_ms", "tokens_per_s", "peak_mem_gib", "config_id")
+    right = [False] * len(result.keys) + [True] * (1 + len(names)) + [False]
+    return Table((*result.keys, *heads), rows, right, style="tight")
 
 
-def _numbers(group) -> Iterator[Safe]:
-    names = ("val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd", "step_avg_ms_mean", "tokens_per_s_mean")
-    for name in (*names, "peak_mem_gib_mean"):
-        value = group[name]
-        yield tag("span", "–" if value is None else number_words(name, value), class_="number")
-
-
-def _means(result):
-    pivots = result.means() if len(result.keys) > 1 else []
-    if not pivots:
-        return Safe("")
-    tables = []
-    for pivot in pivots:
-        lines = [
-            [
-                value_words(at[0]),
-                cell.n,
-                "–" if cell.mean is None else number_words(pivot.value, cell.mean),
-                "best" if cell.is_best else "",
-            ]
-            for at, cell in pivot.cells.items()
-        ]
-        tables.append(table((pivot.keys[0], "n", "val_loss", ""), lines, class_="tight"))
-    about = soft("The mean over all runs with that value, whatever their other settings.")
-    return section("Mean over each setting", about, tag("div", *tables, class_="columns"))
+def _number(row, name):
+    return None if row[name] is None else number_words(name, row[name])
 
 
 def _lost(result, at):
-    lines = [tag("span", row["status"], ": ", _link(result, row, at), " ", row["failure"] or "") for row in result.lost]
-    parts = [section("Failed, aborted or stopped", bullets(lines))] if lines else []
+    failed = [[row["status"], ": ", _link(result, row, at), " ", row["failure"] or ""] for row in result.lost]
+    blocks = [Section("Failed, aborted or stopped", [Bullets(failed)])] if failed else []
     if result.not_run:
         why = result.facts["why"] or "the sweep was interrupted"
         words = f"{counted(len(result.not_run), 'run')}: {why}.  The same command goes on with them."
-        listed = details("which", bullets(" ".join(one) for one in result.not_run))
-        parts.append(section("Not run", tag("p", words), listed))
-    return tag("div", *parts) if parts else Safe("")
+        which = Section("which", [Bullets([" ".join(point) for point in result.not_run])], is_folded=True)
+        blocks.append(Section("Not run", [Lines([words]), which]))
+    return blocks
 
 
 def _runs(result, at):
-    lines = [
+    rows = [
         [
             _link(result, row, at),
             *(value_words(row[key]) for key in result.axes),
             _state(row),
-            *("–" if row[name] is None else number_words(name, row[name]) for name in ("val_loss", "train_s")),
+            *(_number(row, name) for name in ("val_loss", "train_s")),
         ]
         for row in result.rows[:MAX_RUNS]
     ]
-    return table(("run", *result.axes, "status", "val_loss", "train_s"), lines, class_="tight")
+    right = [False] * (len(result.axes) + 2) + [True] * 2
+    return Table(("run", *result.axes, "status", "val_loss", "train_s"), rows, right, style="tight")
 
 
 def _state(row):
-    words = row["status"] if row["status"] != "complete" else row["validity"]
-    return tag("span", words, class_="bad" if row["status"] != "complete" else run_page.COLOUR.get(row["validity"]))
+    if row["status"] != "complete":
+        return Coloured(row["status"], "bad")
+    return Coloured(row["validity"], run_page.COLOUR.get(row["validity"], "soft"))
 
 
 def _link(result, row, at):
-    target = run_page.link(result.folders[row["run_id"]], at)
-    return tag("a", row["run_id"], href=target) if target else tag("span", row["run_id"])
+    return Link(row["run_id"], run_page.link(result.folders[row["run_id"]], at))

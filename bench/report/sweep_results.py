@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base import text_table
 from bench.base.paths import shown
 from bench.base.text_table import counted
 from bench.record import configs, index, run_folder, sweep
 from bench.record.rows import Row, row_of
 from bench.report import table_columns, table_groups, table_pivot, table_text
 from bench.report.table_text import number_words, value_words
+from bench.web.document import Table
 
 SEED = "seed"
 LOST = ("failed", "aborted", "stopped")  # statuses
@@ -168,7 +168,8 @@ def table(result: Results) -> list[str]:
     if len(result.ranked) > MAX_CONFIGS:
         left = len(result.ranked) - MAX_CONFIGS
         lines.append(f"and {left} more: ./run.sh table --group --sweep {result.facts['sweep_id']}")
-    return [*lines, *_suspect(result), *_effects(result), ""]
+    effects = [line for block in effects_table(result) for line in ("", *block.text(False).split("\n"))]
+    return [*lines, *_suspect(result), *effects, ""]
 
 
 def _all_beside(result):
@@ -196,20 +197,18 @@ def _suspect(result):
     return ["", f"{of_all} ({why}): trust their losses, not their times"]
 
 
-def _effects(result):
-    effects = result.effects() if len(result.keys) > 1 else []
-    if not effects:
-        return []
-    lines = []
-    for pivot in effects:
+def effects_table(result: Results) -> list[Table]:
+    """The mean over each value of each setting; none for fewer than two settings."""
+    rows = []
+    for pivot in result.effects() if len(result.keys) > 1 else []:
         for (value,), cell in pivot.cells.items():
             mean = "" if cell.mean is None else number_words("val_loss", cell.mean)
             lost = f", {cell.num_lost} lost" if cell.num_lost else ""
             name = pivot.keys[0] if value == pivot.values[0][0] else ""
-            lines.append([name, value_words(value), mean, f"{cell.n}{lost}", "best" if cell.is_best else ""])
-    head = ["setting", "value", "val_loss_mean", "n", ""]
+            rows.append([name, value_words(value), mean, f"{cell.n}{lost}", "best" if cell.is_best else ""])
+    heads = ("setting", "value", "val_loss_mean", "n", "")
     about = "mean over all runs with a value, whatever their other settings; what matters most first"
-    return ["", about, "", text_table.render(head, lines, [False, False, True, True, False], "simple")]
+    return [Table(heads, rows, [False, False, True, True, False], about, style="tight")] if rows else []
 
 
 def best(result: Results) -> str:

@@ -163,21 +163,25 @@ class Lines:
         return ("  \n" if is_md else "\n").join(text_table.line("".join(line), is_md) for line in self.lines)
 
     def html(self) -> Safe:
-        lines = [join(map(marked_up, [line] if isinstance(line, str) else line)) for line in self.lines]
+        lines = list(map(_whole, self.lines))
         return tag("p", join(lines, "<br>"), class_="soft" if self.is_soft else None) if lines else Safe("")
 
 
 @dataclass(frozen=True)
 class Bullets:
-    """A list."""
+    """A list; an item is a sentence, or the words of one."""
 
-    items: Sequence[str]
+    items: Sequence[str | Sequence[str]]
 
     def text(self, is_md: bool) -> str:
-        return "\n".join(f"{'-' if is_md else '  -'} {text_table.line(item, is_md)}" for item in self.items)
+        return "\n".join(f"{'-' if is_md else '  -'} {text_table.line(''.join(item), is_md)}" for item in self.items)
 
     def html(self) -> Safe:
-        return bullets(map(marked_up, self.items))
+        return bullets(map(_whole, self.items))
+
+
+def _whole(words):
+    return join(map(marked_up, [words] if isinstance(words, str) else words))
 
 
 @dataclass(frozen=True)

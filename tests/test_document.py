@@ -1,0 +1,86 @@
+"""One Document, four forms: the verdict leads each, a fact is in all of them, and foreign text does nothing in any."""
+
+import json
+
+import pytest
+from kept_records import EVIL
+
+from bench.web import document
+from bench.web.chart import chart, series_of
+from bench.web.document import Badge, Code, Document, Hint, Lines, Link, Section, Table, Verdict
+from bench.web.page import Safe
+
+ROWS = [[f"row {number}", f"{number}.5"] for number in range(5)]
+SPEC = chart("c", "A chart", "", "x", "y", [1, 2], [series_of("s", [1.0, 2.0], "line")])
+DRAWN = document.Drawn("d", "A drawing", Safe("<svg></svg>"), 100)
+
+
+@pytest.fixture
+def answer():
+    blocks = [
+        Lines([["all of it: ", Code("lr=0.1")], "and more"]),
+        Section("Numbers", [Table(("name", "value"), ROWS, (False, True), limit=3, more=": --json has all")]),
+        Section("Folded", [Lines(["inside"])], is_folded=True),
+        Section("Drawn", [document.Picture(DRAWN), document.Chart(SPEC)]),
+        Section("Without anything", []),
+        Section("For a page", [Lines(["page only"])], is_page_only=True),
+        Hint("--why shows more"),
+    ]
+    return Document(
+        "B against A", [Verdict("B is 2 % faster than A", "faster", more=["seen before"])], blocks, {"n": 5}
+    )
+
+
+def test_the_verdict_leads_every_form(answer):
+    assert answer.terminal().startswith("verdict: FASTER  B is 2 % faster than A\n         seen before\n\n")
+    assert answer.markdown().startswith("# B against A\n\nverdict: **FASTER**  B is 2 % faster than A\n")
+    page = answer.html()
+    assert page.index("<h1>B against A</h1>") < page.index('<span class="badge good">faster</span>B is 2 %')
+    assert page.index("seen before") < page.index("all of it")
+    assert json.loads(answer.json()) == {"n": 5}
+
+
+def test_a_text_is_short_and_a_page_is_whole(answer):
+    for text in (answer.terminal(), answer.markdown()):
+        assert "row 2" in text and "row 3" not in text and "and 2 more: --json has all" in text
+        assert "inside" in text and "page only" not in text
+        assert "Drawn" not in text and "Without anything" not in text  # no heading of nothing
+    page = answer.html()
+    assert "row 4" in page and '<td class="number">4.5</td>' in page and "page only" in page
+    assert "<details><summary>Folded</summary>" in page and "Without anything" not in page
+    assert "--why" in answer.terminal() and "--why" not in answer.markdown() and "--why" not in page
+    assert "all of it: <code>lr=0.1</code><br>and more" in page and "all of it: lr=0.1\nand more" in answer.terminal()
+
+
+def test_its_pictures_are_found_however_deep_they_lie(answer):
+    assert [spec["id"] for spec in answer.charts] == ["c"] and [drawn.id for drawn in answer.drawings] == ["d"]
+
+
+def test_no_verdict_and_several():
+    none = Document("x", [Verdict("no verdict: it was abandoned", "")], [])
+    assert none.terminal() == "no verdict: it was abandoned" and 'class="badge' not in none.html()
+    verdicts = [
+        Verdict("inconclusive: C is +1 %", "inconclusive", "C"),
+        Verdict("no verdict: n is 1", "inconclusive", "D"),
+    ]
+    both = Document("x", verdicts, [])
+    assert both.terminal().splitlines()[1] == "verdict: NO VERDICT  n is 1"
+    assert '<p class="verdict"><span class="badge doubt">inconclusive</span>C is +1 %' in both.html()  # each word once
+
+
+def test_foreign_text_does_nothing_in_any_form():
+    cells = [
+        EVIL,
+        Code(EVIL),
+        Badge(EVIL),
+        Link(EVIL, "a b"),
+        document.Named(EVIL, EVIL),
+        document.Coloured(EVIL, "bad"),
+    ]
+    blocks = [Lines([EVIL]), document.Bullets([EVIL]), Table([EVIL] * 6, [cells]), Section(EVIL, [Hint(EVIL)])]
+    blocks += [document.Arms([(EVIL, [EVIL], EVIL)]), document.Verbatim(f"{EVIL}\x1b[2J````", "diff")]
+    evil = Document(EVIL, [Verdict(EVIL, "faster", EVIL, [EVIL])], blocks, about=[EVIL])
+    assert "<script>document" not in evil.html() and "<img" not in evil.html()
+    assert "\x1b" not in evil.terminal() + evil.markdown()
+    outside = evil.markdown().partition("````diff")[0]
+    assert "<script" not in outside.replace("\\<", "") and evil.markdown().count("````") == 2
