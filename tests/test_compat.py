@@ -1,10 +1,13 @@
 """KempnerForge's timers and memory monitor without their faults, on made-up marks and a made-up allocator."""
 
+import importlib.util
+
 import fake_cuda
 import pytest
 from snapshots import FORWARD
 
 from bench.analysis.memory import pickles
+from bench.cli import wheel
 from bench.training.clock import HostMarks
 from bench.training.compat import CUDATimer, CUDATimerCollection, DeviceMemoryMonitor
 
@@ -108,3 +111,11 @@ def test_without_a_gpu_the_monitor_reports_the_process_and_says_so(tmp_path, mon
     assert facts["what"] == "resident set of the process"
     assert 0 < facts["allocated_gb"] <= facts["peak_gb"] < facts["total_gb"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["compat", "profiling.kempner"])
+def test_a_wheel_has_them_under_the_names_of_its_page(name, monkeypatch):
+    """docs/OWN.md: speedrun_bench.compat and speedrun_bench.profiling; the finder of a wheel is asked for its own."""
+    monkeypatch.setattr(wheel, "__name__", "speedrun_bench")
+    spec = wheel.Packages().find_spec(f"speedrun_bench.{name}")
+    assert importlib.util.find_spec(spec.origin) is not None

@@ -122,7 +122,8 @@ class DeviceMemoryMonitor:
         """Peaks since the report before: {"allocated_gb" (now), "peak_gb", "reserved_gb", "total_gb", "mem_utilization"
         (0 to 1), "max_active_gib", "num_alloc_retries", "num_ooms", "what"}; without a GPU the process' resident set.
         """
-        peaks, total_gib, now_bytes = self._peaks.split(), self._peaks.total_gib(), self._peaks.now_bytes()
+        now_bytes = self._peaks.now_bytes()  # first: what is read later may be more than the peak was
+        peaks, total_gib = self._peaks.split(), self._peaks.total_gib()
         gib = {kind: gib_from_bytes(num_bytes) for kind, num_bytes in peaks.pop("peak_bytes").items()}
         peak_gib = gib["allocated"] if "allocated" in gib else gib["rss"]
         if step == self._snapshot_step:
