@@ -9,7 +9,7 @@ and how it looks on a page; what only one of them can show says so.  All text is
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bench.base import text_table
@@ -54,27 +54,20 @@ class Code(str):
     """Words that a page shows as code."""
 
 
-class Badge(str):
-    """A word that a page shows in colour: good, bad, doubt or soft."""
-
-    colour: str
-
-    def __new__(cls, word: str, colour: str = "soft"):
-        badge = super().__new__(cls, word)
-        badge.colour = colour
-        return badge
-
-
 class Coloured(str):
-    """A word in a cell, in one of those colours on a page; hint: shown while the pointer rests on it."""
+    """A word that a page shows in colour: good, bad, doubt or soft; hint: shown while the pointer rests on it."""
 
     colour: str
     hint: str
 
-    def __new__(cls, word: str, colour: str, hint: str = ""):
+    def __new__(cls, word: str, colour: str = "soft", hint: str = ""):
         coloured = super().__new__(cls, word)
         coloured.colour, coloured.hint = colour, hint
         return coloured
+
+
+class Badge(Coloured):
+    """The same, larger and framed."""
 
 
 class Named(str):
@@ -108,10 +101,9 @@ def marked_up(words: object) -> object:
     """What page.tag() takes for words of this module; other words stay as they are."""
     if isinstance(words, Code):
         return tag("code", words)
-    if isinstance(words, Badge):
-        return tag("span", words, class_=f"badge {words.colour}")
     if isinstance(words, Coloured):
-        return tag("span", words, class_=words.colour, title=words.hint or None)
+        kind = f"badge {words.colour}" if isinstance(words, Badge) else words.colour
+        return tag("span", words, class_=kind, title=words.hint or None)
     if isinstance(words, Named):
         return tag("span", tag("b", str(words)), f" {words.about}") if words.about else tag("b", str(words))
     if isinstance(words, Link):
@@ -353,7 +345,7 @@ class Document:
     blocks: Sequence[Block]
     data: Any = None
     page_title: str = ""
-    about: Sequence[str] = field(default=())  # small, below a page's title
+    about: Sequence[str] = ()  # small, below a page's title
 
     def terminal(self) -> str:
         """Text for a terminal; no line break at its end."""
