@@ -21,6 +21,7 @@ if (capability := os.environ.get("ATEN_CPU_CAPABILITY")) is not None:  # why: be
     cache = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}_{capability}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s
+os.environ.pop("PYTHONUNBUFFERED", None)  # them too; a script's ranks do not get it, and only what is alike is forked
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
 
 
@@ -45,7 +46,12 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run the slow tests too, which are otherwise only run by name")
 
 
+BROWSED = "site"  # pages of this file are opened in a browser without --all too
+
+
 def pytest_itemcollected(item):
+    if item.get_closest_marker("browser") and item.path.stem != f"test_{BROWSED}":
+        item.add_marker(pytest.mark.slow)
     if item.path.stem in NUMERIC:
         item.add_marker(pytest.mark.numeric)
 

@@ -30,6 +30,8 @@ MODULES = (
     "bench.plans.race.arm_process",
 )
 MODULES += ("bench.machine.telemetry.sampler", "bench.training.worker")
+SCRIPT_WORKER = "bench/training/script_worker.py"  # a program by its path, and the only one: it may not import bench
+NOT_OF_SCRIPTS = ("bench", "models", "forked", "hydra", "omegaconf")  # what a script would import of its own
 CHANGED = "FORKED_CHANGED"  # a variable for a fork alone: JSON {"module.NAME": value}, constants that are others there
 ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
 started = {}  # this process's variables as install() saw them
@@ -66,11 +68,19 @@ def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
     variables = dict(os.environ) if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
     folder = os.fsdecode(cwd) if cwd else os.getcwd()
     asks_more = not (close_fds and restore) or group != -1 or (gid, groups, uid) != (None,) * 3 or umask != -1
-    is_ours = words[:2] == [sys.executable, "-m"] and words[2] in modules and Path(folder) in _code()
+    is_module = words[:2] == [sys.executable, "-m"] and words[2] in modules
+    is_ours = (is_module or _is_script_worker(words)) and Path(folder) in _code()
     if not is_ours or asks_more:
         return None
     streams = [number if fd == -1 else fd for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
     return Asked(words, folder, variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
+
+
+def _is_script_worker(words):
+    """But not under a profiler, which waits for the script to import torch."""
+    if words[0] != sys.executable or words[1:2] not in [[str(code / SCRIPT_WORKER)] for code in _code()]:
+        return False
+    return not json.loads(Path(words[2], ".launch.tmp").read_text())["script"]["profile"]
 
 
 def _code():
@@ -107,9 +117,21 @@ def run(child):
     if child.prepare:
         child.prepare()
     become(child.words, child.variables)
+    if child.words[1] != "-m":
+        return _run_script_worker(child)
     module = "bench.__main__" if child.words[2] == "bench" else child.words[2]
     sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_script_worker(child):
+    """With torch imported, and nothing of ours."""
+    import torch
+
+    torch.set_num_threads(int(child.variables["OMP_NUM_THREADS"]))
+    for name in [name for name in sys.modules if name.partition(".")[0] in NOT_OF_SCRIPTS]:
+        del sys.modules[name]
+    runpy.run_path(child.words[1], run_name="__main__")
 
 
 def become(words, variables):
@@ -132,7 +154,7 @@ def become(words, variables):
         module = importlib.import_module(module)
         assert hasattr(module, constant), name
         setattr(module, constant, value)
-    sys.argv[:] = words[2:]
+    sys.argv[:] = words[1 + (words[1] == "-m") :]
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)

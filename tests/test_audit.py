@@ -47,7 +47,7 @@ def cheat(results, what, script=CHEATS):
     ("script", "words"),
     [
         pytest.param(CHEATS, ["script.args=[honest]"], id="counting"),
-        pytest.param(scripted.MODDED, [], id="modded"),
+        pytest.param(scripted.MODDED, [], id="modded", marks=pytest.mark.slow),
         pytest.param(scripted.NANO, NANO, id="nano", marks=pytest.mark.slow),
     ],
 )

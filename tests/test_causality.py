@@ -195,6 +195,7 @@ def test_no_rung_is_accused(rung, seed):
     assert all(ask["moved"] == 0 for ask in found["asks"] if "logits" in ask["by"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_masks_lost_in_a_compiled_graph_alone_are_found(monkeypatch):

@@ -1,8 +1,6 @@
 """./run.sh data: what it prints, what it gives to programs, and its exit codes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -147,17 +145,3 @@ def test_the_settings_of_a_dataset_can_be_changed():
     data = data_cli.data_config("fineweb10B", ["data.num_train_shards=2"])
     assert (data.source, data.num_train_shards) == ("hub", 2)
     assert data_cli.data_config("markov", ["data.markov_lags=[1,3]"]).markov_lags == [1, 3]
-
-
-def test_shows_without_importing_torch(repo):
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "bench", "data", "show"],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0
-    modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "bench.data.shards" in modules  # the list is what it should be
-    assert not modules & {"torch", "huggingface_hub", "tiktoken"}

@@ -132,6 +132,7 @@ def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_c
     assert first["gain_ms"] == pytest.approx(split_ms - whole_ms, rel=WITHIN)
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps_is_whom_the_others_wait_for(tmp_path):
     """A real run of two ranks, of which the second sleeps 150 ms in each step before its backward pass."""
     planted = str(real_runs.REPO / "tests" / "planted")

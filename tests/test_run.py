@@ -96,7 +96,6 @@ def test_lines_are_those_of_modded_nanogpt(results, finished_run):
     assert f", step_avg {step_avg} ms" in real_runs.said(finished_run)[1]
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(results, finished_run):
     assert real_runs.losses(real_runs.run(results, "seed=5")) == real_runs.losses(finished_run)
     assert real_runs.losses(real_runs.run(results, "seed=6")) != real_runs.losses(finished_run)
@@ -166,7 +165,6 @@ def test_the_losses_are_the_same_for_two_ranks(finished_run, two_rank_run):
     assert numbers(two_rank_run) == pytest.approx(numbers(finished_run), rel=2e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [4, 8])
 def test_the_losses_are_the_same_for_more_ranks(ranks_run, finished_run, num_processes):
     assert numbers(ranks_run(num_processes)) == pytest.approx(numbers(finished_run), rel=2e-5)
