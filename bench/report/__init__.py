@@ -1,1 +1,1 @@
-"""Records -> static pages that open from a file, offline (run_page, race_page, site), and tables (table_*)."""
+"""Records -> answers: documents and pages (verdicts, race_page, run_page, sweep_page, trace_page, site), tables."""
