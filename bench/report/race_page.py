@@ -71,7 +71,8 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
 
 def html(folder: Path | str, at: Path | str | None = None) -> str:
     """document() as a page."""
-    return document(folder, at).html()
+    with of_record(folder):  # what is damaged in it may show only as it is drawn
+        return document(folder, at).html()
 
 
 def charts_of(folder: Path | str) -> list[dict]:
