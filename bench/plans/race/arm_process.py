@@ -9,10 +9,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
@@ -74,29 +74,32 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
 
 def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict]:
     """Of each arm's overrides, in one process of this checkout or its copy: facts(), or {"refused": why}."""
-    words = [sys.executable, "-m", FACTS_MODULES[0], MANY]
-    asked = json.dumps([list(overrides) for overrides in arms])
-    done = subprocess.run(words, cwd=folder, env=environment(results), input=asked, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(done.stderr.strip() or f"exit code {done.returncode}")
-    return last_line(done.stdout)
+    given = json.dumps([list(overrides) for overrides in arms])
+    answer: list[dict[str, Any]] = ask(folder, FACTS_MODULES[0], [MANY], environment(results), given)
+    return answer
 
 
 def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict:
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
-    module = next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
+    module = facts_module(folder)
     if module is None:
         raise ValueError("that revision's harness has no races yet: choose a later one")
-    words = [sys.executable, "-m", module, *overrides]
-    done = subprocess.run(words, cwd=folder, env=environment(results), capture_output=True, text=True)
+    answer: dict[str, Any] = ask(folder, module, overrides, environment(results))
+    return answer
+
+
+def facts_module(folder: Path | str) -> str | None:
+    """The module of the code in this folder that can be asked; None: it is too old."""
+    return next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
+
+
+def ask(folder: Path | str, module: str, words: Sequence[str], env: Mapping[str, str], given: str | None = None) -> Any:
+    """What print_facts() prints last, by the code in this folder.  given: standard input.  ValueError: a refusal."""
+    command = [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, cwd=folder, env=env, input=given, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
-    return last_line(done.stdout)
-
-
-def last_line(text: str) -> Any:
-    """The JSON that print_facts() printed last."""
-    return json.loads(text.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def print_facts(overrides: Sequence[str]) -> int:
@@ -175,21 +178,41 @@ def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:
     return code_state.source_sha256(folder, own=user_code.sources(own))
 
 
-def start(folder, overrides, results, tag, show=False, tick=lambda: None):
-    """One run, from its start to its record.  tag: for run.json["race"].  Returns the last lines it printed.
+def start(
+    folder: Path,
+    overrides: Sequence[str],
+    results: Path | str,
+    tag: Mapping[str, Any],
+    show: bool = False,
+    tick: Callable[[], object] = lambda: None,
+) -> str:
+    """One run of an arm -> the last lines it printed.  tag: for run.json["race"]; tick: as of run_to_end()."""
+    with tempfile.TemporaryFile() as hidden:
+        words = ["--race", json.dumps(tag), *overrides]
+        run_to_end(folder, words, environment(results), None if show else hidden, tick)
+        return last_lines(hidden)
+
+
+def run_to_end(
+    folder: Path, words: Sequence[str], env: Mapping[str, str], out: Any, tick: Callable[[], object] = lambda: None
+) -> None:
+    """./run.sh run WORDS by the code in this folder, from its start to its record.  out: a file; None: this terminal.
 
     tick() is called twice a second meanwhile.  Raises Interrupted, after the run has been ended and recorded, when a
     signal comes.
     """
-    words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(tag), *overrides]
-    with tempfile.TemporaryFile() as hidden, raise_interrupted() as signals:
-        with child(words, folder, environment(results), None if show else hidden, END_WITHIN_S) as process:
-            while not has_ended(process.pid, TICK_S):
-                signals.check()
-                tick()
-            process.wait()
-        hidden.seek(0)
-        return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+    command = [sys.executable, "-m", "bench", "run", *words]
+    with raise_interrupted() as signals, child(command, folder, env, out, END_WITHIN_S) as process:
+        while not has_ended(process.pid, TICK_S):
+            signals.check()
+            tick()
+        process.wait()
+
+
+def last_lines(file: BinaryIO) -> str:
+    """Of what a run printed into this file."""
+    file.seek(0)
+    return "\n".join(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
 def record_of(results: Path | str, run: str) -> dict | None:

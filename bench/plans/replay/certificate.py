@@ -5,8 +5,8 @@ It names the fields in which the two environments differ, those that can change 
 """
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,22 @@ class Field:
     here: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Certificate:
     """One record's replay.  The paths are TRACK/RUN_ID."""
 
     record: str
     outcome: str  # a word of outcomes.py
     why: str
-    replays: list[str]  # the runs that it was judged by; [] where none could be made
-    machine: str | None  # environments.kind(); None where nothing ran
-    cause: str | None  # of losses that differ, as far as the environments name one
-    num_equal_losses: int | None  # before the first that differs; None of several runs
-    num_losses: int | None  # recorded
-    differences: list[Field]  # of the environments
+    replays: list[str] = field(default_factory=list)  # the runs that it was judged by; [] where none could be made
+    machine: str | None = None  # machine_kind(); None where nothing ran
+    cause: str | None = None  # of losses that differ, as far as the environments name one
+    num_equal_losses: int | None = None  # before the first that differs; None of several runs
+    num_losses: int | None = None  # recorded
+    differences: list[Field] = field(default_factory=list)  # of the environments
     source_sha256: str  # the record's
     losses_sha256: str  # of the record's steps.csv, so that a certificate of another record shows
-    facts: dict  # the numbers behind the word
+    facts: dict[str, Any] = field(default_factory=dict)  # the numbers behind the word
     time: Time | None = None  # whether the run's time came again; None where nothing ran
     made_at: str = ""
     schema_version: int = SCHEMA_VERSION
@@ -80,7 +80,7 @@ class Certificate:
 
 def impossible(recorded: Recorded, why: str) -> Certificate:
     """Of a record that cannot be run again here."""
-    return _of(recorded, outcomes.IMPOSSIBLE, why)
+    return Certificate(**_of(recorded), outcome=outcomes.IMPOSSIBLE, why=why)
 
 
 def of_one(recorded: Recorded, replayed: list[Recorded], outcome: Outcome, time: Time) -> Certificate:
@@ -90,50 +90,41 @@ def of_one(recorded: Recorded, replayed: list[Recorded], outcome: Outcome, time:
     unsaid, is_deterministic = unrecorded(theirs, ours), recorded.config["hardware"].get("deterministic")
     is_same = outcome.word == outcomes.IDENTICAL
     cause = None if is_same else likeliest_cause(fields, unsaid, bool(is_deterministic))
-    return _of(
-        recorded,
-        outcome.word,
-        outcome.why + (f"; likeliest cause: {cause}" if cause and outcome.word == outcomes.ROUNDED else ""),
-        replays=[one.name for one in replayed],
-        machine=machine_kind(theirs, ours, session_ids(recorded, replayed[0])),
+    return Certificate(
+        **_of(recorded, replayed),
+        outcome=outcome.word,
+        why=outcome.why + (f"; likeliest cause: {cause}" if cause and outcome.word == outcomes.ROUNDED else ""),
         cause=cause,
         num_equal_losses=outcome.num_equal_losses,
         num_losses=outcome.num_losses,
-        differences=fields,
         facts={} if outcome.share is None else {"share_of_rounding": outcome.share},
         time=time,
     )
 
 
 def of_several(
-    recorded: Recorded, replayed: list[Recorded], word: str, why: str, facts: dict, time: Time
+    recorded: Recorded, replayed: list[Recorded], word: str, why: str, facts: dict[str, Any], time: Time
 ) -> Certificate:
     """Of fresh seeds."""
+    return Certificate(**_of(recorded, replayed), outcome=word, why=why, facts=facts, time=time)
+
+
+def _of(recorded: Recorded, replayed: Sequence[Recorded] = ()) -> dict[str, Any]:
+    """What a Certificate says whatever was found: of its record, of its replays and of today."""
+    facts = {
+        "record": recorded.name,
+        "source_sha256": recorded.run["code"]["source_sha256"],
+        "losses_sha256": certificates.losses_sha256(recorded.run),
+        "made_at": utc.now(),
+    }
+    if not replayed:
+        return facts
     theirs, ours = environment_of(recorded), environment_of(replayed[0])
-    return _of(
-        recorded,
-        word,
-        why,
-        replays=[one.name for one in replayed],
-        machine=machine_kind(theirs, ours, session_ids(recorded, replayed[0])),
-        differences=differences(theirs, ours),
-        facts=facts,
-        time=time,
-    )
-
-
-def _of(recorded, outcome, why, **more):
-    rest = {"replays": [], "machine": None, "cause": None, "num_equal_losses": None, "num_losses": None}
-    rest |= {"differences": [], "facts": {}}
-    return Certificate(
-        recorded.name,
-        outcome,
-        why,
-        **(rest | more),
-        source_sha256=recorded.run["code"]["source_sha256"],
-        losses_sha256=certificates.losses_sha256(recorded.run),
-        made_at=utc.now(),
-    )
+    return facts | {
+        "replays": [one.name for one in replayed],
+        "machine": machine_kind(theirs, ours, session_ids(recorded, replayed[0])),
+        "differences": differences(theirs, ours),
+    }
 
 
 def session_ids(recorded: Recorded, replayed: Recorded) -> tuple[str | None, str | None]:

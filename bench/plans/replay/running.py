@@ -2,26 +2,22 @@
 
 import contextlib
 import fcntl
-import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.base import private
 from bench.base.paths import REPO
 from bench.machine import env_values
 from bench.machine import environment as machine
-from bench.machine.processes import child, has_ended
-from bench.machine.signals import raise_interrupted
 from bench.plans.race import arm_process
 from bench.plans.replay.certificate import VARIABLES
 from bench.plans.replay.rebuilding import Checkout
 from bench.record import run_folder
 from bench.record.certificates import replays_root
 
-END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
-TAIL_LINES = 15
-TICK_S = 0.5
 LOCK = ".replay.lock"
 
 
@@ -69,44 +65,31 @@ def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, sho
     run has been ended and recorded.
     """
     before = set(_folders())
-    command = [sys.executable, "-m", "bench", "run", *words]
-    log = replays_root() / ".replay.log.tmp"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with (
-            open(log, "wb") as hidden,
-            raise_interrupted() as signals,
-            child(command, code, env, sys.stderr if show else hidden, END_WITHIN_S) as process,
-        ):
-            while not has_ended(process.pid, TICK_S):
-                signals.check()
-            process.wait()
+    with tempfile.TemporaryFile() as hidden:
+        arm_process.run_to_end(code, words, env, sys.stderr if show else hidden)
         new = sorted(set(_folders()) - before)
         if not new:
-            tail = "" if show else ":\n" + "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-            raise ValueError(f"{name}: its replay did not start{tail or ': what it printed says why'}")
-        return new[0]
-    finally:
-        log.unlink(missing_ok=True)
+            tail = "what it printed says why" if show else f"\n{arm_process.last_lines(hidden)}"
+            raise ValueError(f"{name}: its replay did not start:{' ' * show}{tail}")
+    return new[0]
 
 
 def _folders():
     return list(run_folder.find_runs([replays_root()])) if replays_root().is_dir() else []
 
 
-def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict | None:
+def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] | None:
     """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to be asked, or an
     instrument of the run makes it no contestant.  ValueError: what it refuses.
     """
-    module = next((one for one in arm_process.FACTS_MODULES if (code / f"{one.replace('.', '/')}.py").exists()), None)
+    module = arm_process.facts_module(code)
     if module is None:
         return None
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=code, env=env, capture_output=True, text=True, timeout=600
-    )
-    if done.returncode == 0:
-        return arm_process.last_line(done.stdout)
-    refusal = done.stderr.strip().rpartition("race: ")[2]
-    if refusal.startswith("instruments."):
-        return None
-    raise ValueError(refusal or f"exit code {done.returncode}")
+    try:
+        answer: dict[str, Any] = arm_process.ask(code, module, words, env)
+    except ValueError as error:
+        refusal = str(error).rpartition("race: ")[2]
+        if refusal.startswith("instruments."):
+            return None
+        raise ValueError(refusal) from None
+    return answer
