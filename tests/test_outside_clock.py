@@ -88,6 +88,9 @@ def test_validations_that_grow_once_the_run_trains_are_doubted():
     cheat = (0, 100, 900, 310, 900, 315, 900, 308, 900, 310)
     ((who, words),) = outside_clock.doubts(clock_of(cheat, 3.6))
     assert who == "validations" and "0.310 s, against 0.100 s at step 0" in words
+    assert outside_clock.doubts(clock_of(cheat, 3.6), is_busy=True) == []
+    longer = (0, 100, 900, 1010, 900, 1015, 900, 1008, 900, 1010)
+    assert [who for who, _ in outside_clock.doubts(clock_of(longer, 3.6), is_busy=True)] == ["validations"]
 
 
 @pytest.mark.parametrize("held_up_ms", [303, 900])

@@ -87,7 +87,8 @@ def _merge(run, result, failure, clock, edges):
     if edges and failure is None:
         run["referee"]["clock"] = edges.clock((run["measured"].get("train_s_by_rank") or [None])[0])
     of_clock = [("clock", words) for words in clock.doubts()]
-    of_clock += outside_clock.doubts(run["referee"]["clock"]) if failure is None and "clock" in run["referee"] else []
+    if failure is None and "clock" in run["referee"]:
+        of_clock += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
     run["doubts"] = result.get("doubts", [])
     run["doubts"] += [{"rank": None, "instrument": name, "doubt": words} for name, words in of_clock]
     run["warnings"] += result.get("warnings", [])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.base.reading import plain_file
 from bench.config import schema, stages
-from bench.record import outside_clock, printed_times, step_files
+from bench.record import outside_clock, printed_times, step_files, validity
 from bench.record.shape import Record, Section
 
 MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
@@ -120,7 +120,7 @@ def the_launchers_clock_agrees(files: RunFiles, run: Record) -> tuple[bool, str]
     if claimed_s != by_rank[0]:
         return False, f"held against {claimed_s} s, and rank 0 counts {by_rank[0]} s"
     recorded = {doubt["doubt"] for doubt in run.get("doubts", ())}
-    missing = [doubt for _, doubt in outside_clock.doubts(clock) if doubt not in recorded]
+    missing = [doubt for _, doubt in outside_clock.doubts(clock, validity.is_busy(run)) if doubt not in recorded]
     seen = clock["unknown"] or f"{clock['outside_train_s']:.3f} s of training outside, {claimed_s:.3f} s claimed"
     return not missing, "; ".join(f"not recorded: {doubt}" for doubt in missing) or seen
 
@@ -161,7 +161,7 @@ def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool,
     outside = (run.get("referee") or {}).get("clock")
     due = printed_times.doubts(rows, measured["num_untimed_steps"], outside)
     if outside:
-        due += [doubt for _, doubt in outside_clock.doubts(outside)]
+        due += [doubt for _, doubt in outside_clock.doubts(outside, validity.is_busy(run))]
         due += printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
     wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
     return not wrong, "; ".join(wrong) or f"{account['uncounted_s'] or 0:.3f} s uncounted"

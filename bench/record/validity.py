@@ -52,13 +52,18 @@ def validity(run: Facts) -> tuple[str, list[str]]:
         others = beside["num_slots"] - 1
         words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
         doubts.append(f"{words}: its loss counts, its times are not those of a machine of its own")
-    foreign = run["measured"].get("foreign_cpu_cores")
-    on_cpu = run["hardware"]["device"] == "cpu"
-    if on_cpu and foreign is None:
-        doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
-    elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
+    if is_busy(run):
+        foreign = run["measured"]["foreign_cpu_cores"]
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
+    elif run["hardware"]["device"] == "cpu" and run["measured"].get("foreign_cpu_cores") is None:
+        doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def is_busy(run: Facts) -> bool:
+    """Whether other programs took so much of the CPU that the run, on a CPU, has no time that counts."""
+    foreign = run["measured"].get("foreign_cpu_cores")
+    return run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES
 
 
 def contestant_doubts(run: Facts) -> list[str]:
@@ -70,7 +75,7 @@ def of_referee(run: Facts) -> list[str]:
     """All that the rules say of what the referee found in a complete run."""
     clock = (run["referee"] or {}).get("clock")
     sentences = [*_faults_of_model(run), *faults_of_run(run)[0], *contestant_doubts(run)]
-    sentences += [sentence for _, sentence in outside_clock.doubts(clock)] if clock is not None else []
+    sentences += [sentence for _, sentence in outside_clock.doubts(clock, is_busy(run))] if clock is not None else []
     return sentences + [why for why in [_of_other_code(run)] if why]
 
 
