@@ -191,3 +191,12 @@ def test_a_rank_of_torchrun_that_fails_is_the_failure_of_the_one_record(tmp_path
     run = real_runs.run_json(folder)
     assert (run["status"], run["failure"]["kind"]) == ("failed", "non_finite_loss")
     assert [line["event"] for line in ledger.read(tmp_path).lines] == ["start", "end"]
+
+
+def test_torchrun_takes_no_options_from_the_environment(tmp_path):
+    """PET_MAX_RESTARTS=1 would start a killed rank again, and the run would be complete."""
+    place = ranks.Place(2, 2, master=("127.0.0.1", 29500), by_torchrun=True)
+    guarded = type("Guarded", (), {"pid": 0, "cpu_s": None})
+    group = ranks.Group(guarded, place, tmp_path, {"PET_MAX_RESTARTS": "1", "PET_RDZV_BACKEND": "c10d", "KEPT": "1"})
+    assert [name for name in group._env if name.startswith("PET_")] == [] and group._env["KEPT"] == "1"
+    assert "--max-restarts=0" in group._words and "--rdzv-backend=static" in group._words

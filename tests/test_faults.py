@@ -160,6 +160,17 @@ def test_a_guard_that_hangs_is_ended_by_its_silence(tmp_path):
     assert (code, run["failure"]["kind"]) == (1, "stalled"), out
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_killed_guard_is_no_failure_of_a_rank(tmp_path, num_ranks):
+    with real_runs.Background(tmp_path, f"hardware.num_processes={num_ranks}") as running:
+        running.wait_for_step(1)
+        (guard,) = running.pids("bench.launch.guard")
+        os.kill(guard, signal.SIGKILL)
+        assert running.process.wait(60) == 1
+        assert running.all_gone()
+        assert real_runs.run_json(running.folder)["failure"]["kind"] == "agent_killed"
+
+
 @slow
 def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
     words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *real_runs.SLIGHT, "--anyway"]

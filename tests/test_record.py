@@ -449,6 +449,10 @@ def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
         ("file:///home/ada/x", "file://~/x"),
         ("uri=postgresql://ada:p%2F1@db:5432/x", "uri=postgresql://USER:PASSWORD@db:5432/x"),
         ("ssh://git@host:22/x", "ssh://git@host:22/x"),
+        (
+            "  time      : 1\n  host      : ip-10-0-3-7.internal\n",
+            "  time      : 1\n  host      : HOST\n",
+        ),  # torchrun's
         ('["file://a","b:c@d"]', '["file://a","b:c@d"]'),
         ("/scratch/ada/x:/scratch/adam/x", "/scratch/USER/x:/scratch/adam/x"),
         ("ada is a name, adapter a word", "ada is a name, adapter a word"),  # only in paths

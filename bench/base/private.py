@@ -30,6 +30,7 @@ token torch trace track train trainer training triton ubuntu upper user valid va
 weights worker workstation
 """
 ORDINARY = frozenset(WORDS.split())
+TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # of its report: the name that DNS gives this machine
 
 
 def salted_hash(text: str) -> str:
@@ -49,7 +50,7 @@ def redact(
     for root in copy_roots():
         if str(root) in text:  # of a source: what the repository's own path becomes
             text = re.sub(rf"{re.escape(str(root))}/{COPY_NAME.pattern}", ".", text)
-    text = credentials.redacted(text)
+    text = TORCHRUN_HOST.sub(r"\1HOST", credentials.redacted(text))
     home = os.path.expanduser("~") if home is None else home
     users = (os.path.basename(home), *_logins()) if user is None else (user,)
     for folder, short in ((os.fspath(repo), "."), (home, "~")):

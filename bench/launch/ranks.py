@@ -36,6 +36,7 @@ IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is not a run
 LOG, LEFT = "agent.log", ".torchrun.tmp"  # what torchrun prints, and a rank before it has a log; what it writes
 LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
 MONITOR_S = 0.5  # torchrun's look at its ranks
+TORCHRUN_GRACE_S = "5"  # for the other ranks once one has failed, from SIGTERM to SIGKILL
 HUNG_S = 8.0  # so late after its failure that bench/record/failures.py takes the end of a rank for the launcher's own
 GUARD_S = guard.GRACE_S + 2 * guard.GONE_WITHIN_S + 10.0
 FAILURE = re.compile(  # of torchrun's report: torch.distributed.elastic.multiprocessing.errors.ChildFailedError
@@ -86,7 +87,8 @@ class Place:
             return own
         where = (f"--nnodes={self.num_nodes}", f"--node-rank={self.node}", f"--nproc-per-node={self.num_ranks}")
         where += (f"--master-addr={self.master[0]}", f"--master-port={self.master[1]}")
-        how = (f"--monitor-interval={MONITOR_S}", f"--log-dir={folder / LEFT}", "--no-python")
+        how = ("--max-restarts=0", "--rdzv-backend=static", f"--monitor-interval={MONITOR_S}")
+        how += (f"--log-dir={folder / LEFT}", "--no-python")
         return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
     def variables(self) -> dict[str, str]:
@@ -150,6 +152,7 @@ class Guard:
         self._answer = None
         self.left: list[int] = []  # processes that the kernel keeps, in a driver or at a dead disk; after the end
         self.exit_code: int | None = None  # of what was started; of the guard where that ended first
+        self.was_killed = False  # the guard, before it could say how what it started ended
 
     def __enter__(self):
         with held():  # a signal between fork and here would leave a child without an owner
@@ -167,7 +170,8 @@ class Guard:
 
     def __exit__(self, *exc_info):
         with held():
-            self._tell(guard.GOODBYE)
+            if exc_info[0] is None:  # else the record may not be finished, which is then the guard's to do
+                self._tell(guard.GOODBYE)
             self._process.communicate()
 
     @property
@@ -187,8 +191,8 @@ class Guard:
             if self._answer:
                 answer = json.loads(self._answer)
                 self.exit_code, self.left = answer["exit_code"], answer["left"]
-            else:  # it was killed, and the kernel has ended what it had started
-                self.exit_code = self._process.wait()
+            else:  # the kernel has ended what it had started
+                self.was_killed, self.exit_code = True, self._process.wait()
         return self._answer is not None
 
     def stop(self) -> None:
@@ -201,7 +205,7 @@ class Guard:
 
     def _tell(self, order):
         self._process.send_signal(signal.SIGCONT)  # a guard that somebody has stopped too
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, or this has closed the pipe
             self._process.stdin.write(order)
 
 
@@ -224,6 +228,9 @@ class Group:
     ):
         self._guard, self._place, self._folder, self._log = guarded, place, folder, folder / "logs" / log
         self._words, self._env = place.words(program, folder), env | place.variables() | {IN_RUN: "1"}
+        if place.by_torchrun:  # it takes options from there that would start ranks again, or elsewhere
+            self._env = {name: value for name, value in self._env.items() if not name.startswith("PET_")}
+            self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
         self._failed_s = None
         self.pid = guarded.pid
         self.cpu_s = guarded.cpu_s
@@ -270,6 +277,8 @@ class Group:
         return 1 if self._guard.exit_code is None else self._guard.exit_code
 
     def _failures(self):
+        if self._guard.was_killed:
+            return []
         if not self._place.by_torchrun:
             rank, exit_code = self._place.first_rank, self.exit_code()
             has_begun = (self._folder / "logs" / f"rank{rank}.log").exists()

@@ -54,7 +54,7 @@ HINTS = {  # what to do
 BY_CHANGED_DATA = ("rank_crashed", "exception", "bad_setting", "non_finite_loss")  # kinds that changed data look like
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
-KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
+KILL_SEEN_WITHIN_S = 5.0  # torchrun looks every half second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError"
     "|failed to map segment",
