@@ -470,7 +470,7 @@ def test_large_untracked_files_are_data_and_stay_where_they_are(repo):
 def test_outside_git_only_the_source_hash_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     (tmp_path / "bench" / "training").mkdir(parents=True)
-    (tmp_path / "bench" / "training" / "loop.py").write_text("a = 1\n")
+    (tmp_path / "bench" / "training" / "run.py").write_text("a = 1\n")
     state = code_state.state(tmp_path)
     assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded")} == {None}
     assert (list(state["files"]), len(state["source_sha256"])) == (["bench/training/run.py"], 64)

@@ -65,7 +65,8 @@ def test_a_larger_model_may_validate_as_much_longer_as_it_steps_and_as_it_did_at
     """Twice the time a step: twice the validations, or 2.3 times if the first one took as much longer."""
     twice = {"b_s": [2 * seconds for seconds in B_S]}
     as_steps, beyond = [2 * seconds for seconds in USUAL_S], [2.3 * seconds for seconds in USUAL_S]
-    assert is_counted(raced(as_steps, **twice, b_at_start_s=0.1))
+    assert is_counted(raced(as_steps, **twice, b_at_start_s=0.2))
+    assert not is_counted(raced(as_steps, **twice, b_at_start_s=0.1))  # it sleeps in its steps, and hides training
     assert is_counted(raced(beyond, **twice, b_at_start_s=0.23))
     assert not is_counted(raced(beyond, **twice, b_at_start_s=0.2))
 

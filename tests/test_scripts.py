@@ -135,7 +135,7 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
         ("other_data", "it opened data that are not the track's"),
         ("other_data", "it never opened the track's val shards"),
         ("trains_on_val", "it opened the track's validation shards while it trained, at "),
-        ("validates_longer", "its validations take longer once it has trained: 0.5"),
+        ("validates_longer", "its validations take longer once it has trained: 1."),
     ],
 )
 def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, words):

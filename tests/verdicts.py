@@ -41,7 +41,7 @@ def decide_alone(put):
     put: as setattr().
     """
     put(effects.stats, "smallest_difference", lambda *_: None)
-    put(effects.stats, "interval", lambda test, _: None if test.t is None else (test.difference, test.difference))
+    put(effects.stats, "interval", lambda test, *_: None if test.t is None else (test.difference, test.difference))
 
 
 def is_wrong(said, effect_pct):

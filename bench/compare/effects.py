@@ -172,16 +172,15 @@ def outside(arms: Arms, sign: int, edges: tuple[float, float]) -> Outside | None
 def _extra(arms: Arms) -> stats.Welch:
     """What B spends outside its own clock beyond A, in seconds: hidden training lowers its loss at equal steps.
 
-    B's validations may take as much longer than A's as its steps do (a larger model), or as its validation at step 0
-    did, which a cheat may stretch: of that a quarter beyond the steps at most.  The shortest of each arm, because noise
-    only adds.
+    B's validations may take as much longer than A's as its steps or its validation at step 0 do (a larger model).  A
+    cheat may stretch either, by sleeping, so each may exceed the other by a quarter at most.  Of validations the
+    shortest of each arm, because noise only adds.
     """
     off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
     shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
     a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
-    pace = max(1.0, b_s / a_s)
-    if min(shortest_s) > 0:
-        pace = max(pace, min(shortest_s[1] / shortest_s[0], MAX_VALIDATION_RATIO * pace))
+    of_steps, of_start = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
+    pace = max(1.0, min(max(of_steps, of_start), MAX_VALIDATION_RATIO * min(of_steps, of_start)))
     return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
 
 

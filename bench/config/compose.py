@@ -306,7 +306,7 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
     for word in overrides:
         if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
             raise ValueError(f"{word}: script={composed['script']['path']} has its own model and optimizer: remove it")
-    if composed["checkpoint"]["save"]:
+    if (composed["checkpoint"] or {}).get("save"):
         raise ValueError(
             f"checkpoint.save=true with script={composed['script']['path']}: a script saves its own: remove it"
         )

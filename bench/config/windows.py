@@ -5,15 +5,12 @@ one torch profiler at a time (two crash it), so the profilers' windows never ove
 windows of the memory history share one history.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
-
-from bench.config import typed
-from bench.config.typed import AtLeast1
-from models.settings import NotNegativeInt, Range, one_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
@@ -26,26 +23,35 @@ KEMPNER_FLAGS: dict[str, Any] = {"record_shapes": True, "profile_memory": True, 
 
 
 _FILE_NAME = "letters, digits, '-', '_' and '.', because it becomes part of a file's name inside the run"
-_Name = Annotated[str, Range(NAME.fullmatch, _FILE_NAME)]
-_Path = Annotated[str, Range(lambda path: all(map(NAME.fullmatch, path.split("/"))) or not path, _FILE_NAME)]
-_Ranks = Annotated[
-    list, Range(lambda ranks: ranks and all(type(rank) is int and rank >= 0 for rank in ranks), "of ranks, e.g. [0]")
-]
-_Activities = Annotated[
-    list, Range(lambda names: names and all(name in ("cpu", "cuda") for name in names), "of cpu and cuda")
-]
-HINTS: dict[str, Any] = {  # {setting: what it may be}: a name means the same in every instrument
-    **dict.fromkeys(("step", "first_step", "active_steps", "end_step", "max_entries"), AtLeast1),
-    **dict.fromkeys(("warmup_steps", "start_step"), NotNegativeInt),
-    **dict.fromkeys((*FLAGS, "gzip", "compilation", "enable"), bool),
-    "stacks": Annotated[str, one_of("python", "all")],
-    "classifier": Annotated[str, one_of("fixed", "kempner_v0")],
-    "name": _Name,
-    "trace_dir": _Path | None,
-    "max_mib": Annotated[float, Range(lambda mib: mib > 0, "of MiB above 0")] | None,
-    "ranks": _Ranks | None,
-    "activities": _Activities | None,
-}
+
+
+@functools.cache
+def hints() -> dict[str, Any]:
+    """{setting: what it may be}: a name means the same in every instrument.
+
+    Made when it is asked for: a program of the user's that imports this for its profiler may have a module `models`.
+    """
+    from bench.config.typed import AtLeast1
+    from models.settings import NotNegativeInt, Range, one_of
+
+    name = Annotated[str, Range(NAME.fullmatch, _FILE_NAME)]
+    path = Annotated[str, Range(lambda path: all(map(NAME.fullmatch, path.split("/"))) or not path, _FILE_NAME)]
+    are_ranks = Range(
+        lambda ranks: ranks and all(type(rank) is int and rank >= 0 for rank in ranks), "of ranks, e.g. [0]"
+    )
+    are_known = Range(lambda names: names and all(name in ("cpu", "cuda") for name in names), "of cpu and cuda")
+    return {
+        **dict.fromkeys(("step", "first_step", "active_steps", "end_step", "max_entries"), AtLeast1),
+        **dict.fromkeys(("warmup_steps", "start_step"), NotNegativeInt),
+        **dict.fromkeys((*FLAGS, "gzip", "compilation", "enable"), bool),
+        "stacks": Annotated[str, one_of("python", "all")],
+        "classifier": Annotated[str, one_of("fixed", "kempner_v0")],
+        "name": name,
+        "trace_dir": path | None,
+        "max_mib": Annotated[float, Range(lambda mib: mib > 0, "of MiB above 0")] | None,
+        "ranks": Annotated[list, are_ranks] | None,
+        "activities": Annotated[list, are_known] | None,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +88,11 @@ def each(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterato
 
 
 def check(where: str, values: dict[str, Any]) -> None:
-    """values: settings that HINTS may know.  Raises ValueError for the first that cannot be."""
-    for key in filter(HINTS.get, values):
-        typed.checked(f"{where}.{key}", values[key], HINTS[key])
+    """values: settings that hints() may know.  Raises ValueError for the first that cannot be."""
+    from bench.config import typed
+
+    for key in filter(hints().get, values):
+        typed.checked(f"{where}.{key}", values[key], hints()[key])
 
 
 def ranks_of(ranks: list[int] | None) -> tuple[int, ...] | None:

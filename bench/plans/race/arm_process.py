@@ -93,10 +93,21 @@ def facts_module(folder: Path | str) -> str | None:
     return next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
 
 
-def ask(folder: Path | str, module: str, words: Sequence[str], env: Mapping[str, str], given: str | None = None) -> Any:
-    """What print_facts() prints last, by the code in this folder.  given: standard input.  ValueError: a refusal."""
+def ask(
+    folder: Path | str,
+    module: str,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    given: str | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """What print_facts() prints last, by the code in this folder.  given: standard input.  ValueError: a refusal.
+
+    subprocess.TimeoutExpired after timeout_s.
+    """
     command = [sys.executable, "-m", module, *words]
-    done = subprocess.run(command, cwd=folder, env=env, input=given, capture_output=True, text=True)
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": timeout_s}
+    done = subprocess.run(command, cwd=folder, env=env, input=given, **how)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -86,7 +86,7 @@ def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict[s
     if module is None:
         return None
     try:
-        answer: dict[str, Any] = arm_process.ask(code, module, words, env)
+        answer: dict[str, Any] = arm_process.ask(code, module, words, env, timeout_s=600)
     except ValueError as error:
         refusal = str(error).rpartition("race: ")[2]
         if refusal.startswith("instruments."):
