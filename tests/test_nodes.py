@@ -5,12 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 
 import hosts
 import pytest
 import real_runs
 
-from bench.launch.nodes import carried, facts, store
+from bench.launch.nodes import carried, facts, leader, store
+from bench.launch.nodes import member as member_module
 from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -102,6 +104,106 @@ ALIKE |= {"copy": f"{'9' * 32}-cpython-311"}
 def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):
     assert words in facts.difference(ALIKE | changed, ALIKE)
     assert facts.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
+
+
+# ---- what the launchers tell each other, over a real store
+
+
+@pytest.fixture
+def met(monkeypatch):
+    """(leader's store, member's store)"""
+    for name, value in {"LOST_AFTER_S": 3.0, "COLLECT_S": 1.0, "ALIVE_EVERY_S": 0.2, "TICK_S": 0.05}.items():
+        monkeypatch.setattr(store, name, value)
+    listener = store.listen("127.0.0.1", [0])
+    port = listener.getsockname()[1]
+    leading = store.LeaderStore(listener, "key")
+    member = store.MemberStore("127.0.0.1", [port], "key", 10.0)
+    member.send("hello")
+    assert taken(leading) == [(1, {"kind": "hello"})]
+    yield leading, member
+    member.close()
+    leading.close()
+
+
+def taken(leading):
+    until_s = time.monotonic() + 5
+    while not (came := leading.take()) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return came
+
+
+def leader_of(leading, folder):
+    """A Leader whose run has ended, with one node that is to send its files."""
+    result = object.__new__(leader.Leader)
+    vars(result).update(
+        _store=leading, _folder=folder, _bad_files=[], _ends=leader._Ends(), _group=None, _has_begun=True
+    )
+    result._peers = {1: leader.Peer(1, 1, 1, 1, 0, {}, folder="/nowhere", clock={"offset_ns": 0}, has_ended=True)}
+    return result
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_arrive(met, tmp_path, monkeypatch):
+    leading, member = met
+    for name in ("a.log", "b.log", "c.log"):
+        (tmp_path / name).write_bytes(b"x" * 3)
+    pieces = store._pieces
+
+    def broken(path):
+        yield from pieces(path)
+        if path.name == "b.log":
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store, "_pieces", broken)
+    member.send_files({f"logs/{name}": tmp_path / name for name in ("a.log", "b.log", "gone.log", "c.log")})
+    member.send("left", why="it ended")  # no clock is asked then
+    leading_run = leader_of(leading, tmp_path / "record")
+    leading_run._peers[1].is_interrupted = True
+    leading_run._collect()
+    assert sorted(path.name for path in (tmp_path / "record" / "logs").iterdir()) == ["a.log", "c.log"]
+    first, second = leading_run._bad_files
+    assert first == "node 1, logs/b.log: not in the record: Input/output error"
+    assert second.startswith("node 1, logs/gone.log: not in the record: No such file")
+
+
+@pytest.mark.parametrize("end, why", [("left", "it left"), (None, "it sent nothing for 1 s")])
+def test_a_node_that_ends_while_its_files_travel_is_a_warning_and_no_cut_file(met, tmp_path, end, why):
+    leading, member = met
+    member._outbox.put((lambda _: member._send_piece("logs/a.log", None, b"half"), None))
+    if end:
+        member.send(end, why="it ended")
+    run = {"warnings": [], "nodes": []}
+    leading_run = leader_of(leading, tmp_path)
+    leading_run._collect()
+    leading_run.complete(run)
+    assert not (tmp_path / "logs" / "a.log").exists()
+    cut, lost = (warning["error"] for warning in run["warnings"])
+    assert cut == "node 1, logs/a.log: not in the record: only a part of it came"
+    assert lost.startswith("node 1 is lost after its ranks had ended") and lost.endswith(why)
+
+
+def test_a_node_of_a_group_that_never_started_is_stopped_and_asked_for_nothing(met):
+    leading, member = met
+    waiting = member_module.Member.__new__(member_module.Member)
+    vars(waiting).update(_store=member, _waiting=[], _group=None)
+    leading.tell(1, "stop")
+    with pytest.raises(member_module.Refused, match="the run has ended before it began"):
+        waiting._wait_for("start")
+
+
+def _no_leader(edge, number):
+    raise RuntimeError("its store is closed\nas C++ says")
+
+
+@pytest.mark.parametrize(
+    "ask, why", [(lambda edge, number: time.sleep(1.5), "no answer in 1 s"), (_no_leader, "its store is closed")]
+)
+def test_a_clock_that_is_not_told_is_a_refusal(met, monkeypatch, ask, why):
+    _, member = met
+    monkeypatch.setattr(member, "_ask", ask)
+    waiting = member_module.Member.__new__(member_module.Member)
+    vars(waiting).update(_store=member)
+    with pytest.raises(member_module.Refused, match=rf"tell its clock at the end \({why}\)"):
+        waiting._measured("end")
 
 
 # ---- runs

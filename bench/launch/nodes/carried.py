@@ -79,7 +79,10 @@ def names(folder: Path) -> Iterator[str]:
 
 
 def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:
-    """A file of another node into the record.  ValueError: a name that leads elsewhere or that is taken."""
+    """A file of another node into the record.  ValueError: a name that leads elsewhere or that is taken.
+
+    Where the chunks end with an exception, the record is as before.
+    """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or parts[0].startswith("."):
         raise ValueError(f"{name[:200]!r} is not a file's name in a run's folder")
@@ -88,8 +91,15 @@ def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:
         raise ValueError(f"{name}: the record has this file already")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
-        for chunk in chunks:
-            file.write(chunk)
+        num_bytes = file.tell()
+        try:
+            for chunk in chunks:
+                file.write(chunk)
+        except BaseException:
+            file.truncate(num_bytes)
+            if not num_bytes:
+                path.unlink()
+            raise
 
 
 def on_own_clock(folder: Path, rank: int, offset_s: float) -> None:

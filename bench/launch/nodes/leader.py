@@ -88,6 +88,7 @@ class Leader:
         self._peers: dict[int, Peer] = {}
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None
+        self._has_begun = False  # members have been told to start their ranks
         self._ends, self._bad_files = _Ends(), []
         self._job = self._folder = None
         self._exit_code = 1  # of members, where nobody says bye()
@@ -206,8 +207,10 @@ class Leader:
             until_s = time.monotonic() + STOP_S
             while not self.has_ended(0.2) and time.monotonic() < until_s:
                 pass
-            self._collect()
+            if self._has_begun:
+                self._collect()
             self._stack.close()
+            self._group = None  # a signal that comes to a member later has nothing to stop here
 
     def _are_ready(self, folder):
         """Whether every other node has made its folder, and measured its clock."""
@@ -225,7 +228,7 @@ class Leader:
 
     def _start_members(self, folder, place):
         folders = {0: str(folder.resolve())} | {peer.node: peer.folder for peer in self._nodes}
-        hardware = schema.to_dict(self._job.config.hardware)
+        hardware, self._has_begun = schema.to_dict(self._job.config.hardware), True
         for peer in self._peers.values():
             where = {name: getattr(peer, name) for name in ("num_ranks", "first_rank", "local_rank", "node")}
             start = {"folder": folders[peer.node], "place": vars(place) | where, "hardware": hardware}
@@ -282,24 +285,37 @@ class Leader:
                 continue
             self._store.tell(peer.number, "collect")
             try:
-                for name, named in itertools.groupby(self._store.files(peer.number), key=operator.itemgetter(0)):
-                    self._keep(name, (piece for _, piece in named))
+                files = self._store.files(peer.number, lambda peer=peer: self._has_left(peer))
+                for name, named in itertools.groupby(files, key=operator.itemgetter(0)):
+                    self._keep(peer, name, named)
                 if not peer.is_interrupted:
                     self._store.answer_clock(peer.number, "end")
                     self._until(lambda peer=peer: peer.clock_at_end is not None)
-            except RuntimeError:  # its network is gone
+            except RuntimeError as error:  # its network is gone
                 peer.is_lost = True
+                why = str(error).partition("\n")[0]
+                self._bad_files.append(
+                    f"node {peer.node} is lost after its ranks had ended, its files may be missing: {why}"
+                )
         lost = [Path(peer.folder) for peer in self._nodes if peer.is_lost and peer.folder]
         carried.rescue(lost, self._folder)
         for peer in self._nodes:
             for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
 
-    def _keep(self, name, pieces):
+    def _has_left(self, peer):
+        self._take(0.0)
+        return peer.has_left
+
+    def _keep(self, peer, name, named):
+        """named: [(name, piece)] of one file.  RuntimeError: no more files come."""
         try:
-            carried.store(self._folder, name, pieces)
+            carried.store(self._folder, name, _to_the_end(named))
         except (OSError, ValueError, TypeError) as error:
-            self._bad_files.append(str(error))
+            self._bad_files.append(f"node {peer.node}, {str(name)[:200]}: not in the record: {error}")
+        except RuntimeError as error:
+            self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it came")
+            raise error from None
 
     def complete(self, run: dict) -> None:
         """Put into the record what was known later than record_facts(): clocks, and files that could not come home."""
@@ -368,6 +384,14 @@ class Leader:
             self._ends.failures.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
         if ends:
             self._stop_all()
+
+
+def _to_the_end(named):
+    """The pieces of a file.  OSError: its node cannot read all of it."""
+    for _, piece in named:
+        if isinstance(piece, str):
+            raise OSError(piece)
+        yield piece
 
 
 def _row(number, num_ranks, of_node, peer):

@@ -128,7 +128,7 @@ class Member:
         """Of this node, with what its ranks read."""
         inputs = self._wait_for("inputs")
         self._store.send("clock")
-        clock = self._store.measured("start")
+        clock = self._measured("start")
         shards = {split: [str(file.path) for file in getattr(self._job.dataset, split)] for split in ("train", "val")}
         launch = inputs["launch"] | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
         launch |= {"own": self._job.own_folder} if self._job.own_folder else {}
@@ -169,7 +169,11 @@ class Member:
                     self._waiting.remove(message)
                     return message
             message = self._store.arrived()
-            if message is None or message["kind"] == "stop":
+            if message is None:
+                continue
+            if message["kind"] == "stop":
+                if self._group is None:
+                    raise Refused("the run has ended before it began: see what node 0 says")
                 continue
             if message["kind"] == "refuse":
                 raise Refused(message["why"])
@@ -183,8 +187,15 @@ class Member:
         """When all ranks of the run have ended: its files to the leader, and the clock once more."""
         self._wait_for("collect")
         paths = {name: self._folder / name for name in carried.names(self._folder)}
-        self._store.send_files({name: path for name, path in paths.items() if path.stat().st_size})
-        self._store.send("clock_at_end", clock=self._store.measured("end"))
+        self._store.send_files(paths)
+        self._store.send("clock_at_end", clock=self._measured("end"))
+
+    def _measured(self, edge):
+        """store.measured().  Refused."""
+        try:
+            return self._store.measured(edge)
+        except RuntimeError as error:
+            raise Refused(f"node 0 did not tell its clock at the {edge} ({error}): see what it says") from None
 
 
 if __name__ == "__main__":

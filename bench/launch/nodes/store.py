@@ -34,6 +34,7 @@ ALIVE_EVERY_S = 2.0
 LOST_AFTER_S = 20.0  # ten of them
 CALL_S = 300.0  # of one operation of the store; a member gives its leader up long before
 NUM_QUESTIONS = 12
+COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
 GONE = "gone"  # the kind of the last message that arrives, made here: nothing more will come
 
 
@@ -134,28 +135,38 @@ class LeaderStore:
             now = {"t_ns": time.perf_counter_ns(), "utc_s": time.time()}
             self._store.set(f"{name}/is", json.dumps(now))
 
-    def files(self, member: int) -> Iterator[tuple[str, bytes]]:
-        """(name, piece) of the files that it sends, to the last; ends early where it falls silent."""
+    def files(self, member: int, has_left: Callable[[], bool]) -> Iterator[tuple[str, bytes | str]]:
+        """(name, piece) of the files that it sends, to the last; a str in a piece's place: why the rest of the file
+        does not come.
+
+        has_left(): takes what has come, asked while nothing else does.  RuntimeError: they ended early.
+        """
         number = 0
         while True:
-            name = f"file/{member}/{number}"
-            while not self._store.check([name]):
-                self._heed_beat(member)
-                if self.silent_s(member) > LOST_AFTER_S:
-                    return
-                time.sleep(RETRY_S / 10)
-            header, _, piece = self._store.get(name).partition(b"\n")
-            self._store.delete_key(name)
+            value = self._piece(member, number, has_left)
             number += 1
             self._store.set(f"taken/{member}", str(number))
-            if not header:
+            header, _, piece = value.partition(b"\n")
+            name, why = json.loads(header)
+            if name is None:
                 return
-            yield json.loads(header), piece
+            yield name, piece if why is None else why
 
-    def _heed_beat(self, member):
-        beat = self._store.get(f"alive/{member}")
-        if beat != self._beats[member][0]:
-            self._beats[member] = beat, time.monotonic()
+    def _piece(self, member, number, has_left):
+        name, since_s, why = f"file/{member}/{number}", time.monotonic(), None
+        while not self._store.check([name]):
+            if why:  # and what it had sent before has been seen
+                raise RuntimeError(why)
+            if has_left():
+                why = "it left"
+            elif self.silent_s(member) > LOST_AFTER_S:
+                why = f"it said nothing for {LOST_AFTER_S:g} s"
+            elif time.monotonic() - since_s > COLLECT_S:
+                why = f"it sent nothing for {COLLECT_S:g} s"
+            time.sleep(RETRY_S / 10)
+        value = self._store.get(name)
+        self._store.delete_key(name)
+        return value
 
 
 class MemberStore:
@@ -171,7 +182,8 @@ class MemberStore:
         self.heard_s = time.monotonic()  # when the store last answered
         self._inbox: queue.Queue = queue.Queue()
         self._outbox: queue.Queue = queue.Queue()
-        self._num_sent = 0
+        self._num_sent, self._num_pieces = 0, 0
+        self._wrote_s = self.heard_s  # when the thread that writes last got something done
         self.number = self._store.add("members", 1)
         self._store.set(f"taken/{self.number}", "0")
         self._store.set(f"sent/{self.number}", "0")
@@ -205,14 +217,26 @@ class MemberStore:
 
     def measured(self, edge: str) -> dict:
         """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the
-        leader's, which answers with answer_clock(edge).  RuntimeError: it is gone."""
+        leader's, which answers with answer_clock(edge).  RuntimeError: it is gone, or does not answer."""
         answers: queue.Queue = queue.Queue()
-        self._outbox.put((lambda _: answers.put(measured(lambda number: self._ask(edge, number))), None))
+        self._outbox.put((lambda _: self._measure(edge, answers), None))
+        began_s = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
-                return answers.get(timeout=TICK_S)
+                clock, why = answers.get(timeout=TICK_S)
+                if why is not None:
+                    raise RuntimeError(why)
+                return clock
             if time.monotonic() - self.heard_s > LOST_AFTER_S:
                 raise RuntimeError(f"nothing heard for {LOST_AFTER_S:g} s")
+            if time.monotonic() - max(began_s, self._wrote_s) > COLLECT_S:
+                raise RuntimeError(f"no answer in {COLLECT_S:g} s")
+
+    def _measure(self, edge, answers):
+        try:
+            answers.put((measured(lambda number: self._ask(edge, number)), None))
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            answers.put((None, str(error).partition("\n")[0]))
 
     def arrived(self) -> dict | None:
         """The next message, as soon as it is there; None: none in TICK_S.  A leader that is silent for too long is
@@ -272,14 +296,24 @@ class MemberStore:
         return json.loads(self._store.get(f"{name}/is"))
 
     def _send_files(self, paths):
-        number = 0
-        for name, path in paths.items():
-            for piece in _pieces(path):
-                while number - int(self._store.get(f"taken/{self.number}")) >= NUM_AHEAD:
-                    time.sleep(RETRY_S / 20)
-                self._store.set(f"file/{self.number}/{number}", json.dumps(name).encode() + b"\n" + piece)
-                number += 1
-        self._store.set(f"file/{self.number}/{number}", b"\n")
+        try:
+            for name, path in paths.items():
+                try:
+                    for piece in _pieces(path):
+                        self._send_piece(name, None, piece)
+                except OSError as error:
+                    self._send_piece(name, error.strerror or type(error).__name__)
+        finally:  # or the leader would wait for more
+            self._send_piece(None)
+
+    def _send_piece(self, name, why=None, piece=b""):
+        """name: of the file, None after the last; why: its rest does not come."""
+        while self._num_pieces - int(self._store.get(f"taken/{self.number}")) >= NUM_AHEAD:
+            time.sleep(RETRY_S / 20)
+        header = json.dumps([name, why]).encode()
+        self._store.set(f"file/{self.number}/{self._num_pieces}", header + b"\n" + piece)
+        self._num_pieces += 1
+        self._wrote_s = time.monotonic()
 
 
 def measured(ask: Callable[[int], dict], now_ns=time.perf_counter_ns, utc_s=time.time) -> dict:
