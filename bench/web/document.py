@@ -54,6 +54,17 @@ class Code(str):
     """Words that a page shows as code."""
 
 
+class Long(str):
+    """Words that a page shows whole and a text shorter."""
+
+    short: str
+
+    def __new__(cls, words: str, short: str):
+        long = super().__new__(cls, words)
+        long.short = short
+        return long
+
+
 class Coloured(str):
     """A word that a page shows in colour: good, bad, doubt or soft; hint: shown while the pointer rests on it."""
 
@@ -203,7 +214,7 @@ class Arms:
 class Table:
     """heads: () for none; rows: of words, None for nothing known; right: which columns are numbers, () for none.
 
-    limit: rows of a text, more: where the others are; max_chars: of its cells.  style: of a page: tight, facts.
+    limit: rows of a text, more: where the others are.  style: of a page: tight, facts.
     """
 
     heads: Sequence[str]
@@ -213,21 +224,21 @@ class Table:
     limit: int | None = None
     more: str = ""
     style: str | None = None
-    max_chars: int | None = None
 
     def text(self, is_md: bool) -> str:
-        cells = [["" if cell is None else self._cut(cell) for cell in row] for row in self.rows[: self.limit]]
+        cells = [["" if cell is None else _shortest(cell) for cell in row] for row in self.rows[: self.limit]]
         drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
         num_more = len(self.rows) - len(cells)
         said = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
         return "\n".join(said + [f"and {num_more:,} more{text_table.line(self.more, is_md)}"] * (num_more > 0))
 
-    def _cut(self, cell):
-        return text_table.middle(cell, self.max_chars) if self.max_chars else str(cell)
-
     def html(self) -> Safe:
         rows = [[marked_up(cell) for cell in row] for row in self.rows]
         return table(self.heads, rows, self.style, self.caption or None, self.right)
+
+
+def _shortest(cell):
+    return cell.short if isinstance(cell, Long) else str(cell)
 
 
 @dataclass(frozen=True)
