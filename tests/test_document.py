@@ -64,7 +64,9 @@ def test_no_verdict_and_several():
         Verdict("no verdict: n is 1", "inconclusive", "D"),
     ]
     both = Document("x", verdicts, [])
-    assert both.terminal().splitlines()[1] == "verdict: NO VERDICT  n is 1"
+    assert both.terminal().splitlines()[1] == "verdict: NO VERDICT  D: n is 1"  # of which of the two
+    assert "verdict: **NO VERDICT**  D: n is 1" in both.markdown()
+    assert "C: " not in both.terminal()  # the sentence says it
     assert '<p class="verdict"><span class="badge doubt">inconclusive</span>C is +1 %' in both.html()  # each word once
 
 
@@ -79,8 +81,13 @@ def test_foreign_text_does_nothing_in_any_form():
     ]
     blocks = [Lines([EVIL]), document.Bullets([EVIL]), Table([EVIL] * 6, [cells]), Section(EVIL, [Hint(EVIL)])]
     blocks += [document.Arms([(EVIL, [EVIL], EVIL)]), document.Verbatim(f"{EVIL}\x1b[2J````", "diff")]
-    evil = Document(EVIL, [Verdict(EVIL, "faster", EVIL, [EVIL])], blocks, about=[EVIL])
+    foreign = f"{EVIL}\x1b[2J"
+    blocks += [Table(["x"], [["1"], ["2"]], caption=foreign, limit=1, more=foreign)]
+    verdicts = [Verdict(EVIL, "faster", EVIL, [EVIL]), Verdict("", foreign)]
+    evil = Document(EVIL, verdicts, blocks, about=[EVIL])
     assert "<script>document" not in evil.html() and "<img" not in evil.html()
     assert "\x1b" not in evil.terminal() + evil.markdown()
-    outside = evil.markdown().partition("````diff")[0]
-    assert "<script" not in outside.replace("\\<", "") and evil.markdown().count("````") == 2
+    before, _, verbatim = evil.markdown().partition("````diff")
+    inside, _, after = verbatim.partition("\n````\n")  # a fence is a line of its own, or it is not closed
+    assert "<script" not in (before + after).replace("\\<", "").lower() and inside and "and 1 more" in after
+    assert evil.markdown().count("````") == 2

@@ -120,6 +120,60 @@ def test_the_change_of_the_loss_is_not_folded_away(race):
     assert "B&#x27;s val_loss is worse, and a rise of 0.002 nats is not excluded" in unfolded
 
 
+def test_each_line_below_the_numbers_of_several_candidates_says_whose_it_is():
+    waived = candidate(val_loss=LOSS | {"verdict": "waived"})
+    lines = verdicts.numbers("A", {"B": waived, "C": waived, "D": candidate()}).blocks[-1].lines
+    same = "the losses of both arms are the same bit for bit: there is nothing to test"
+    assert lines[:2] == [f"B: {same}", f"C: {same}"]
+    assert lines[2].startswith("D's val_loss is worse")
+    assert verdicts.numbers("A", {"B": waived}).blocks[-1].lines == [same]
+
+
+def test_the_flags_in_markdown_are_a_table_with_a_head():
+    shown = "\n".join(block.text(True) for block in verdicts.basis({"B": candidate(flags=["n=1"])}))
+    head, rule, row = shown.splitlines()[-3:]
+    assert head.startswith("| flag | meaning") and set(rule) == {"|", "-"} and row.startswith("| n=1  | one run has no")
+
+
+def test_values_that_differ_are_cut_one_by_one_and_never_until_they_look_alike():
+    """Shards as hashes: those of two runs that differ in one file, early or late, and a name that is long."""
+    hashes = [f"{number:x}" * 64 for number in range(1, 10)]
+    name = "instruments.a_setting_whose_name_is_longer_than_any_value"
+    for nth in (2, 6):
+        other = [*hashes[:nth], "f" * 64, *hashes[nth + 1 :]]
+        data = {"kind": "data", "what": name, "a": [hashes, None], "b": [other, "a word"]}
+        (section,) = verdicts.differences("A", "B", {"differences": [data]})
+        row = section.text(True).splitlines()[-1]
+        _, _, what, a, b, _ = (cell.strip() for cell in re.split(r"(?<!\\)\|", row))
+        assert what == name and a != b and a.endswith("-") and b.endswith("a word")
+        assert "1" * 12 in a and "1" * 13 not in a and section.html().count("f" * 64) == 1  # a page has all
+    text = {"kind": "config", "what": "x", "a": ["a" * 99, "b" * 99], "b": ["c" * 99]}
+    (section,) = verdicts.differences("A", "B", {"differences": [text]})
+    assert f"{'b' * 21} " in section.text(False) and "b" * 45 not in section.text(False) and "…" in section.text(False)
+
+
+def test_a_race_without_a_verdict_says_its_unplanned_looks_too(race):
+    found = race_folder.read(race) | {"result": None, "why": "it was abandoned"}
+    words = "Interim looks that were not planned: 1."
+    for shown in (race_page.of_race(found).markdown(), race_page.of_race(found, race).html()):
+        assert "no verdict: it was abandoned" in shown and words in shown
+
+
+@pytest.mark.parametrize("missing", ["n", "looks", "alpha", "runs", "comparable", "steps", "time", None])
+def test_an_older_race_that_lacks_a_key_is_drawn(race, missing):
+    found = race_folder.read(race)
+    found["plan"] = {"n": 2, "looks": [2], "alpha": 0.05}
+    found["order"] = [{"arm": "A", "discarded": False}]
+    for one in found["result"]["against"].values():
+        one |= {"started": [2, 2], "steps": [4, 4], "comparable": True}
+        one.pop(missing, None)
+    found["arms"]["A"].pop(missing, None), found["plan"].pop(missing, None)
+    shown = race_page.of_race(found).markdown()
+    assert ("planned 2 runs an arm" in shown) == (missing != "n") and "started " in shown
+    assert ("alpha 0.05" in shown, "looks at 2" in shown) == (missing != "alpha", missing != "looks")
+    assert ("2 runs, 4 steps" in shown) == (missing != "steps")
+
+
 def test_the_picture_has_a_panel_a_measure_with_the_floor_and_the_margins(race):
     found = race_folder.read(race)
     found = {panel.title: panel for panel in verdicts.panels(found["result"]["against"], list(found["arms"]))}

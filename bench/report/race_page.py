@@ -152,10 +152,9 @@ def _code(arm):
 
 
 def _verdicts(race, against):
-    if not against:
-        return [Verdict(f"no verdict: {race.get('why') or 'the race has not ended'}", "")]
+    none = Verdict(f"no verdict: {race.get('why') or 'the race has not ended'}", "")
     num = sum(not look.get("planned") for look in race.get("looks") or [])
-    *most, last = verdicts.verdicts(against)
+    *most, last = verdicts.verdicts(against) or [none]
     if race.get("unplanned_look") and num:
         doubt = f"Interim looks that were not planned: {num}. The verdict is not evidence."
         last = replace(last, more=[*last.more, doubt])
@@ -164,14 +163,18 @@ def _verdicts(race, against):
 
 def _plan(race):
     """What was fixed before the first run, and how it went."""
-    plan, order = race.get("plan") or {}, [one["arm"] for one in race.get("order") or () if not one["discarded"]]
+    plan, arms = race.get("plan") or {}, race["arms"]
+    order = [one["arm"] for one in race.get("order") or () if not one.get("discarded")]
     lines = [f"sha256 {race.get('plan_sha256')}"]
     if order:
-        started = ", ".join(f"{len(arm['runs'])} {name}" for name, arm in race["arms"].items())
+        started = ", ".join(f"{len(arm.get('runs') or ())} {name}" for name, arm in arms.items())
         in_turn = "".join(name if len(name) == 1 else f" {name}" for name in order).strip()
-        lines.append(f"planned {plan['n']} runs an arm, started {started}; order {in_turn} after a warm-up each")
-        lines.append(f"alpha {plan['alpha']:g}, looks at {', '.join(map(str, plan['looks']))}")
-    if again := [run for arm in race["arms"].values() for run in arm.get("interrupted_runs") or ()]:
+        planned = f"planned {plan['n']} runs an arm, " if plan.get("n") else ""
+        lines.append(f"{planned}started {started}; order {in_turn} after a warm-up each")
+    rules = [f"alpha {plan['alpha']:g}"] if plan.get("alpha") else []
+    rules += [f"looks at {', '.join(map(str, plan['looks']))}"] if plan.get("looks") else []
+    lines += [", ".join(rules)] if order and rules else []
+    if again := [run for arm in arms.values() for run in arm.get("interrupted_runs") or ()]:
         lines.append(f"interrupted and run again: {', '.join(again)}")
     whole = [Verbatim(json.dumps(race.get("plan"), indent=1), "json")]
     kept = Section("plan.json: fixed before the first run", whole, is_folded=True, is_page_only=True)

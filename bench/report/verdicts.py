@@ -7,6 +7,7 @@ everywhere, is {name of the candidate: bench.compare.verdict.Comparison}, as rac
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from bench.web.page import Safe, tag
 MAX_DIFFERENCES = 40  # of a text
 MAX_FILES = 12
 MAX_CHARS = 44  # of a value that differs, in a text
+HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SIGNS = {"added": "+", "removed": "-"}  # lines of a file
 CSV_COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
 CSV_COLUMNS += ("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate")
@@ -126,13 +128,13 @@ def _earlier(before):
 def counts(against: Mapping[str, Comparison], name: str) -> str:
     """Of an arm how many runs, how many of them are counted, and of how many steps."""
     one = against.get(name) or next(iter(against.values()), {})
-    if "started" not in one:  # an older race.json
-        return ""
     index = int(name in against)
-    started, timed, num_steps = one["started"][index], one["time"]["n"][index], one["steps"][index]
-    certificate = (one.get("certificates") or (None, None))[index]
+    known = (one.get("started"), (one.get("time") or {}).get("n"), one.get("steps"), one.get("certificates"))
+    started, timed, num_steps, certificate = (each[index] if each else None for each in known)
+    if started is None:  # an older race.json
+        return ""
     words = counted(started, "run")
-    words += f", {timed} counted" * (one["comparable"] and timed != started)
+    words += f", {timed} counted" if one.get("comparable") and timed not in (None, started) else ""
     words += "" if num_steps is None else f", {num_steps} steps"
     return words + ("" if certificate is None else f"; replayed: {certificate}")
 
@@ -151,7 +153,7 @@ def basis(against: Mapping[str, Comparison]) -> list[Block]:
         flags = [(flag, wording.FLAGS.get(flag, "")) for flag in one.get("flags") or ()]
         title = f"{whom}Flags: {', '.join(flag for flag, _ in flags)}"
         blocks += [Lines(lines, is_soft=True), Bullets(one.get("reasons") or ())]
-        blocks += [Section(title, [Table((), flags)], is_folded=True)] if flags else []
+        blocks += [Section(title, [Table(("flag", "meaning"), flags)], is_folded=True)] if flags else []
     return blocks
 
 
@@ -196,7 +198,11 @@ def numbers(baseline: str, against: Mapping[str, Comparison]) -> Section:
     if not is_one:
         heads = ["p, of times after Holm" if head == "p" else head for head in heads]
     right = [False] * (1 if is_one else 2) + [True] * 8
-    lines = [line for name, one in against.items() for line in _sentences(baseline, name, one)]
+    lines = [
+        line if is_one or line.startswith(f"{name}'s ") else f"{name}: {line}"
+        for name, one in against.items()
+        for line in _sentences(baseline, name, one)
+    ]
     return Section("Numbers", [*([Table(heads, rows, right, style="tight")] if rows else []), Lines(lines)])
 
 
@@ -220,16 +226,29 @@ def differences(baseline: str, name: str, one: Comparison, patch: bool = True) -
         return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
     kinds = Counter(difference["kind"] for difference in found)
     title = f"{name} against {baseline}: what differs ({', '.join(f'{num} of {kind}' for kind, num in kinds.items())})"
-    rows = [[each["kind"], Code(each["what"]), _values(each["a"]), _values(each["b"])] for each in found]
+    rows = [[each["kind"], Code(each["what"]), *_values(each["a"], each["b"])] for each in found]
     more = " differences: --json has all"
-    listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, more, None, MAX_CHARS)
+    listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, more)
     return [Section(title, [listed, *source(one.get("code_change"), patch)], is_folded=True)]
 
 
-def _values(values):
-    return " | ".join(
-        "-" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values
-    )
+def _values(*sides):
+    """Of each arm its values, on a page whole; in a text each is cut, unless the arms would then look the same."""
+    shown = [" | ".join(text_table.middle(_value(value), MAX_CHARS) for value in values) for values in sides]
+    if len(set(shown)) < len(sides):
+        shown = [" | ".join(map(_value, values)) for values in sides]
+    return [document.Long(" | ".join(map(_whole, values)), short) for values, short in zip(sides, shown, strict=True)]
+
+
+def _whole(value):
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _value(value):
+    """With 12 digits of a hash."""
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return value[:12] if isinstance(value, str) and HASH.fullmatch(value) else _whole(value)
 
 
 def source(change: dict | None, patch: bool = True) -> list[Block]:

@@ -54,6 +54,17 @@ class Code(str):
     """Words that a page shows as code."""
 
 
+class Long(str):
+    """Words that a page shows whole and a text shorter."""
+
+    short: str
+
+    def __new__(cls, words: str, short: str):
+        long = super().__new__(cls, words)
+        long.short = short
+        return long
+
+
 class Coloured(str):
     """A word that a page shows in colour: good, bad, doubt or soft; hint: shown while the pointer rests on it."""
 
@@ -128,20 +139,26 @@ class Verdict:
         if not self.word:
             whom = "" if is_md or not self.about else f"{text_table.printable(self.about)}: "
             return Lines([f"{whom}{self.sentence}", *(f"  {words}" for words in self.more)]).text(is_md)
-        word = self.word.replace("_", " ").upper()
+        word = text_table.line(badge_of(self.word).upper(), is_md)
+        whom = text_table.line(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
             word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
-        first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {sentence}"
+        first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {whom}{sentence}"
         return "\n".join([first, *(f"{' ' * len('verdict: ')}{text_table.line(words, is_md)}" for words in self.more)])
 
     def html(self) -> Safe:
         if not self.word:
             return join([tag("p", self.sentence, class_="verdict"), *map(soft, self.more)])
-        badge = badge_of(self.word)
-        sentence = self.sentence.removeprefix(f"{badge}: ")  # the badge says it
-        whom = tag("b", f"{self.about}: ") if self.about and not sentence.startswith(f"{self.about} ") else ""
+        badge, whom = badge_of(self.word), self._whom()
         doubts = [tag("p", words, class_="doubt") for words in self.more]
-        return join([tag("p", whom, marked_up(badge), sentence, class_="verdict"), *doubts])
+        words = [tag("b", whom) if whom else "", marked_up(badge), self._after_badge()]
+        return join([tag("p", *words, class_="verdict"), *doubts])
+
+    def _after_badge(self):
+        return self.sentence.removeprefix(f"{badge_of(self.word)}: ")  # the badge says it
+
+    def _whom(self):
+        return f"{self.about}: " if self.about and not self._after_badge().startswith(f"{self.about} ") else ""
 
 
 @dataclass(frozen=True)
@@ -197,7 +214,7 @@ class Arms:
 class Table:
     """heads: () for none; rows: of words, None for nothing known; right: which columns are numbers, () for none.
 
-    limit: rows of a text, more: where the others are; max_chars: of its cells.  style: of a page: tight, facts.
+    limit: rows of a text, more: where the others are.  style: of a page: tight, facts.
     """
 
     heads: Sequence[str]
@@ -207,21 +224,21 @@ class Table:
     limit: int | None = None
     more: str = ""
     style: str | None = None
-    max_chars: int | None = None
 
     def text(self, is_md: bool) -> str:
-        cells = [["" if cell is None else self._cut(cell) for cell in row] for row in self.rows[: self.limit]]
+        cells = [["" if cell is None else _shortest(cell) for cell in row] for row in self.rows[: self.limit]]
         drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
         num_more = len(self.rows) - len(cells)
-        said = [f"{self.caption}:\n"] * bool(self.caption) + [drawn]
-        return "\n".join(said + [f"and {num_more:,} more{self.more}"] * (num_more > 0))
-
-    def _cut(self, cell):
-        return text_table.middle(cell, self.max_chars) if self.max_chars else str(cell)
+        said = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
+        return "\n".join(said + [f"and {num_more:,} more{text_table.line(self.more, is_md)}"] * (num_more > 0))
 
     def html(self) -> Safe:
         rows = [[marked_up(cell) for cell in row] for row in self.rows]
         return table(self.heads, rows, self.style, self.caption or None, self.right)
+
+
+def _shortest(cell):
+    return cell.short if isinstance(cell, Long) else str(cell)
 
 
 @dataclass(frozen=True)
@@ -282,7 +299,8 @@ class Verbatim:
 
     def text(self, is_md: bool) -> str:
         words = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in self.words.split("\n"))
-        return f"````{self.language}\n{words.replace('````', '')}````" if is_md else words
+        end = "" if words.endswith("\n") else "\n"
+        return f"````{self.language}\n{words.replace('````', '')}{end}````" if is_md else words
 
     def html(self) -> Safe:
         return tag("pre", self.words)
