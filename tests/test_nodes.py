@@ -1,11 +1,13 @@
 """A run over two nodes, started by hand on each: one record, one node's losses, and honest ends."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
+import types
 
 import hosts
 import pytest
@@ -189,6 +191,53 @@ def test_a_node_of_a_group_that_never_started_is_stopped_and_asked_for_nothing(m
     leading.tell(1, "stop")
     with pytest.raises(member_module.Refused, match="the run has ended before it began"):
         waiting._wait_for("start")
+
+
+class _ClosedGroup:
+    """Ranks that have ended; their guard's pipe is closed with the block."""
+
+    def __init__(self, *words):
+        self.is_open = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.is_open = False
+
+    def stop(self):
+        if not self.is_open:
+            raise ValueError("write to closed file")
+
+    def has_ended(self, within_s):
+        return True
+
+    def ends(self):
+        return []
+
+
+@pytest.mark.parametrize("are_ready", [False, True])
+def test_a_group_is_stopped_once_and_a_signal_on_a_member_after_it_stops_nothing(met, tmp_path, monkeypatch, are_ready):
+    leading, member = met
+    hardware = types.SimpleNamespace(nodes=2, num_processes=2, ranks_of_node=1)
+    run = leader_of(leading, tmp_path)
+    run._peers[1].facts = {"environment": {}, "address": "127.0.0.1"}
+    run._peers[1].has_ended = are_ready
+    job = types.SimpleNamespace(config=types.SimpleNamespace(hardware=hardware))
+    vars(run).update(_has_begun=False, _job=job, _adopted=None, _own_ranks=1, _stack=contextlib.ExitStack())
+    monkeypatch.setattr(run, "_are_ready", lambda folder: are_ready)
+    monkeypatch.setattr(run, "_start_members", lambda folder, place: None)
+    monkeypatch.setattr(leader.ranks, "Group", _ClosedGroup)
+    with run.started(tmp_path, {}, None):
+        assert (run._group is not None) == are_ready
+    if not are_ready:
+        assert arrived(member) == {"kind": "stop"}
+    assert member.arrived() is None and run._bad_files == []  # no files were asked for
+    member.send("interrupted", signal="SIGTERM")
+    until_s = time.monotonic() + 5
+    while not run._peers[1].is_interrupted and time.monotonic() < until_s:
+        run._take(0.02)
+    assert run._ends.interrupted == "node 1, rank 1 got SIGTERM"
 
 
 def _no_leader(edge, number):

@@ -146,10 +146,10 @@ class Member:
         try:
             place = ranks.Place(**start["place"])
             folder, log = self._folder or _within_results(start["folder"]), f"start{int(place.first_rank)}.log"
+            env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
         except (KeyError, TypeError, ValueError):
             raise Refused("node 0 does not say which ranks to start here, and where: see what it says") from None
         self._log = folder / "logs" / log
-        env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
         env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
         guard = stack.enter_context(ranks.Guard(folder, self._code, is_member=True))
         self._group = stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
