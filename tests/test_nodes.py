@@ -11,8 +11,9 @@ import hosts
 import pytest
 import real_runs
 
-from bench.launch.nodes import carried, facts, leader, store
+from bench.launch.nodes import carried, facts, joining, leader, store
 from bench.launch.nodes import member as member_module
+from bench.machine import environment
 from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -204,6 +205,99 @@ def test_a_clock_that_is_not_told_is_a_refusal(met, monkeypatch, ask, why):
     vars(waiting).update(_store=member)
     with pytest.raises(member_module.Refused, match=rf"tell its clock at the end \({why}\)"):
         waiting._measured("end")
+
+
+def stranger(leading):
+    return store._opened("127.0.0.1", leading._whole.port, "key", is_master=False)[1]
+
+
+@pytest.mark.parametrize("value", [b"{", b'{"kind": "bye"}', b"x" * 40, b"[" * 100_000])
+def test_what_a_stranger_writes_is_a_lost_node_on_either_end_and_no_exception(met, value):
+    leading, member = met
+    other = stranger(leading)
+    other.set("from/1/1", value)
+    other.set("sent/1", "2")
+    assert taken(leading) == [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})]
+    assert leading.take() == []
+    other.set("to/1/0", value)
+    assert arrived(member) == {"kind": store.GONE, "why": store.NOT_VERIFIED}
+    other.set("file/1/0", value)
+    with pytest.raises(RuntimeError, match="does not verify"):
+        next(leading.files(1, lambda: False))
+
+
+@pytest.mark.parametrize("name, value", [("sent/1", "many"), ("sent/1", "9" * 9), ("members", "9" * 15)])
+def test_a_count_that_a_stranger_writes_keeps_nobody_busy(met, name, value):
+    leading, _ = met
+    stranger(leading).set(name, value)
+    began_s = time.monotonic()
+    came = leading.take()
+    assert came == ([] if name == "members" else [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})])
+    assert time.monotonic() - began_s < 2.0
+
+
+def arrived(member):
+    until_s = time.monotonic() + 5
+    while (message := member.arrived()) is None and time.monotonic() < until_s:
+        pass
+    return message
+
+
+def test_a_message_verifies_with_the_same_secret_session_and_name_alone():
+    value = store.Seal("key", "secret", b"a", b"b").closed("to/1/0", b"{}")
+    assert store.Seal("key", "secret", b"a", b"b").opened("to/1/0", value) == b"{}"
+    others = [("key", "other", b"a", b"b"), ("key", "secret", b"c", b"b"), ("key", "secret", b"a", b"c")]
+    for seal, name in [*((store.Seal(*other), "to/1/0") for other in others), (store.Seal(*others[0]), "to/1/1")]:
+        with pytest.raises(ValueError, match="does not verify"):
+            seal.opened(name, value)
+    with pytest.raises(ValueError, match="does not verify"):
+        store.Seal("key", "secret", b"a", b"b").opened("to/1/1", value)
+
+
+def test_a_node_with_another_secret_is_refused_in_a_sentence(monkeypatch):
+    listener = store.listen("127.0.0.1", [0])
+    port = listener.getsockname()[1]
+    with leader.Leader(listener, "key", 1, 1, None, secret="mine") as leading:
+        monkeypatch.setenv(store.KEY, "theirs")
+        member = store.MemberStore("127.0.0.1", [port], "key", 10.0)
+        member.send("hello", num_ranks=1, local_rank=0)
+        with pytest.raises(ValueError, match=f"not taken in: .* give {store.KEY} alike on every node"):
+            while True:
+                leading._join()
+        assert arrived(member) == {"kind": store.GONE, "why": store.NOT_VERIFIED}
+        member.close()
+
+
+INPUTS = {"run_id": "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0", "node": 1, "launch": {}}
+INPUTS |= {"texts": {"config.yaml": "", "run.json": ""}}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"run_id": "../../home"}, {"run_id": INPUTS["run_id"] + "/../.."}, {"run_id": None}, {"node": "1/../.."}]
+    + [{"node": 10**9}, {"node": True}, {"texts": {}}, {"launch": []}],
+)
+def test_a_run_is_checked_before_a_folder_is_named_by_it(changed):
+    assert member_module._checked(INPUTS | {"launch": {"own": "/elsewhere"}})[3] == {}
+    with pytest.raises(member_module.Refused, match="does not say which run"):
+        member_module._checked(INPUTS | changed)
+
+
+def test_ranks_start_in_the_nodes_own_folder_or_within_its_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    (tmp_path / "results" / "run").mkdir(parents=True)
+    assert member_module._within_results(str(tmp_path / "results" / "run")).name == "run"
+    for elsewhere in (tmp_path, tmp_path / "results" / ".." / "other", tmp_path / "results" / "none"):
+        with pytest.raises(ValueError):
+            member_module._within_results(str(elsewhere))
+
+
+@pytest.mark.parametrize("exported, wanted", [("NONE", store.KEY), ("A,B=c", f"A,B=c,{store.KEY}"), ("ALL", "ALL")])
+def test_srun_gives_its_tasks_the_key(monkeypatch, exported, wanted):
+    monkeypatch.setenv("SLURM_EXPORT_ENV", exported)
+    env = joining._with_key("secret")
+    assert (env["SLURM_EXPORT_ENV"], env[store.KEY]) == (wanted, "secret")
+    assert environment.env_variables(env).keys().isdisjoint({store.KEY})
 
 
 # ---- runs

@@ -7,6 +7,7 @@ One launcher leads (rank 0's, or that of the node that has the address of hardwa
 import contextlib
 import errno
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -142,13 +143,23 @@ def of_allocation(job: Job) -> Iterator[Leader]:
     words = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
     follow = [sys.executable, "-m", "bench.launch.nodes.member", *words, f"hardware.rendezvous={rendezvous}"]
     own_ranks = hardware.num_processes // hardware.nodes
-    with processes.child(["srun", *node, *ends, *follow], REPO, os.environ, None, SRUN_GRACE_S) as srun:
+    secret = secrets.token_hex(32)
+    with processes.child(["srun", *node, *ends, *follow], REPO, _with_key(secret), None, SRUN_GRACE_S) as srun:
 
         def still():
             return None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
 
-        with Leader(listener, rendezvous, others, own_ranks, None, still) as leading:
+        with Leader(listener, rendezvous, others, own_ranks, None, still, secret) as leading:
             leading.gather(job)
             yield leading
         with contextlib.suppress(subprocess.TimeoutExpired):
             srun.wait(SRUN_END_S)  # its tasks end by themselves now
+
+
+def _with_key(secret):
+    """srun's environment: its tasks get the key too where the job was submitted with --export=NONE."""
+    env = os.environ | {store.KEY: secret}
+    exported = env.get("SLURM_EXPORT_ENV", "ALL")
+    if exported != "ALL":
+        env["SLURM_EXPORT_ENV"] = store.KEY if exported in ("NONE", "NIL") else f"{exported},{store.KEY}"
+    return env

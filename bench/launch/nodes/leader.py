@@ -23,7 +23,7 @@ from bench.config import schema
 from bench.launch import allocation, initial_record, ranks
 from bench.launch.nodes import carried, facts, store
 from bench.launch.nodes.adopted import Adopted
-from bench.launch.nodes.store import LOST_AFTER_S, LeaderStore
+from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
 from bench.record import failures
 
@@ -31,6 +31,7 @@ RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the ot
 TICK_S = 0.1
 STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes to be lost
 REFUSE_S = 10.0  # for those that are still on their way
+FACTS = {"environment", "used", "commit", "host_hash", "fabric", "address"}  # of a node, that the record shows
 LEAVE_S = 5.0  # for members to have read that the run is over
 
 
@@ -71,7 +72,7 @@ class Leader:
     """A context; leaving it ends everything that is left on any node.
 
     listener: store.listen()'s; key: what only the processes of this run know alike; still(): why those that have not
-    come never will, None where they may.
+    come never will, None where they may; secret: as of LeaderStore.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class Leader:
         own_ranks: int,
         adopted: Adopted | None,
         still: Callable[[], str | None] = lambda: None,
+        secret: str | None = None,
     ):
-        self._store = LeaderStore(listener, key)
+        self._store = LeaderStore(listener, key, secret)
         self._num_members, self._own_ranks, self._adopted, self._still = num_members, own_ranks, adopted, still
         self._peers: dict[int, Peer] = {}
         self._stack = contextlib.ExitStack()
@@ -140,9 +142,12 @@ class Leader:
 
     def _join(self):
         for number, message in self._store.take():
+            if message["kind"] == GONE:
+                self._refuse_all(f"a node is not taken in: {message['why']}", number)
             if message["kind"] == "hello":
-                names = ("node", "first_rank", "num_ranks", "local_rank", "facts")
-                self._peers[number] = Peer(number, **{name: message[name] for name in names})
+                if (peer := _peer(number, message, bool(self._adopted))) is None:
+                    self._refuse_all("a node is not taken in: it does not say which ranks it has", number)
+                self._peers[number] = peer
         for number, peer in list(self._peers.items()):
             if self._store.silent_s(number) > LOST_AFTER_S:
                 if self._adopted:
@@ -158,9 +163,10 @@ class Leader:
                 self._join()
             self._refuse_all(why)
 
-    def _refuse_all(self, why):
-        for peer in self._peers.values():
-            self._store.tell(peer.number, "refuse", why=why)
+    def _refuse_all(self, why, *others):
+        """others: members that are no peers."""
+        for number in {*self._peers, *others}:
+            self._store.tell(number, "refuse", why=why)
         raise ValueError(why)
 
     # ---- the run
@@ -351,19 +357,29 @@ class Leader:
             self._take(TICK_S)
 
     def _heed(self, peer, message):
+        try:
+            self._heed_kind(peer, message)
+        except (KeyError, TypeError, ValueError):
+            self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
+
+    def _heed_kind(self, peer, message):
         kind = message["kind"]
-        if kind == "clock":
+        if kind == GONE:
+            peer.has_left = True
+            self._lose(peer, message["why"])
+        elif kind == "clock":
             try:
                 self._store.answer_clock(peer.number, "start")
             except RuntimeError:
                 self._lose(peer, "it asks nothing more")
         elif kind == "ready":
-            peer.folder, peer.clock = message["folder"], message["clock"]
+            peer.folder, peer.clock = str(message["folder"]), _clock(message)
         elif kind == "ended":
+            ends = [(int(rank), int(exit_code)) for rank, exit_code in message["ends"]]
             peer.has_ended = True
-            self._ended(message["ends"])
+            self._ended(ends)
         elif kind == "clock_at_end":
-            peer.clock_at_end = message["clock"]
+            peer.clock_at_end = _clock(message)
         elif kind == "interrupted":
             peer.is_interrupted = True
             self._ends.interrupted = self._ends.interrupted or f"{peer.name} got {message['signal']}"
@@ -384,6 +400,22 @@ class Leader:
             self._ends.failures.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
         if ends:
             self._stop_all()
+
+
+def _peer(number, hello, is_adopted):
+    """None: it is no hello."""
+    names = ("node", "first_rank", "num_ranks", "local_rank", "facts")
+    values = [hello.get(name) for name in names]
+    node, first_rank, num_ranks, local_rank, own = values
+    numbers = [num_ranks, local_rank, *([node, first_rank] if is_adopted else [])]
+    is_whole = own is None or isinstance(own, dict) and own.keys() >= FACTS and isinstance(own["address"], str)
+    return Peer(number, *values) if is_whole and all(type(number) is int for number in numbers) else None
+
+
+def _clock(message):
+    """As store.measured() gives it.  KeyError, TypeError, ValueError: it is none."""
+    clock = message["clock"]
+    return {name: clock[name] + 0 for name in ("offset_ns", "round_trip_ns", "utc_offset_s")}
 
 
 def _to_the_end(named):

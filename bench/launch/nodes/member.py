@@ -7,6 +7,7 @@ WORD: the run's overrides, hardware.rendezvous among them.  Prints only why it c
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ from bench.launch.nodes.store import GONE, MemberStore
 from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy
 from bench.machine.signals import Interrupted, raise_interrupted
+
+RUN_ID = re.compile(r"\d{8}T\d{6}Z-[^/\0\n]{1,200}")  # run_folder.run_id()'s
+MAX_NODES = 4096
 
 
 class Refused(ValueError):
@@ -127,19 +131,23 @@ class Member:
     def _make_folder(self):
         """Of this node, with what its ranks read."""
         inputs = self._wait_for("inputs")
+        run_id, node, texts, told = _checked(inputs)
         self._store.send("clock")
         clock = self._measured("start")
         shards = {split: [str(file.path) for file in getattr(self._job.dataset, split)] for split in ("train", "val")}
-        launch = inputs["launch"] | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
+        launch = told | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
         launch |= {"own": self._job.own_folder} if self._job.own_folder else {}
         carried.clear(results_root())
-        self._folder = carried.folder_of(results_root(), inputs["run_id"], inputs["node"])
-        carried.make(self._folder, inputs["texts"], launch)
+        self._folder = carried.folder_of(results_root(), run_id, node)
+        carried.make(self._folder, texts, launch)
         self._store.send("ready", folder=str(self._folder.resolve()), clock=clock)
 
     def _start(self, start, stack):
-        place = ranks.Place(**start["place"])
-        folder, log = Path(start["folder"]), f"start{place.first_rank}.log"
+        try:
+            place = ranks.Place(**start["place"])
+            folder, log = self._folder or _within_results(start["folder"]), f"start{int(place.first_rank)}.log"
+        except (KeyError, TypeError, ValueError):
+            raise Refused("node 0 does not say which ranks to start here, and where: see what it says") from None
         self._log = folder / "logs" / log
         env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
         env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
@@ -196,6 +204,25 @@ class Member:
             return self._store.measured(edge)
         except RuntimeError as error:
             raise Refused(f"node 0 did not tell its clock at the {edge} ({error}): see what it says") from None
+
+
+def _checked(inputs):
+    """-> (run id, node, {file: text}, secrets of the launch file) of a message, checked: a folder is named and removed
+    by the first two.  Refused."""
+    run_id, node, texts, told = (inputs.get(name) for name in ("run_id", "node", "texts", "launch"))
+    is_text = isinstance(texts, dict) and all(isinstance(texts.get(name), str) for name in ("config.yaml", "run.json"))
+    is_place = isinstance(run_id, str) and RUN_ID.fullmatch(run_id) and type(node) is int and 0 < node < MAX_NODES
+    if not (is_text and is_place and isinstance(told, dict)):
+        raise Refused("node 0 does not say which run this is: see what it says")
+    return run_id, node, texts, {"secrets": told["secrets"]} if "secrets" in told else {}
+
+
+def _within_results(folder):
+    """The folder of a rank whose node's first member has made it.  ValueError: it lies elsewhere."""
+    found = Path(folder).resolve()
+    if not found.is_relative_to(results_root().resolve()) or not found.is_dir():
+        raise ValueError(folder)
+    return found
 
 
 if __name__ == "__main__":

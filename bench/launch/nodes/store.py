@@ -1,9 +1,11 @@
 """What the processes of a run over several launchers tell each other, in torch's TCPStore.
 
 The leader, rank 0's launcher or that of the node that has the address of hardware.rendezvous, holds the store; the
-others are members, numbered from 1 as they come.  Values are JSON, no pickles: what a stranger writes there can at most
-be refused.  Below a prefix that only the processes of one run know alike:
+others are members, numbered from 1 as they come.  Values are JSON, no pickles.  Messages, clocks and files carry an
+HMAC (class Seal), as the store itself lets in whoever reaches its port: what does not verify is a lost node.  Counts
+and signs of life carry none: who changes them can end a run.  Below a prefix of this run:
 
+    session  session/N   random, of the leader and of member N: a message of an earlier run does not verify
     members              how many have come
     sent/N  from/N/I     how many messages member N has sent, and message I
     alive/N              a number that member N changes every few seconds: what stands still is lost
@@ -15,9 +17,11 @@ be refused.  Below a prefix that only the processes of one run know alike:
 import contextlib
 import datetime
 import hashlib
+import hmac
 import json
 import os
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -35,12 +39,51 @@ LOST_AFTER_S = 20.0  # ten of them
 CALL_S = 300.0  # of one operation of the store; a member gives its leader up long before
 NUM_QUESTIONS = 12
 COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
+MAX_MEMBERS = 4096  # more than that has not come by itself
+MAX_MESSAGES = 10_000  # of a member; it sends a dozen
+KEY = "SPEEDRUN_NODES_KEY"  # the variable with the secret that all launchers of a run share
+NOT_VERIFIED = f"what it sent does not verify: give {KEY} alike on every node, or somebody else reaches this port"
 GONE = "gone"  # the kind of the last message that arrives, made here: nothing more will come
 
 
 def token(key: str) -> str:
     """What proves that both ends mean the same run: key is what only its processes know alike."""
     return hashlib.sha256(f"speedrun-bench:{key}".encode()).hexdigest()[:32]
+
+
+class Seal:
+    """What a value between the leader and one member carries: an HMAC over its name and itself.
+
+    secret: KEY's; without one the key is what whoever knows the run's address can make too.  sessions: random, of the
+    leader, of the member.
+    """
+
+    def __init__(self, key: str, secret: str, *sessions: bytes):
+        parts = json.dumps([key, *map(bytes.hex, sessions)]).encode()
+        self._key = hmac.digest(secret.encode(), parts, hashlib.sha256)
+
+    def closed(self, name: str, body: bytes) -> bytes:
+        return self._digest(name, body) + body
+
+    def opened(self, name: str, value: bytes) -> bytes:
+        """ValueError: it is not from the other end, or not under this name."""
+        digest, body = value[:32], value[32:]
+        if not hmac.compare_digest(digest, self._digest(name, body)):
+            raise ValueError(NOT_VERIFIED)
+        return body
+
+    def message(self, name: str, value: bytes) -> dict:
+        """ValueError: so, or no message."""
+        try:
+            message = json.loads(self.opened(name, value))
+        except RecursionError:
+            message = None
+        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+            raise ValueError(NOT_VERIFIED)
+        return message
+
+    def _digest(self, name, body):
+        return hmac.digest(self._key, name.encode() + b"\0" + body, hashlib.sha256)
 
 
 @contextlib.contextmanager
@@ -78,16 +121,21 @@ def listen(host: str | None, ports: Sequence[int]) -> socket.socket:
 
 
 class LeaderStore:
-    """listener: listen()'s, which the store takes over."""
+    """listener: listen()'s, which the store takes over; secret: None is KEY's."""
 
-    def __init__(self, listener: socket.socket, key: str):
+    def __init__(self, listener: socket.socket, key: str, secret: str | None = None):
         host, port = listener.getsockname()[:2]
         self.host = host
         own = {"is_master": True, "master_listen_fd": listener.detach()}
         self._whole, self._store = _opened("127.0.0.1" if host == "0.0.0.0" else host, port, key, **own)
+        self._key, self._secret = key, os.environ.get(KEY, "") if secret is None else secret
+        self._session = secrets.token_bytes(16)
+        self._seals: dict[int, Seal] = {}
+        self._strange: set[int] = set()  # members that sent what does not verify
         self._num_seen: dict[int, int] = {}
         self._num_told: dict[int, int] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
+        self._store.set("session", self._session)
         self._store.set("members", "0")
 
     def close(self) -> None:
@@ -95,36 +143,52 @@ class LeaderStore:
         self._store = self._whole = None
 
     def take(self) -> list[tuple[int, dict]]:
-        """[(member, message)] that have come since the last call."""
+        """[(member, message)] that have come since the last call; of GONE where what came is none of the member's."""
         self._meet()
         came = []
         for number, (num_sent, beat) in self._counts().items():
             if beat != self._beats.get(number, (b"", 0.0))[0]:
                 self._beats[number] = beat, time.monotonic()
-            for index in range(self._num_seen[number], num_sent):
-                came.append((number, json.loads(self._store.get(f"from/{number}/{index}"))))
-                self._store.delete_key(f"from/{number}/{index}")
-            self._num_seen[number] = num_sent
+            try:
+                self._read(number, num_sent, came)
+            except ValueError:
+                self._strange.add(number)
+                came.append((number, {"kind": GONE, "why": NOT_VERIFIED}))
         return came
+
+    def _read(self, member, num_sent, came):
+        if not num_sent.isdigit() or len(num_sent) > 9 or int(num_sent) > MAX_MESSAGES:
+            raise ValueError(num_sent)
+        while self._num_seen[member] < int(num_sent):
+            name = f"from/{member}/{self._num_seen[member]}"
+            if not self._store.check([name]):
+                raise ValueError(name)
+            came.append((member, self._seals[member].message(name, self._store.get(name))))
+            self._store.delete_key(name)
+            self._num_seen[member] += 1
 
     def _meet(self):
         """Those that have come since, once their first values are there."""
-        for number in range(1, self._store.add("members", 0) + 1):
-            if number not in self._num_seen and self._store.check([f"sent/{number}", f"alive/{number}"]):
+        for number in range(1, min(self._store.add("members", 0), MAX_MEMBERS) + 1):
+            names = [f"{kind}/{number}" for kind in ("session", "sent", "alive")]
+            if number not in self._num_seen and self._store.check(names):
+                self._seals[number] = Seal(self._key, self._secret, self._session, self._store.get(names[0]))
                 self._num_seen[number], self._num_told[number] = 0, 0
 
     def _counts(self):
         """{member: (messages sent, its last beat)}"""
-        names = [f"{kind}/{number}" for number in self._num_seen for kind in ("sent", "alive")]
+        members = [number for number in self._num_seen if number not in self._strange]
+        names = [f"{kind}/{number}" for number in members for kind in ("sent", "alive")]
         values = self._store.multi_get(names) if names else []
-        return {number: (int(values[2 * at]), values[2 * at + 1]) for at, number in enumerate(self._num_seen)}
+        return {number: (values[2 * at], values[2 * at + 1]) for at, number in enumerate(members)}
 
     def silent_s(self, member: int) -> float:
         """For how long it has said nothing."""
         return time.monotonic() - self._beats[member][1]
 
     def tell(self, member: int, kind: str, **facts) -> None:
-        self._store.set(f"to/{member}/{self._num_told[member]}", json.dumps({"kind": kind, **facts}))
+        name = f"to/{member}/{self._num_told[member]}"
+        self._store.set(name, self._seals[member].closed(name, json.dumps({"kind": kind, **facts}).encode()))
         self._num_told[member] += 1
 
     def answer_clock(self, member: int, edge: str) -> None:
@@ -132,8 +196,8 @@ class LeaderStore:
         for number in range(NUM_QUESTIONS):
             name = f"clock/{member}/{edge}/{number}"
             self._store.wait([name], datetime.timedelta(seconds=LOST_AFTER_S))
-            now = {"t_ns": time.perf_counter_ns(), "utc_s": time.time()}
-            self._store.set(f"{name}/is", json.dumps(now))
+            now = {"kind": "clock", "t_ns": time.perf_counter_ns(), "utc_s": time.time()}
+            self._store.set(f"{name}/is", self._seals[member].closed(f"{name}/is", json.dumps(now).encode()))
 
     def files(self, member: int, has_left: Callable[[], bool]) -> Iterator[tuple[str, bytes | str]]:
         """(name, piece) of the files that it sends, to the last; a str in a piece's place: why the rest of the file
@@ -144,10 +208,13 @@ class LeaderStore:
         number = 0
         while True:
             value = self._piece(member, number, has_left)
+            self._store.set(f"taken/{member}", str(number + 1))
+            try:
+                header, _, piece = self._seals[member].opened(f"file/{member}/{number}", value).partition(b"\n")
+                name, why = json.loads(header)
+            except (ValueError, TypeError, RecursionError):
+                raise RuntimeError(NOT_VERIFIED) from None
             number += 1
-            self._store.set(f"taken/{member}", str(number))
-            header, _, piece = value.partition(b"\n")
-            name, why = json.loads(header)
             if name is None:
                 return
             yield name, piece if why is None else why
@@ -173,7 +240,7 @@ class MemberStore:
     """A connection to the leader's store, which one thread listens to and another one writes to: where the network is
     cut, both stand still, and this process does not.
 
-    host, ports, key: as the leader's.  TimeoutError: no leader in timeout_s.
+    host, ports, key: as the leader's; its secret is KEY's.  TimeoutError: no leader in timeout_s.
     """
 
     def __init__(self, host: str, ports: Sequence[int], key: str, timeout_s: float):
@@ -185,6 +252,9 @@ class MemberStore:
         self._num_sent, self._num_pieces = 0, 0
         self._wrote_s = self.heard_s  # when the thread that writes last got something done
         self.number = self._store.add("members", 1)
+        own_session = secrets.token_bytes(16)
+        self._seal = Seal(key, os.environ.get(KEY, ""), self._store.get("session"), own_session)
+        self._store.set(f"session/{self.number}", own_session)
         self._store.set(f"taken/{self.number}", "0")
         self._store.set(f"sent/{self.number}", "0")
         self._store.set(f"alive/{self.number}", "0")
@@ -264,16 +334,18 @@ class MemberStore:
         number, beat_s = 0, 0.0
         try:
             while not self._is_closing:
-                while store.check([f"to/{self.number}/{number}"]):
-                    self._inbox.put(json.loads(store.get(f"to/{self.number}/{number}")))
-                    store.delete_key(f"to/{self.number}/{number}")
+                while store.check([name := f"to/{self.number}/{number}"]):
+                    self._inbox.put(self._seal.message(name, store.get(name)))
+                    store.delete_key(name)
                     number += 1
                 self.heard_s = time.monotonic()
                 if self.heard_s - beat_s > ALIVE_EVERY_S:
                     beat_s = self.heard_s
                     store.set(f"alive/{self.number}", str(beat_s))
                 time.sleep(TICK_S)
-        except (RuntimeError, ValueError) as error:
+        except ValueError:
+            self._inbox.put({"kind": GONE, "why": NOT_VERIFIED})
+        except RuntimeError as error:
             why = str(error).partition("\n")[0]
             self._inbox.put({"kind": GONE, "why": f"its store is closed: {why}"})
 
@@ -282,18 +354,21 @@ class MemberStore:
             work, what = self._outbox.get()
             if work is None:
                 return
-            with contextlib.suppress(RuntimeError, OSError):  # the leader is gone, which the other thread says
+            with contextlib.suppress(
+                RuntimeError, OSError, ValueError
+            ):  # the leader is gone, which the other thread says
                 work(what)
 
     def _send(self, message):
-        self._store.set(f"from/{self.number}/{self._num_sent}", json.dumps(message))
+        name = f"from/{self.number}/{self._num_sent}"
+        self._store.set(name, self._seal.closed(name, json.dumps(message).encode()))
         self._num_sent += 1
         self._store.set(f"sent/{self.number}", str(self._num_sent))
 
     def _ask(self, edge, number):
         name = f"clock/{self.number}/{edge}/{number}"
         self._store.set(name, "?")
-        return json.loads(self._store.get(f"{name}/is"))
+        return self._seal.message(f"{name}/is", self._store.get(f"{name}/is"))
 
     def _send_files(self, paths):
         try:
@@ -310,8 +385,8 @@ class MemberStore:
         """name: of the file, None after the last; why: its rest does not come."""
         while self._num_pieces - int(self._store.get(f"taken/{self.number}")) >= NUM_AHEAD:
             time.sleep(RETRY_S / 20)
-        header = json.dumps([name, why]).encode()
-        self._store.set(f"file/{self.number}/{self._num_pieces}", header + b"\n" + piece)
+        header, number = json.dumps([name, why]).encode(), f"file/{self.number}/{self._num_pieces}"
+        self._store.set(number, self._seal.closed(number, header + b"\n" + piece))
         self._num_pieces += 1
         self._wrote_s = time.monotonic()
 
@@ -342,7 +417,7 @@ def _asked(host, port, key):
     """The store that listens there where it is that of this run, else None."""
     with contextlib.suppress(RuntimeError):
         whole, store = _opened(host, port, key, is_master=False)
-        if store.check(["members"]):
+        if store.check(["members", "session"]):
             return whole, store
     return None
 
