@@ -406,10 +406,12 @@ def test_a_world_of_a_billion_ranks_is_not_believed(tmp_path):
 
 @needs_shared
 def test_every_part_of_the_answer_is_printed_for_a_real_trace():
-    text = document(analysis.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config")), "x").terminal()
+    answer = analysis.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config"))
+    text = document(answer, "x").terminal()
+    advice = next(iter(answer["ranks"].values()))["advice"]
+    assert advice and [text.count(sentence) for sentence in advice] == [1] * len(advice)  # as verdict or below it
     for title in (
         "Time of the device",
-        "What it means",
         "Kernels by type",
         "Categories",
         "Kernels",
@@ -428,6 +430,21 @@ def test_every_part_of_the_answer_is_printed_for_a_real_trace():
         "1258 device rows of the last step, 6, are not counted",
     ):
         assert title in text, title
+
+
+def test_the_verdict_says_of_which_rank_it_is_and_where_there_is_no_device(tmp_path):
+    for number in (0, 1):  # in rank 0 the device is busy throughout, in rank 1 there are gaps
+        rows = [row for n in range(20) for row in launched("gemm", 100 * n, 100 - 90 * number, 100 * n - 5, n + 1)]
+        write(tmp_path / f"rank{number}.json", rows, distributedInfo={"rank": number, "world_size": 2})
+    both = document(analysis.analyze(find(tmp_path)), "x")
+    assert both.verdicts[0].sentence == "nothing stands out (rank 0 of 2; --json has all)"
+    idle = document(analysis.analyze([tmp_path / "rank1.json"]), "x")
+    first, *others = analysis.analyze([tmp_path / "rank1.json"])["ranks"]["1"]["advice"]
+    assert idle.verdicts[0].sentence == first and idle.terminal().count(first) == 1
+    assert ("What it means" in idle.terminal()) == bool(others)
+    cpu = write(tmp_path / "cpu.json", [event("cpu_op", "aten::mm", 0, 10)])
+    (verdict,) = document(analysis.analyze([cpu]), "x").verdicts
+    assert verdict.sentence == "no device rows are counted: nothing is known of the device's time"
 
 
 def test_a_table_of_operators_without_rows_is_empty(tmp_path):

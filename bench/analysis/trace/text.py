@@ -12,6 +12,7 @@ MAX_NAME_CHARS = 60
 NUM_LINES = 10  # of a table in a text
 MAX_LINES = 200  # on a page
 MAX_OPEN = 4  # sentences; more are folded
+NOTHING_COUNTED = "no device rows are counted: nothing is known of the device's time"
 Column = tuple[str, str, Callable]  # (header, key of a line, format of a cell)
 NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
 BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)")
@@ -65,9 +66,10 @@ def document(answer: dict[str, Any], title: str) -> Document:
 
 
 def verdict(answer: dict[str, Any], about: str = "") -> Verdict:
-    """What stands out most in the first rank."""
+    """What stands out most in the first rank, and of how many it is the first."""
     first = next(iter(answer["ranks"].values()))
-    return Verdict(next(iter(first["advice"]), "nothing stands out"), "", about)
+    none = "nothing stands out" if first["temporal"]["span_us"] else NOTHING_COUNTED
+    return Verdict(next(iter(first["advice"]), none) + _rank(answer), "", about)
 
 
 def remarks(answer: dict[str, Any], is_first_said: bool = True) -> list[Block]:
