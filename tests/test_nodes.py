@@ -13,7 +13,7 @@ import hosts
 import pytest
 import real_runs
 
-from bench.launch.nodes import carried, facts, joining, leader, store
+from bench.launch.nodes import carried, facts, joining, leader, peer, seal, store
 from bench.launch.nodes import member as member_module
 from bench.machine import environment
 from bench.record import run_folder
@@ -141,7 +141,7 @@ def leader_of(leading, folder):
     vars(result).update(
         _store=leading, _folder=folder, _bad_files=[], _ends=leader._Ends(), _group=None, _has_begun=True
     )
-    result._peers = {1: leader.Peer(1, 1, 1, 1, 0, {}, folder="/nowhere", clock={"offset_ns": 0}, has_ended=True)}
+    result._peers = {1: peer.Peer(1, 1, 1, 1, 0, {}, folder="/nowhere", clock={"offset_ns": 0}, has_ended=True)}
     return result
 
 
@@ -266,10 +266,10 @@ def test_what_a_stranger_writes_is_a_lost_node_on_either_end_and_no_exception(me
     other = stranger(leading)
     other.set("from/1/1", value)
     other.set("sent/1", "2")
-    assert taken(leading) == [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})]
+    assert taken(leading) == [(1, {"kind": store.GONE, "why": seal.NOT_VERIFIED})]
     assert leading.take() == []
     other.set("to/1/0", value)
-    assert arrived(member) == {"kind": store.GONE, "why": store.NOT_VERIFIED}
+    assert arrived(member) == {"kind": store.GONE, "why": seal.NOT_VERIFIED}
     other.set("file/1/0", value)
     with pytest.raises(RuntimeError, match="does not verify"):
         next(leading.files(1, lambda: False))
@@ -281,7 +281,7 @@ def test_a_count_that_a_stranger_writes_keeps_nobody_busy(met, name, value):
     stranger(leading).set(name, value)
     began_s = time.monotonic()
     came = leading.take()
-    assert came == ([] if name == "members" else [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})])
+    assert came == ([] if name == "members" else [(1, {"kind": store.GONE, "why": seal.NOT_VERIFIED})])
     assert time.monotonic() - began_s < 2.0
 
 
@@ -293,27 +293,27 @@ def arrived(member):
 
 
 def test_a_message_verifies_with_the_same_secret_session_and_name_alone():
-    value = store.Seal("key", "secret", b"a", b"b").closed("to/1/0", b"{}")
-    assert store.Seal("key", "secret", b"a", b"b").opened("to/1/0", value) == b"{}"
+    value = seal.Seal("key", "secret", b"a", b"b").closed("to/1/0", b"{}")
+    assert seal.Seal("key", "secret", b"a", b"b").opened("to/1/0", value) == b"{}"
     others = [("key", "other", b"a", b"b"), ("key", "secret", b"c", b"b"), ("key", "secret", b"a", b"c")]
-    for seal, name in [*((store.Seal(*other), "to/1/0") for other in others), (store.Seal(*others[0]), "to/1/1")]:
+    for sealed, name in [*((seal.Seal(*other), "to/1/0") for other in others), (seal.Seal(*others[0]), "to/1/1")]:
         with pytest.raises(ValueError, match="does not verify"):
-            seal.opened(name, value)
+            sealed.opened(name, value)
     with pytest.raises(ValueError, match="does not verify"):
-        store.Seal("key", "secret", b"a", b"b").opened("to/1/1", value)
+        seal.Seal("key", "secret", b"a", b"b").opened("to/1/1", value)
 
 
 def test_a_node_with_another_secret_is_refused_in_a_sentence(monkeypatch):
     listener = store.listen("127.0.0.1", [0])
     port = listener.getsockname()[1]
     with leader.Leader(listener, "key", 1, 1, None, secret="mine") as leading:
-        monkeypatch.setenv(store.KEY, "theirs")
+        monkeypatch.setenv(seal.KEY, "theirs")
         member = store.MemberStore("127.0.0.1", [port], "key", 10.0)
         member.send("hello", num_ranks=1, local_rank=0)
-        with pytest.raises(ValueError, match=f"not taken in: .* give {store.KEY} alike on every node"):
+        with pytest.raises(ValueError, match=f"not taken in: .* give {seal.KEY} alike on every node"):
             while True:
                 leading._join()
-        assert arrived(member) == {"kind": store.GONE, "why": store.NOT_VERIFIED}
+        assert arrived(member) == {"kind": store.GONE, "why": seal.NOT_VERIFIED}
         member.close()
 
 
@@ -341,12 +341,12 @@ def test_ranks_start_in_the_nodes_own_folder_or_within_its_results(tmp_path, mon
             member_module._within_results(str(elsewhere))
 
 
-@pytest.mark.parametrize("exported, wanted", [("NONE", store.KEY), ("A,B=c", f"A,B=c,{store.KEY}"), ("ALL", "ALL")])
+@pytest.mark.parametrize("exported, wanted", [("NONE", seal.KEY), ("A,B=c", f"A,B=c,{seal.KEY}"), ("ALL", "ALL")])
 def test_srun_gives_its_tasks_the_key(monkeypatch, exported, wanted):
     monkeypatch.setenv("SLURM_EXPORT_ENV", exported)
     env = joining._with_key("secret")
-    assert (env["SLURM_EXPORT_ENV"], env[store.KEY]) == (wanted, "secret")
-    assert environment.env_variables(env).keys().isdisjoint({store.KEY})
+    assert (env["SLURM_EXPORT_ENV"], env[seal.KEY]) == (wanted, "secret")
+    assert environment.env_variables(env).keys().isdisjoint({seal.KEY})
 
 
 # ---- runs

@@ -106,3 +106,10 @@ def _read(path):
         return path.read_text().strip()
     except OSError:
         return None
+
+
+def own_address(host):
+    """The address of this machine from which that host is reached; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((host, 9))
+        return asked.getsockname()[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.base.paths import REPO
 from bench.config import typed
 from bench.launch import allocation, ranks
-from bench.launch.nodes import adopted, store
+from bench.launch.nodes import adopted, seal, store
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job
@@ -158,8 +158,8 @@ def of_allocation(job: Job) -> Iterator[Leader]:
 
 def _with_key(secret):
     """srun's environment: its tasks get the key too where the job was submitted with --export=NONE."""
-    env = os.environ | {store.KEY: secret}
+    env = os.environ | {seal.KEY: secret}
     exported = env.get("SLURM_EXPORT_ENV", "ALL")
     if exported != "ALL":
-        env["SLURM_EXPORT_ENV"] = store.KEY if exported in ("NONE", "NIL") else f"{exported},{store.KEY}"
+        env["SLURM_EXPORT_ENV"] = seal.KEY if exported in ("NONE", "NIL") else f"{exported},{seal.KEY}"
     return env

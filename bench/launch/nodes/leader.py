@@ -21,8 +21,9 @@ from bench.base import atomic
 from bench.base.text_table import counted
 from bench.config import schema
 from bench.launch import allocation, initial_record, ranks
-from bench.launch.nodes import carried, facts, store
+from bench.launch.nodes import carried, facts
 from bench.launch.nodes.adopted import Adopted
+from bench.launch.nodes.peer import Peer, clock_of, peer_of, record_row
 from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
 from bench.record import failures
@@ -31,31 +32,7 @@ RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the ot
 TICK_S = 0.1
 STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes to be lost
 REFUSE_S = 10.0  # for those that are still on their way
-FACTS = {"environment", "used", "commit", "host_hash", "fabric", "address"}  # of a node, that the record shows
 LEAVE_S = 5.0  # for members to have read that the run is over
-
-
-@dataclass
-class Peer:
-    """A member as the leader knows it."""
-
-    number: int  # in the store
-    node: int
-    first_rank: int
-    num_ranks: int
-    local_rank: int
-    facts: dict | None  # of the first of each node
-    folder: str | None = None
-    clock: dict | None = None  # store.measured() at the start
-    clock_at_end: dict | None = None
-    has_ended: bool = False
-    has_left: bool = False
-    is_interrupted: bool = False
-    is_lost: bool = False
-
-    @property
-    def name(self):
-        return f"node {self.node}, rank {self.first_rank}"
 
 
 @dataclass
@@ -145,7 +122,7 @@ class Leader:
             if message["kind"] == GONE:
                 self._refuse_all(f"a node is not taken in: {message['why']}", number)
             if message["kind"] == "hello":
-                if (peer := _peer(number, message, bool(self._adopted))) is None:
+                if (peer := peer_of(number, message, bool(self._adopted))) is None:
                     self._refuse_all("a node is not taken in: it does not say which ranks it has", number)
                 self._peers[number] = peer
         for number, peer in list(self._peers.items()):
@@ -174,8 +151,9 @@ class Leader:
     def record_facts(self) -> dict:
         """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
         size, of_slurm = self._job.config.hardware.ranks_of_node, allocation.found()
-        rows = [_row(0, size, facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}, None)]
-        rows += [_row(peer.node, size, peer.facts, peer) for peer in sorted(self._nodes, key=lambda peer: peer.node)]
+        rows = [record_row(0, size, facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}, None)]
+        nodes = sorted(self._nodes, key=lambda peer: peer.node)
+        rows += [record_row(peer.node, size, peer.facts, peer) for peer in nodes]
         if self._adopted:
             by = {"by": self._adopted.by, "job_id": self._adopted.job_id}
         else:
@@ -339,7 +317,7 @@ class Leader:
     def _interface(self):
         """Of this node, to the others."""
         first = next((peer.facts for peer in self._nodes), None)
-        return facts.interface_of(store.own_address(first["address"])) if first else None
+        return facts.interface_of(facts.own_address(first["address"])) if first else None
 
     # ---- what arrives
 
@@ -373,13 +351,13 @@ class Leader:
             except RuntimeError:
                 self._lose(peer, "it asks nothing more")
         elif kind == "ready":
-            peer.folder, peer.clock = str(message["folder"]), _clock(message)
+            peer.folder, peer.clock = str(message["folder"]), clock_of(message)
         elif kind == "ended":
             ends = [(int(rank), int(exit_code)) for rank, exit_code in message["ends"]]
             peer.has_ended = True
             self._ended(ends)
         elif kind == "clock_at_end":
-            peer.clock_at_end = _clock(message)
+            peer.clock_at_end = clock_of(message)
         elif kind == "interrupted":
             peer.is_interrupted = True
             self._ends.interrupted = self._ends.interrupted or f"{peer.name} got {message['signal']}"
@@ -402,38 +380,9 @@ class Leader:
             self._stop_all()
 
 
-def _peer(number, hello, is_adopted):
-    """None: it is no hello."""
-    names = ("node", "first_rank", "num_ranks", "local_rank", "facts")
-    values = [hello.get(name) for name in names]
-    node, first_rank, num_ranks, local_rank, own = values
-    numbers = [num_ranks, local_rank, *([node, first_rank] if is_adopted else [])]
-    is_whole = own is None or isinstance(own, dict) and own.keys() >= FACTS and isinstance(own["address"], str)
-    return Peer(number, *values) if is_whole and all(type(number) is int for number in numbers) else None
-
-
-def _clock(message):
-    """As store.measured() gives it.  KeyError, TypeError, ValueError: it is none."""
-    clock = message["clock"]
-    return {name: clock[name] + 0 for name in ("offset_ns", "round_trip_ns", "utc_offset_s")}
-
-
 def _to_the_end(named):
     """The pieces of a file.  OSError: its node cannot read all of it."""
     for _, piece in named:
         if isinstance(piece, str):
             raise OSError(piece)
         yield piece
-
-
-def _row(number, num_ranks, of_node, peer):
-    return {
-        "node": number,
-        "ranks": list(range(number * num_ranks, (number + 1) * num_ranks)),
-        "host_hash": of_node["host_hash"],
-        "commit": of_node["commit"],
-        "environment": of_node["used"],
-        "fabric": of_node["fabric"],
-        "clock": None if peer is None else peer.clock,
-        "clock_at_end": None,
-    }

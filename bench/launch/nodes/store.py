@@ -2,7 +2,7 @@
 
 The leader, rank 0's launcher or that of the node that has the address of hardware.rendezvous, holds the store; the
 others are members, numbered from 1 as they come.  Values are JSON, no pickles.  Messages, clocks and files carry an
-HMAC (class Seal), as the store itself lets in whoever reaches its port: what does not verify is a lost node.  Counts
+HMAC (seal.py), as the store itself lets in whoever reaches its port: what does not verify is a lost node.  Counts
 and signs of life carry none: who changes them can end a run.  Below a prefix of this run:
 
     session  session/N   random, of the leader and of member N: a message of an earlier run does not verify
@@ -16,8 +16,6 @@ and signs of life carry none: who changes them can end a run.  Below a prefix of
 
 import contextlib
 import datetime
-import hashlib
-import hmac
 import json
 import os
 import queue
@@ -28,6 +26,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.launch.nodes import facts
+from bench.launch.nodes.seal import KEY, NOT_VERIFIED, Seal, token
 
 PIECE_BYTES = 2**20  # TCPStore takes 8 MiB at most
 NUM_AHEAD = 16  # pieces that wait in the leader's memory
@@ -41,49 +42,7 @@ NUM_QUESTIONS = 12
 COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
 MAX_MEMBERS = 4096  # more than that has not come by itself
 MAX_MESSAGES = 10_000  # of a member; it sends a dozen
-KEY = "SPEEDRUN_NODES_KEY"  # the variable with the secret that all launchers of a run share
-NOT_VERIFIED = f"what it sent does not verify: give {KEY} alike on every node, or somebody else reaches this port"
 GONE = "gone"  # the kind of the last message that arrives, made here: nothing more will come
-
-
-def token(key: str) -> str:
-    """What proves that both ends mean the same run: key is what only its processes know alike."""
-    return hashlib.sha256(f"speedrun-bench:{key}".encode()).hexdigest()[:32]
-
-
-class Seal:
-    """What a value between the leader and one member carries: an HMAC over its name and itself.
-
-    secret: KEY's; without one the key is what whoever knows the run's address can make too.  sessions: random, of the
-    leader, of the member.
-    """
-
-    def __init__(self, key: str, secret: str, *sessions: bytes):
-        parts = json.dumps([key, *map(bytes.hex, sessions)]).encode()
-        self._key = hmac.digest(secret.encode(), parts, hashlib.sha256)
-
-    def closed(self, name: str, body: bytes) -> bytes:
-        return self._digest(name, body) + body
-
-    def opened(self, name: str, value: bytes) -> bytes:
-        """ValueError: it is not from the other end, or not under this name."""
-        digest, body = value[:32], value[32:]
-        if not hmac.compare_digest(digest, self._digest(name, body)):
-            raise ValueError(NOT_VERIFIED)
-        return body
-
-    def message(self, name: str, value: bytes) -> dict:
-        """ValueError: so, or no message."""
-        try:
-            message = json.loads(self.opened(name, value))
-        except RecursionError:
-            message = None
-        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-            raise ValueError(NOT_VERIFIED)
-        return message
-
-    def _digest(self, name, body):
-        return hmac.digest(self._key, name.encode() + b"\0" + body, hashlib.sha256)
 
 
 @contextlib.contextmanager
@@ -245,7 +204,7 @@ class MemberStore:
 
     def __init__(self, host: str, ports: Sequence[int], key: str, timeout_s: float):
         self._whole, self._store = self._found(host, ports, key, timeout_s)
-        self.own_address = own_address(host)
+        self.own_address = facts.own_address(host)
         self.heard_s = time.monotonic()  # when the store last answered
         self._inbox: queue.Queue = queue.Queue()
         self._outbox: queue.Queue = queue.Queue()
@@ -429,13 +388,6 @@ def _within(seconds, work):
     with contextlib.suppress(queue.Empty):
         return answers.get(timeout=seconds)
     return None
-
-
-def own_address(host):
-    """The address of this machine from which that host is reached; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((host, 9))
-        return asked.getsockname()[0]
 
 
 def _pieces(path):
