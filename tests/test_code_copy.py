@@ -16,6 +16,7 @@ import real_runs
 from claimed import Results
 from test_environment import commit, git
 
+from bench.base import paths
 from bench.claims.rules import rulebook
 from bench.cli import judge, verify
 from bench.config import user_code
@@ -93,6 +94,18 @@ def test_processes_that_make_a_copy_at_once_get_the_same_whole_one(small, cache)
     several = [subprocess.Popen(words, cwd=REPO, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert {process.communicate()[0] for process in several} == {f"{copied(small)} True\n"}
     assert len(names(cache)) == 1
+
+
+def test_a_program_of_a_copy_that_is_not_told_its_checkout_refuses_to_start(cache):
+    """It would take the copy for its project: prepare data in it, and change it for every run."""
+    with code_copy.held(REPO) as copy:
+        variables = {name: value for name, value in os.environ.items() if name != paths.CHECKOUT}
+        command = [sys.executable, "-m", "bench", "data", "show"]
+        refused = subprocess.run(command, cwd=copy, env=variables, capture_output=True, text=True)
+        assert refused.returncode == 1 and f"{copy} is a read-only copy" in refused.stderr, refused.stderr
+        told = subprocess.run(command, cwd=copy, env=variables | {paths.CHECKOUT: str(REPO)}, capture_output=True)
+        assert told.returncode == 0, told.stderr
+        assert code_copy.is_whole(copy)
 
 
 def test_the_copies_used_last_are_kept_and_so_is_one_in_use(small, cache, monkeypatch):

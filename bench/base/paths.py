@@ -12,7 +12,9 @@ from pathlib import Path
 CHECKOUT = "SPEEDRUN_CHECKOUT"
 COPY_NAME = re.compile(r"[0-9a-f]{32}-[\w-]+")  # the folder of a copy
 CODE = Path(__file__).resolve().parents[2]
-REPO = Path(os.environ.get(CHECKOUT, CODE)) if COPY_NAME.fullmatch(CODE.name) else CODE
+if COPY_NAME.fullmatch(CODE.name) and CHECKOUT not in os.environ:  # else its .data would be in the copy
+    raise ImportError(f"{CODE} is a read-only copy of a checkout's code: run the program from the checkout")
+REPO = Path(os.environ[CHECKOUT]) if COPY_NAME.fullmatch(CODE.name) else CODE
 CONF = CODE / "conf"
 MARK = "speedrun.yaml"  # in a user's conf/: ./run.sh init made it; a conf/ without it is some other program's
 INSTALLED = (REPO / "__init__.py").exists()  # what bench/cli/wheel.py is in a wheel

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
-from bench.base.paths import REPO
+from bench.base.paths import CHECKOUT, REPO
 from bench.config import compose, groups, overrides, schema
 from bench.config.overrides import is_of_hydra, plain
 
@@ -183,17 +183,19 @@ def _checked(of_hydra: list[str], mine: list[str], machine: schema.Machine | Non
 @contextlib.contextmanager
 def _importable() -> Iterator[None]:
     """In this block processes that a launcher starts find this program's modules, wherever they stand."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPO), compose.OURS, before]))
+    python_path = os.pathsep.join(filter(None, [str(REPO), compose.OURS, os.environ.get("PYTHONPATH")]))
+    ours = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}  # the latter for workers of a program that is a copy's
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra_plugins")  # other people's plugins, on today's Python
             yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _app(machine: schema.Machine | None) -> Any:
