@@ -13,7 +13,9 @@ import hosts
 import pytest
 import real_runs
 
-from bench.launch.nodes import carried, facts, joining, leader, peer, seal, store
+from bench.config import schema
+from bench.launch import ranks
+from bench.launch.nodes import carried, facts, joining, leader, seal, store
 from bench.launch.nodes import member as member_module
 from bench.machine import environment
 from bench.record import run_folder
@@ -141,7 +143,7 @@ def leader_of(leading, folder):
     vars(result).update(
         _store=leading, _folder=folder, _bad_files=[], _ends=leader._Ends(), _group=None, _has_begun=True
     )
-    result._peers = {1: peer.Peer(1, 1, 1, 1, 0, {}, folder="/nowhere", clock={"offset_ns": 0}, has_ended=True)}
+    result._peers = {1: facts.Peer(1, 1, 1, 1, 0, {}, folder="/nowhere", clock={"offset_ns": 0}, has_ended=True)}
     return result
 
 
@@ -171,7 +173,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_arrive(met, tmp_path
 @pytest.mark.parametrize("end, why", [("left", "it left"), (None, "it sent nothing for 1 s")])
 def test_a_node_that_ends_while_its_files_travel_is_a_warning_and_no_cut_file(met, tmp_path, end, why):
     leading, member = met
-    member._outbox.put((lambda _: member._send_piece("logs/a.log", None, b"half"), None))
+    member._outbox.put(lambda: member._send_piece("logs/a.log", None, b"half"))
     if end:
         member.send(end, why="it ended")
     run = {"warnings": [], "nodes": []}
@@ -254,6 +256,39 @@ def test_a_clock_that_is_not_told_is_a_refusal(met, monkeypatch, ask, why):
     vars(waiting).update(_store=member)
     with pytest.raises(member_module.Refused, match=rf"tell its clock at the end \({why}\)"):
         waiting._measured("end")
+
+
+@pytest.mark.parametrize(
+    "kind, why", [("refuse", "node 0 starts no run"), ("bye", "the run has ended before it began")]
+)
+def test_a_message_without_its_fields_is_a_refusal(met, kind, why):
+    leading, member = met
+    waiting = member_module.Member.__new__(member_module.Member)
+    vars(waiting).update(_store=member, _waiting=[], _group=None)
+    leading.tell(1, kind)
+    with pytest.raises(member_module.Refused, match=why):
+        waiting._wait_for("start")
+
+
+@pytest.mark.parametrize("name", ["sent/1", "alive/1"])
+def test_a_key_that_a_stranger_removes_keeps_the_leader_waiting_for_nobody(met, name):
+    leading, _ = met
+    other, until_s = stranger(leading), time.monotonic() + 5
+    came = []
+    while not came and time.monotonic() < until_s:  # the member may have set it again meanwhile
+        other.delete_key(name)
+        began_s = time.monotonic()
+        came = leading.take()
+        assert time.monotonic() - began_s < 2.0
+        if name == "alive/1":
+            assert came == []
+            return
+    assert came == [(1, {"kind": store.GONE, "why": seal.NOT_VERIFIED})]
+
+
+def test_ranks_are_not_told_the_launchers_secret(monkeypatch):
+    monkeypatch.setenv(seal.KEY, "theirs")
+    assert seal.KEY not in ranks.environment(schema.HardwareConfig(device="cpu", num_processes=1, num_threads=1))
 
 
 def stranger(leading):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -486,7 +487,8 @@ def test_every_gpu_counts_alike_in_the_mean_also_one_that_was_lost_early():
 
 def test_processes_are_looked_for_seldom(monkeypatch):
     asked, now = [], [0.0]
-    monkeypatch.setattr(telemetry_sampler, "_descendants", lambda pid: asked.append(pid) or [])
+    alone = types.SimpleNamespace(pid=7, children=lambda recursive: [])
+    monkeypatch.setattr(telemetry_sampler.psutil, "Process", lambda pid: asked.append(pid) or alone)
     family = telemetry_sampler.Family(7, now_s=lambda: now[0])
     for now[0] in (0.0, 1.0, 9.9, 10.0):
         family.pids()

@@ -100,7 +100,7 @@ def _make_runs(n, overrides, anyway, command):
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
     words = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
     runs = []
-    for run in launcher.launch_each(jobs, command, words, tag):
+    for run in launcher.launch_each(jobs, command, words, first_plan={"race": tag}):
         runs.append(run)
         if run["status"] != "complete":
             break

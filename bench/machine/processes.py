@@ -5,7 +5,6 @@ nothing; elsewhere the process is looked for once a second.
 """
 
 import contextlib
-import io
 import os
 import select
 import signal
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn, TypeGuard
 
 from bench.base import private
 from bench.machine.signals import held
@@ -31,10 +30,10 @@ def child(
     words: Sequence[str],
     cwd: Path | str,
     env: Mapping[str, str],
-    out: io.IOBase | None,
+    out: IO[Any] | None,
     end_within_s: float,
     wake: Callable[[], object] | None = None,
-) -> Iterator[subprocess.Popen]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
@@ -44,16 +43,23 @@ def child(
     process = None
     try:
         with held():  # a signal between fork and here would leave a child without an owner
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
-            own = {"start_new_session": True, "preexec_fn": die_with_parent}
-            process = subprocess.Popen(words, cwd=cwd, env=env, **pipes, **own)
+            process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         yield process
     finally:
         if process is not None and process.poll() is None:
             _end(process, end_within_s, wake)
 
 
-def _end(process, within_s, wake):
+def _end(process: subprocess.Popen[bytes], within_s: float, wake: Callable[[], object] | None) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(min(WAKE_AFTER_S, within_s))
@@ -68,7 +74,7 @@ def _end(process, within_s, wake):
     process.wait()
 
 
-def call_and_exit(main: Callable[..., object], *args):
+def call_and_exit(main: Callable[..., object], *args: Any) -> NoReturn:
     """End this process as soon as main(*args) has: exit code 0, or 1 with the traceback of what it raised.
 
     Not sys.exit: DDP over gloo aborts in its static destructors in about 1 exit of 20.
@@ -89,7 +95,7 @@ def call_and_exit(main: Callable[..., object], *args):
 def when_gone(pid: int, then: Callable[[], object], name: str) -> None:
     """Call then() in a daemon thread as soon as process pid has ended."""
 
-    def wait():
+    def wait() -> None:
         while not has_ended(pid, within_s=None):
             pass
         then()
@@ -119,7 +125,7 @@ def one_has_ended(pids: Sequence[int], within_s: float | None) -> bool:
         return bool(poller.poll(None if within_s is None else within_s * 1e3))
 
 
-def _exists(pid):
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -157,24 +163,19 @@ def children(pid: int | None = None) -> set[int]:
         lists = [Path(path, "children").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
         return {int(child) for text in lists for child in text.split()}
     except OSError:  # a kernel without these lists, or a thread that has just ended
-        return _children_among_all(pid)
-
-
-def _children_among_all(parent):
-    result = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(path.parent.name)
-            if int(stat_fields(pid)[1]) == parent:
-                result.add(pid)
-    return result
+        of_all = {int(path.parent.name): 0 for path in Path("/proc").glob("[0-9]*/stat")}
+        for child in of_all:
+            with contextlib.suppress(OSError, ValueError):
+                of_all[child] = int(stat_fields(child)[1])
+        return {child for child, parent in of_all.items() if parent == pid}
 
 
 def descendants(pid: int) -> set[int]:
     """The children of that process, and theirs, zombies too.  Empty where there is no /proc."""
-    found, waiting = set(), {pid}
+    found: set[int] = set()
+    waiting = {pid}
     while waiting:
-        waiting = set().union(*map(children, waiting)) - found
+        waiting = set[int]().union(*map(children, waiting)) - found
         found |= waiting
     return found
 
@@ -245,12 +246,12 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3
 
 
-def identity(pid: int) -> dict:
+def identity(pid: int) -> dict[str, Any]:
     """Of a process of this machine, for a file that it leaves: {"pid", "boot_id_hash", "start_ticks"}."""
     return {"pid": pid, "boot_id_hash": boot_id_hash(), "start_ticks": start_ticks(pid)}
 
 
-def is_of_this_boot(mark: object) -> bool:
+def is_of_this_boot(mark: object) -> TypeGuard[dict[str, Any]]:
     """Whether an identity, as it was read, is of a process of this machine since it was started."""
     return isinstance(mark, dict) and mark.get("boot_id_hash") == boot_id_hash() and isinstance(mark.get("pid"), int)
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from bench.base import credentials, private
 from bench.base.paths import REPO, of_user
@@ -63,7 +64,7 @@ class Script:
         """Of every source's bytes, when first asked: before the run."""
         return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self.sources.items()}
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """What run.json["script"] says before the run."""
         return {
             "file": self.path.name,
@@ -83,7 +84,7 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     ValueError for the user.
     """
     asked = config.script
-    if asked is None:
+    if asked is None or asked.path is None:
         return None
     _set_instruments(config, overrides)
     path, python = Path(os.path.normpath(of_user(asked.path).absolute())), _python(asked.python)
@@ -101,14 +102,14 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
         dialects.read_yaml(dialect, f"script.dialect={asked.dialect}")
         asked.dialect = private.redact(dialect, REPO)
     args = tuple(asked.args or ())
-    result = Script(asked.path, path, python, args, asked.env or {}, dialect, data, bool(asked.raw_data))
+    script = Script(asked.path, path, python, args, asked.env or {}, dialect, data, bool(asked.raw_data))
     asked.path = private.redact(str(path), REPO)
     asked.python = None if asked.python is None else private.redact(python, REPO)
     asked.raw_data = asked.raw_data or None  # false is the default: one config with one id
-    return result
+    return script
 
 
-def _set_instruments(config, overrides):
+def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
     for word in overrides:
         key, _, value = word.partition("=")
         names = [name.strip() for name in value.strip("[]").split(",") if name.strip()]
@@ -120,17 +121,17 @@ def _set_instruments(config, overrides):
     config.instruments = {name: settings for name, settings in config.instruments.items() if name in INSTRUMENTS}
 
 
-def _python(word):
+def _python(word: str | None) -> str:
     """The interpreter, absolute; a link of a virtual environment stays one."""
     if word is None:
         return sys.executable
-    result = shutil.which(os.path.expanduser(word)) or shutil.which(str(of_user(word)))
-    if result is None:
+    found = shutil.which(os.path.expanduser(word)) or shutil.which(str(of_user(word)))
+    if found is None:
         raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
-    return str(Path(result).absolute())
+    return str(Path(found).absolute())
 
 
-def _value(name, value):
+def _value(name: str, value: object) -> str:
     if value is not None:
         return str(value)
     if credentials.VARIABLE.search(name):
@@ -145,7 +146,7 @@ def environment_of(script: Script, env: Mapping[str, str]) -> dict[str, str]:
     return environment.passed(env) | dict(script.env)
 
 
-def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict | None) -> dict:
+def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict[str, Any] | None) -> dict[str, Any]:
     """What bench/training/script_worker.py reads of the launch file."""
     return {
         "path": str(work / script.path.name),

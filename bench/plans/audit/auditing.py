@@ -117,7 +117,7 @@ def _of_kind(kind, job, run, say):
         say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
         with _elsewhere(Path(made)):
             audited = launcher.launch(
-                dataclasses.replace(job, dataset=data.dataset), ["audit", run["run_id"]], audit=about
+                dataclasses.replace(job, dataset=data.dataset), ["audit", run["run_id"]], plan={"audit": about}
             )
     name = f"{audited['track']}/{audited['run_id']}"
     if failures.is_interrupt(audited["failure"]):

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from bench.base import stats
 from bench.base.units import GIB, KIB, MIB, format_bytes
-from bench.machine.passport import figures
-from bench.machine.passport.figures import UNIT, Figure, bus_bytes
+from bench.machine.passport import kept
+from bench.machine.passport.kept import UNIT, Figure, bus_bytes
 
 NUM_SAMPLES, MIN_SAMPLES = 5, 2  # of a round
 GPU_PRECISIONS = ("bfloat16", "tf32", "float16", "float32", "float8")
@@ -31,14 +31,14 @@ GPU_COPIES, CPU_COPIES = (2 * GIB, 256 * MIB, 32 * MIB, 2 * MIB), (256 * MIB, 32
 GPU_MESSAGES = (GIB // 4, 64 * MIB, 16 * MIB, MIB, 64 * KIB, 4 * KIB)
 CPU_MESSAGES = (16 * MIB, MIB, 64 * KIB, 4 * KIB)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-LAUNCHES = {"cuda": (figures.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
+LAUNCHES = {"cuda": (kept.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
 
 
 @dataclass(frozen=True)
 class Case:
     """One figure to be.  name: of a collective or a launch; the other fields as of figures.Figure, None: has none."""
 
-    kind: figures.Kind
+    kind: kept.Kind
     name: str | None = None
     precision: str | None = None
     shape: tuple[int, int, int] | None = None

@@ -10,7 +10,6 @@ from typing import Any
 
 from bench.base import private
 from bench.base.paths import REPO
-from bench.machine import env_values
 from bench.machine import environment as machine
 from bench.plans.race import arm_process
 from bench.plans.replay.certificate import VARIABLES
@@ -31,7 +30,7 @@ def environment(made: Checkout, variables: Mapping[str, str] | None) -> dict[str
     env |= {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
     if variables is None:
         return env
-    known = {name: value for name, value in variables.items() if env_values.is_whole(value)}
+    known = {name: value for name, value in variables.items() if machine.is_shown_whole(value)}
     hashed = {name: value for name, value in variables.items() if name not in known}
     known |= {name: env[name] for name, value in hashed.items() if _shown(env.get(name)) == value}
     return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | known
@@ -39,7 +38,7 @@ def environment(made: Checkout, variables: Mapping[str, str] | None) -> dict[str
 
 def _shown(value):
     """As environment.json has it."""
-    return value and env_values.shown(private.redact(value, REPO))
+    return value and machine.shown_value(private.redact(value, REPO))
 
 
 @contextlib.contextmanager
