@@ -84,7 +84,8 @@ def refuse_strangers_code(recorded: Recorded) -> None:
     code, kept = recorded.run["code"], recorded.folder / "code"
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
-    end = (ledger.read(results_root()).runs.get(recorded.name) or {}).get("end")
+    entry = ledger.read(results_root()).runs.get(recorded.name)
+    end = entry and entry["end"]
     is_ours = end is not None and end["run_json_sha256"] == ledger.sha256_of(recorded.folder / "run.json")
     if brought and not is_ours:
         what = f"{recorded.name}: brings code that would run here as you ({', '.join(brought)})"
