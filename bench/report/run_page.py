@@ -86,11 +86,9 @@ def _html(folder, assets, back, at, repeats, explained):
 
 
 def _explanation(folder):
-    from bench.analysis.explain import (
-        page as explanation,  # numpy: a race, which makes pages at its end, begins without it
-    )
+    from bench.analysis.explain import document  # numpy: a race, which makes pages at its end, begins without it
 
-    return explanation.of_run(folder)
+    return document.of_run(folder).html()
 
 
 def link(folder: Path | str | None, at: Path | str) -> str | None:
