@@ -125,9 +125,10 @@ def _device(snapshot: dict[str, Any], one: _Device, sites: Sites, end: str) -> I
     drawn: list[Block] = [_tiles(one), *_ooms(one), *map(Chart, charts.of_places(held, "memory")), *_by_phase(held)]
     yield Section("What was held" + end, drawn, is_page_only=not one.lives.ooms)
     yield Section("What it was for" + end, _uses(one, "memory-use"), is_page_only=True)
-    yield Section("Who held it" + end, [_places(held), _notes(held), _stacks(held, sites)])
+    holders: list[Block] = [_places(held), _notes(held), _stacks(held, sites)]
+    yield Section("Who held it" + end, holders)
     if one.full["num_segments"]:
-        segments = [_fullness(one.full), Picture(charts.segment_map(snapshot, one.number))]
+        segments: list[Block] = [_fullness(one.full), Picture(charts.segment_map(snapshot, one.number))]
         yield Section("How full the memory is" + end, segments, is_page_only=True)
 
 
