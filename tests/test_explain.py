@@ -5,12 +5,13 @@ import json
 
 import pytest
 import real_runs
+import traces
 from traces import SHARED, event, launched, step, write
 
 from bench.analysis.explain import account, ceilings, document, parts, ranking
 from bench.analysis.explain.device_steps import owners
 from bench.analysis.explain.explained import add_recorded_events, of_record
-from bench.analysis.trace import analysis, flops, load, operators
+from bench.analysis.trace import load, operators
 from bench.base.units import GIB
 from bench.cli import explain as verb
 from bench.machine.passport import figures
@@ -122,7 +123,7 @@ def test_what_a_products_shape_costs_lies_between_its_peak_and_its_time():
     ],
 )
 def test_the_shape_of_a_product_is_rows_depth_and_columns(name, dims, shape):
-    assert flops.product_shape(name, dims) == shape
+    assert operators.product_shape(name, dims) == shape
 
 
 # ---- two accounts
@@ -309,7 +310,7 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
 @pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
     ranks = ranks_of("modded_8xh100")
-    answer, analysed = account.of_ranks(ranks), analysis.of_ranks(ranks)
+    answer, analysed = account.of_ranks(ranks), traces.analysed([rank.path for rank in ranks])
     for rank in answer["ranks"]:
         ns = parts_ns(answer, rank)
         exposed_ns = ns[parts.WAITING] + ns[parts.EXPOSED]

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.analysis.explain import parts
-from bench.analysis.trace import categories, flops
+from bench.analysis.trace import categories, operators
 from models import ladder
 
 RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
@@ -126,7 +126,7 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
     if part == parts.OPTIMIZER or MUON.search(what):
         return ["r06"] * several + (["r38"] if MUON.search(what) else ["r39"])
     name = what.split(" ")[0]
-    if name.split("::")[-1] in flops.PRODUCTS:
+    if name.split("::")[-1] in operators.PRODUCTS:
         return _of_product(what)
     if ACTIVATION.search(name):
         return ["r28"]  # and record 27
