@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from bench.analysis.diagnosis import event_costs
+from bench.analysis.diagnosis import stalls as diagnosis_stalls
 from bench.analysis.diagnosis.stalls import UNEXPLAINED
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
@@ -115,7 +115,7 @@ def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, ed
 def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Section]:
     """Put into run what its events cost; returns those that only this diagnosis shows.  It spoils no record."""
     try:
-        costs = event_costs.of(folder, run, rows)
+        costs = diagnosis_stalls.event_costs(folder, run, rows)
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": words})

@@ -13,6 +13,7 @@ import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bench.base import credentials, private
@@ -62,8 +63,8 @@ def environment() -> Facts:
     }
 
 
-def summary(env: Facts, hardware: HardwareConfig) -> Facts:
-    """env: of environment(); hardware: resolved -> run.json["environment"], what the run itself used."""
+def summary(env: Facts, hardware: HardwareConfig | SimpleNamespace) -> Facts:
+    """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run itself used."""
     used = gpus.of_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
     shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]

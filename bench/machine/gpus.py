@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from bench.base import private
@@ -50,7 +51,7 @@ def smallest_gib(gpus: Sequence[Facts]) -> float | None:
     return None if None in sizes_gib else min(sizes_gib, default=None)
 
 
-def of_run(gpus: list[Facts], hardware: HardwareConfig) -> list[Facts]:
+def of_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:
     """Facts of all GPUs -> those that a run on this hardware uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.ranks_of_node]

@@ -66,7 +66,7 @@ def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: 
     summaries: dict[str, Section] = {}
     noted = [_noted(folder, rank) for rank in range(num_ranks)]
     for name in NAMES:
-        for window in registry.kind(name).profiler_windows(chosen[name]) if name in chosen else ():
+        for window in _windows({name: chosen[name]} if name in chosen else {}):
             facts: Section = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
             for rank, of_rank in enumerate(noted):
                 recorded = of_rank.get(window.name)
@@ -98,7 +98,8 @@ def are_done(folder: Path, chosen: Mapping[str, Section], num_ranks: int) -> boo
 
 
 def _windows(chosen: Mapping[str, Section]) -> list[config_windows.ProfilerWindow]:
-    return [window for name in NAMES if name in chosen for window in registry.kind(name).profiler_windows(chosen[name])]
+    names = [name for name in NAMES if name in chosen]
+    return [window for name in names for window in registry.kind(name).profiler_windows(chosen[name]) or ()]
 
 
 def _noted(folder: Path, rank: int) -> dict[str, Noted]:
