@@ -64,7 +64,7 @@ def environment() -> Facts:
 
 
 def summary(env: Facts, hardware: HardwareConfig | SimpleNamespace) -> Facts:
-    """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run itself used."""
+    """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run used."""
     used = gpus.of_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
     shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]
