@@ -218,7 +218,7 @@ def test_a_slice_of_a_gpu_is_not_called_by_the_whole_gpus_name(machine):
 
 
 def test_this_process_can_be_recognised_again():
-    me = environment.this_process()
+    me = processes.identity(os.getpid())
     assert me["pid"] == os.getpid()
     assert me["start_ticks"] == processes.start_ticks(os.getpid())
 

@@ -49,7 +49,7 @@ def only_record(pair):
 def test_the_offset_is_that_of_the_soonest_answer():
     now_ns = iter([0, 900, 1000, 1100, *range(2000, 2000 + 20 * 500, 500)])  # asked, back, asked, back ...
     of_other = {0: 7000, 1: 6050}
-    found = store.measured(
+    found = facts.measured(
         lambda number: {"t_ns": of_other.get(number, 9000), "utc_s": 50.0}, lambda: next(now_ns), lambda: 20.0
     )
     assert found["round_trip_ns"] == 100

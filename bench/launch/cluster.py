@@ -83,7 +83,7 @@ def asked(words: list[str]) -> Asked | None:
 def script_of(verb: str, want: Asked, log: Path) -> str:
     """The text that sbatch gets, for a person to read and to submit again."""
     options = [f"--nodes={want.num_nodes}", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append"]
-    lines = [f"#SBATCH {one}" for one in [*options, *want.options]]
+    lines = [f"#SBATCH {option}" for option in [*options, *want.options]]
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept |= {"SPEEDRUN_RESULTS": str(results_root().absolute()), "SPEEDRUN_CWD": working_folder()}
     command = shlex.join([sys.executable, "-m", "bench", verb, *want.words])
@@ -119,10 +119,10 @@ def go(verb: str, want: Asked) -> int:
             "slurm", f"no longer followed; the job goes on: squeue -j {job_id} shows it, scancel {job_id} ends it", True
         )
         return 1
-    for result in sorted(set(_folders()) - before):
-        run = atomic.read_json(result / "run.json", {})
+    for folder_of_run in sorted(set(_folders()) - before):
+        run = atomic.read_json(folder_of_run / "run.json", {})
         if (run.get("launched_by") or {}).get("job_id") == job_id:
-            say("slurm", f"{run['status']}: {shown(result)}", always=True)
+            say("slurm", f"{run['status']}: {shown(folder_of_run)}", always=True)
     if state != "COMPLETED":
         remedy = REMEDIES.get(state, "")
         say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}{remedy}", always=True)
@@ -186,10 +186,10 @@ def _show_new(log: Path, offset: int) -> int:
 
 def _progress(job_id: str, before: set[Path], bars: Bars) -> Progress | None:
     """The bar of the job's run that is running, None before it has one.  Its lines are in the log already."""
-    for result in set(_folders()) - before:
-        run = atomic.read_json(result / "run.json", {})
+    for folder in set(_folders()) - before:
+        run = atomic.read_json(folder / "run.json", {})
         if run.get("status") == "running" and (run.get("launched_by") or {}).get("job_id") == job_id:
-            return Progress(result, None, bars, blind=True)
+            return Progress(folder, None, bars, blind=True)
     return None
 
 

@@ -63,12 +63,12 @@ def _finish(
     failure = failure or failures.classify(folder, exit_code)
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    result = atomic.read_json(folder / run_folder.RESULT, {})
-    if failure is None and not result:
+    measured = atomic.read_json(folder / run_folder.RESULT, {})
+    if failure is None and not measured:
         failure = failures.failure("exception", "the workers ended well but left no result")
-    if failure is None and result.get("stopped_at"):
-        failure = failures.failure("stopped", failures.WINDOW_ENDED, step=result["stopped_at"])
-    _merge(run, result, failure, clock, edges)
+    if failure is None and measured.get("stopped_at"):
+        failure = failures.failure("stopped", failures.WINDOW_ENDED, step=measured["stopped_at"])
+    _merge(run, measured, failure, clock, edges)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)
     for warning in run["warnings"]:
@@ -117,8 +117,8 @@ def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Se
     try:
         costs = diagnosis_stalls.event_costs(folder, run, rows)
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-        run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": words})
+        why = f"{type(error).__name__}: {error}"
+        run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": why})
         return []
     run["costs"], run["skew"] = costs["costs"], costs["skew"]
     events: list[Section] = costs["events"]
@@ -135,8 +135,8 @@ def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
     stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
     if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
         steps = ", ".join(str(event["step"]) for event in unexplained[:3])
-        words = f"it stood still for {stood_s:.2f} of its {train_s:.2f} s for an unknown reason, at steps {steps}"
-        yield {"rank": None, "instrument": "stalls", "doubt": f"{words} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
+        what = f"it stood still for {stood_s:.2f} of its {train_s:.2f} s for an unknown reason, at steps {steps}"
+        yield {"rank": None, "instrument": "stalls", "doubt": f"{what} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 
 def _write(folder: Path, run: Run) -> None:

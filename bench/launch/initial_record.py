@@ -19,7 +19,7 @@ from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch.prepare import Job
 from bench.launch.script import script, work_folder
-from bench.machine import code_state, environment
+from bench.machine import code_state, environment, processes
 from bench.record import ledger, run_folder, step_files
 from bench.record.exporters import dashboards
 from bench.record.shape import Record
@@ -48,8 +48,8 @@ def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path
                 if "ledger_sha256" in run:
                     name = ledger.name_of(results, folder)
                     ledger.append(results, "end", run=name, status="aborted", validity="invalid", run_json_sha256=None)
-        words = f"{results}: no record can be written there ({error.strerror})"
-        raise ValueError(f"{words}: free space, or name another folder with SPEEDRUN_RESULTS=/path") from None
+        why = f"{results}: no record can be written there ({error.strerror})"
+        raise ValueError(f"{why}: free space, or name another folder with SPEEDRUN_RESULTS=/path") from None
     return folder
 
 
@@ -86,7 +86,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "started_at": utc.now(),
         "heartbeat_at": utc.now(),
         "ended_at": None,
-        "launcher": environment.this_process(),
+        "launcher": processes.identity(os.getpid()),
         "command": [_public(word, job) for word in [*command, *groups.as_typed()]],
         "seed": config.seed,
         "config_id": job.config_id,

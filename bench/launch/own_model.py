@@ -178,7 +178,7 @@ def _parameters_of(model_class: type) -> list[inspect.Parameter]:
         if "__init__" in vars(base):
             own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
             own = [parameter for parameter in own if parameter.kind is not parameter.VAR_POSITIONAL]
-            parameters = [one for one in parameters if one.kind is not one.VAR_KEYWORD] + own
+            parameters = [known for known in parameters if known.kind is not known.VAR_KEYWORD] + own
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
                 break
     return parameters

@@ -241,8 +241,6 @@ class Group:
             self._env = {name: value for name, value in self._env.items() if not name.startswith("PET_")}
             self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
         self._failed_s: float | None = None
-        self.pid = guarded.pid
-        self.cpu_s = guarded.cpu_s
         self.failures: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:

@@ -30,12 +30,12 @@ def checks(
 
 def epochs(job: Job) -> preflight.Check:
     """Whether a run sees training tokens again, which makes its loss another one."""
-    num_shards, asked = len(job.dataset.train), job.config.data.num_train_shards
-    result = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
+    num_shards, num_chosen = len(job.dataset.train), job.config.data.num_train_shards
+    found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
     if job.epochs <= 1:
-        return preflight.Check("epochs", "ok", result)
-    more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if asked else ""
-    return preflight.Check("epochs", "warn", f"{result}: tokens are seen again", f"fewer steps{more}")
+        return preflight.Check("epochs", "ok", found)
+    more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if num_chosen else ""
+    return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{more}")
 
 
 def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:

@@ -41,18 +41,18 @@ def last_words(run: Mapping[str, Any]) -> str:
         times = f", {_times(run)}{doubt}"
         if run.get("beside") and run["validity"] == "suspect":  # for its times, which do not count: its sweep said so
             times = ""
-        words = f"complete: val_loss {run['metrics']['val_loss']:.4f}{times}"
+        ended = f"complete: val_loss {run['metrics']['val_loss']:.4f}{times}"
     elif run["status"] == "stopped":
-        words = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
+        ended = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
     else:
         failure = run["failure"]
         where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
-        words = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
+        ended = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
     # what an instrument could not do, a line each: the run went on, and its author should know
     known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
     more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
     warned = "".join(f"\n       warning: {warning}" for warning in known[:MAX_WARNINGS] + more)
-    return f"{words}\n       {shown(run['folder'])}{warned}"
+    return f"{ended}\n       {shown(run['folder'])}{warned}"
 
 
 def _times(run: Mapping[str, Any]) -> str:
@@ -67,15 +67,15 @@ def _times(run: Mapping[str, Any]) -> str:
             return f"{train}, no step_avg: {names or 'a validation'} disturbed every step ({printed} ms)"
         which = f"that {names} disturbed" if names else "whose time holds a validation"
         return f"{train}, step_avg {avg_ms:.2f} ms without the {steps} {which}, {printed} ms with them"
-    words = f"{train}, step_avg {avg_ms:.2f} ms"
+    timed = f"{train}, step_avg {avg_ms:.2f} ms"
     if printed in (None, f"{avg_ms:.2f}"):
-        return words
+        return timed
     if not run.get("script"):
-        return f"{words} by the clock of the slowest rank, {printed} ms by that of rank 0, whose lines these are"
+        return f"{timed} by the clock of the slowest rank, {printed} ms by that of rank 0, whose lines these are"
     untimed = run["measured"].get("num_untimed_steps") or 0
     counts = f"without the first {counted(untimed, 'step')}" if untimed else "of train time over steps"
     meaning = run["script"].get("step_avg_meaning") or "its own way"
-    return f"{words} {counts}; the script printed {printed} ms, {meaning}"
+    return f"{timed} {counts}; the script printed {printed} ms, {meaning}"
 
 
 def _printed_ms(run: Mapping[str, Any]) -> str | None:

@@ -157,8 +157,8 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 def raced_files(repo: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
     """{path from repo: sha256 of what counts of the file} of RACED and of own (a run's user_code.sources()), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
-    result = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
-    return {name: file_sha256(path) for name, path in sorted(result.items())}
+    sources = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
+    return {name: file_sha256(path) for name, path in sorted(sources.items())}
 
 
 def file_sha256(path: Path) -> str:
@@ -191,8 +191,8 @@ def _sources(path: Path) -> list[Path]:
     """Source files at or below path, through symbolic links too."""
     if not path.is_dir():
         return [path] if path.is_file() else []
-    result = map(Path, glob.iglob(f"{glob.escape(str(path))}/**/*", recursive=True))
-    return [file for file in result if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
+    files = map(Path, glob.iglob(f"{glob.escape(str(path))}/**/*", recursive=True))
+    return [file for file in files if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
 
 
 @functools.lru_cache(maxsize=1024)  # a sweep and a race ask before every run; parsing all takes 0.2 s
@@ -220,11 +220,11 @@ def state(
     and where git failed: then git_failure, else absent, holds its words.
     """
     files = raced_files(code, own)
-    result: Code = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
-    result |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
-    result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
+    known: Code = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
+    known |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
+    known |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
     if not _has_repository(repo or code):
-        return result
+        return known
     try:
         with git.of_folder(code, repo or code) as ask:
             commit, changes, names = (
@@ -233,16 +233,16 @@ def state(
                 ask.untracked(code_copy.FOLDERS, SUFFIXES),
             )
     except git.Failed as error:
-        return result | {"git_failure": _one_line(error, repo or code)}
+        return known | {"git_failure": _one_line(error, repo or code)}
     used = _used(names, files, composed_of, {code, repo or code})
     excluded = {credentials.redacted(name): _sha256_of_file(Path(code, name)) for name in names if name not in used}
-    result |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
+    known |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
     if changes:
         digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
         _last_patch.clear()
         _last_patch[digest] = changes
-        return result | {"diff_sha256": digest}
-    return result
+        return known | {"diff_sha256": digest}
+    return known
 
 
 def git_failure(repo: Path | str = REPO) -> str | None:

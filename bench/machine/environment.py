@@ -20,7 +20,7 @@ from bench.base import credentials, private
 from bench.base.paths import CHECKOUT, REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
 from bench.config.schema import HardwareConfig
-from bench.machine import gpus, processes
+from bench.machine import gpus
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -44,7 +44,7 @@ Facts = dict[str, Any]
 
 def environment() -> Facts:
     """The facts of environment.json, as a dict; takes about 0.1 s."""
-    nvml, boot = gpus.nvml_facts(), _read("/proc/sys/kernel/random/boot_id")
+    nvml, boot = gpus.nvml_facts(), text_of("/proc/sys/kernel/random/boot_id")
     return {
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -53,7 +53,7 @@ def environment() -> Facts:
         "num_cpus": usable_cpus(),
         "cpu_quota_cores": cpu_quota_cores(),
         "memory_gib": _meminfo_gib("MemTotal"),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "governor": text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "boot": private.salted_hash(boot) if boot else None,
         "driver": nvml["driver"],
         "nvml": nvml["nvml"],
@@ -104,12 +104,6 @@ def numerical_libraries(config_text: str) -> list[str]:
     return [f"{name} {match[1]}" for name, match in found.items() if match]
 
 
-def this_process() -> Facts:
-    """Who owns the record: run.json["launcher"]."""
-    pid = os.getpid()
-    return {"pid": pid, "start_ticks": processes.start_ticks(pid), "boot_id_hash": processes.boot_id_hash()}
-
-
 # ---- ids
 
 
@@ -144,7 +138,7 @@ def _digest(facts: list[Any]) -> str:
 
 
 def cpu_model() -> str | None:
-    match = re.search(r"^model name\s*:(.*)$", _read("/proc/cpuinfo") or "", re.M)
+    match = re.search(r"^model name\s*:(.*)$", text_of("/proc/cpuinfo") or "", re.M)
     return match[1].strip() if match else platform.processor() or platform.machine() or None
 
 
@@ -153,13 +147,13 @@ def cpu_details() -> str | None:
 
     Vendor, family, model and stepping, a hash of the flags, and the caches; None where /proc/cpuinfo does not say.
     """
-    text = _read("/proc/cpuinfo") or ""
+    text = text_of("/proc/cpuinfo") or ""
     keys = ("vendor_id", "cpu family", "model", "stepping", "flags")
     found = {key: match[1].strip() for key in keys if (match := re.search(rf"^{key}\s*:(.*)$", text, re.M))}
     if len(found) < len(keys):
         return None
     flags = hashlib.sha256(" ".join(sorted(found.pop("flags").split())).encode()).hexdigest()[:8]
-    caches = "/".join(_read(path) or "?" for path in sorted(Path(CACHES).glob("index*/size")))
+    caches = "/".join(text_of(path) or "?" for path in sorted(Path(CACHES).glob("index*/size")))
     return f"{found.pop('vendor_id')} " + " ".join(found.values()) + f", flags {flags}, caches {caches}"
 
 
@@ -170,21 +164,21 @@ def usable_cpus() -> int:
 
 def cpu_quota_cores() -> float | None:
     """Cores' worth of time that the container may use (cgroup v2), or None without a limit."""
-    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    quota, _, period = (text_of("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
     return None if quota == "max" else int(quota) / int(period)
 
 
 def available_memory_gib() -> float | None:
     """What programs may still take: of the machine or, if less, of the container (cgroup v2); None if unknown."""
     limits_gib = [_meminfo_gib("MemAvailable")]
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    limit, used = text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory.current")
     if limit and used and limit != "max":
         limits_gib.append(gib_from_bytes(int(limit) - int(used)))
     return min((gib for gib in limits_gib if gib is not None), default=None)
 
 
 def _meminfo_gib(name: str) -> float | None:
-    match = re.search(rf"^{name}:\s+(\d+) kB$", _read("/proc/meminfo") or "", re.M)
+    match = re.search(rf"^{name}:\s+(\d+) kB$", text_of("/proc/meminfo") or "", re.M)
     return int(match[1]) * KIB / GIB if match else None
 
 
@@ -193,7 +187,7 @@ def peak_rss_gib() -> float:
 
     VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
     """
-    if match := re.search(r"^VmHWM:\s+(\d+) kB$", _read("/proc/self/status") or "", re.M):
+    if match := re.search(r"^VmHWM:\s+(\d+) kB$", text_of("/proc/self/status") or "", re.M):
         return int(match[1]) * KIB / GIB
     unit_bytes = 1 if sys.platform == "darwin" else KIB  # getrusage(2)
     return gib_from_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes)
@@ -316,7 +310,8 @@ def is_shown_whole(value: str) -> bool:
     return "#" not in value
 
 
-def _read(path: Path | str) -> str | None:
+def text_of(path: Path | str) -> str | None:
+    """Of a file of the system, without blanks around it; None: there is none."""
     try:
         return Path(path).read_text().strip()
     except OSError:

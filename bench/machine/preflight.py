@@ -74,13 +74,13 @@ def memory(num_processes: int, dataset_bytes: int, available_gib: float | None) 
         return Check("memory", "ok", "unknown on this system")
     need_gib, data_gib = num_processes * PROCESS_GIB, dataset_bytes / GIB
     need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
-    result = f"{format_gib(available_gib, 1)} available; {need}"
+    found = f"{format_gib(available_gib, 1)} available; {need}"
     if available_gib < need_gib:
-        return Check("memory", "fail", result, "end other programs, or use fewer processes: hardware.num_processes=1")
+        return Check("memory", "fail", found, "end other programs, or use fewer processes: hardware.num_processes=1")
     if available_gib < need_gib + data_gib:
-        result = f"{result}, the data {format_gib(data_gib, 1)}"
-        return Check("memory", "warn", result, "end other programs: the data will be read from disk again and again")
-    return Check("memory", "ok", result)
+        found = f"{found}, the data {format_gib(data_gib, 1)}"
+        return Check("memory", "warn", found, "end other programs: the data will be read from disk again and again")
+    return Check("memory", "ok", found)
 
 
 def cpu_load(hardware: HardwareConfig, foreign_cores: float | None, num_cpus: int) -> Check:
@@ -88,11 +88,11 @@ def cpu_load(hardware: HardwareConfig, foreign_cores: float | None, num_cpus: in
     if foreign_cores is None:
         return Check("cpu load", "ok", "unknown on this system")
     limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - (hardware.num_processes or 1))
-    result = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
+    found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
     if round(foreign_cores, 2) <= limit:  # as it is shown: what reads as the limit is not above it
-        return Check("cpu load", "ok", result)
+        return Check("cpu load", "ok", found)
     remedy = "end them (top shows which): steps get slower and uneven, and the record will say suspect"
-    return Check("cpu load", "warn", f"{result} (limit {limit:g})", remedy)
+    return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
 
 
 def threads(hardware: HardwareConfig, num_cpus: int, quota_cores: float | None) -> Check:
@@ -100,15 +100,15 @@ def threads(hardware: HardwareConfig, num_cpus: int, quota_cores: float | None) 
     num_processes, num_threads = hardware.num_processes or 1, hardware.num_threads or 1
     wanted = num_threads * num_processes if hardware.device == "cpu" else num_processes
     cores = min(num_cpus, quota_cores or num_cpus)
-    result = f"{num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
+    found = f"{num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
     if wanted <= cores:
-        return Check("threads", "ok", result)
+        return Check("threads", "ok", found)
     if hardware.device == "cpu":
         threads_each = max(1, int(cores // num_processes))
         if threads_each < num_threads:
-            return Check("threads", "warn", result, f"hardware.num_threads={threads_each}, or fewer processes")
-        return Check("threads", "warn", result, f"hardware.num_processes={max(1, int(cores))} or fewer")
-    return Check("threads", "warn", result, "give the job more cores: each GPU's process needs one for itself")
+            return Check("threads", "warn", found, f"hardware.num_threads={threads_each}, or fewer processes")
+        return Check("threads", "warn", found, f"hardware.num_processes={max(1, int(cores))} or fewer")
+    return Check("threads", "warn", found, "give the job more cores: each GPU's process needs one for itself")
 
 
 def waiting_threads(hardware: HardwareConfig, env_variables: Mapping[str, str]) -> Check:
@@ -190,9 +190,9 @@ def idle(gpus: list[Facts]) -> Check:
 def alike(gpus: list[Facts]) -> Check:
     """One model and one power limit; the slowest sets the pace of all."""
     kinds = {(gpu["name"], gpu["power_limit_w"]) for gpu in gpus}
-    result = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
+    found = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
     remedy = "nvidia-smi -pl WATTS sets a power limit; CUDA_VISIBLE_DEVICES chooses GPUs of one model"
-    return _check("gpus alike", [result] * (len(kinds) > 1), remedy, f"{len(gpus)} x {result}")
+    return _check("gpus alike", [found] * (len(kinds) > 1), remedy, f"{len(gpus)} x {found}")
 
 
 def persistent(gpus: list[Facts]) -> Check:
@@ -270,7 +270,7 @@ def checks(
     """hardware: resolved; env: environment().  Samples the CPU for 0.3 s where foreign_cpu_cores is None."""
     quota_cores = env.get("cpu_quota_cores")
     foreign_cpu_cores = sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
-    result = [
+    of_machine = [
         disk_space(results),
         memory(hardware.num_processes or 1, dataset_bytes, environment.available_memory_gib()),
         cpu_load(hardware, foreign_cpu_cores, env["num_cpus"]),
@@ -279,8 +279,8 @@ def checks(
         quota(env["num_cpus"], quota_cores),
     ]
     if hardware.device == "cpu":
-        return [*result, waiting_threads(hardware, env["env"])]
+        return [*of_machine, waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
-        result.append(compiler())
+        of_machine.append(compiler())
     used = gpus.of_run(env["gpus"], hardware)
-    return [*result, *gpu_checks(used)] if used else result
+    return [*of_machine, *gpu_checks(used)] if used else of_machine

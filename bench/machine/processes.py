@@ -27,18 +27,12 @@ WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 @contextlib.contextmanager
 def child(
-    words: Sequence[str],
-    cwd: Path | str,
-    env: Mapping[str, str],
-    out: IO[Any] | None,
-    end_within_s: float,
-    wake: Callable[[], object] | None = None,
+    words: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: IO[Any] | None, end_within_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
-    killed after end_within_s.  wake(): called a second after SIGTERM where it has not ended, for what it started and
-    what may stand still.
+    killed after end_within_s.
     """
     process = None
     try:
@@ -55,23 +49,17 @@ def child(
             )
         yield process
     finally:
-        if process is not None and process.poll() is None:
-            _end(process, end_within_s, wake)
-
-
-def _end(process: subprocess.Popen[bytes], within_s: float, wake: Callable[[], object] | None) -> None:
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(min(WAKE_AFTER_S, within_s))
-        return
-    process.send_signal(signal.SIGCONT)  # a stopped process gets no signal but SIGKILL
-    if wake:
-        wake()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(within_s)
-        return
-    process.kill()
-    process.wait()
+        if process is not None:
+            # a stopped process gets no signal but SIGKILL until it is continued
+            ways = (
+                (signal.SIGTERM, min(WAKE_AFTER_S, end_within_s)),
+                (signal.SIGCONT, end_within_s),
+                (signal.SIGKILL, None),
+            )
+            for number, within_s in ways:
+                process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(within_s)
 
 
 def call_and_exit(main: Callable[..., object], *args: Any) -> NoReturn:
@@ -247,8 +235,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Of a process of this machine, for a file that it leaves: {"pid", "boot_id_hash", "start_ticks"}."""
-    return {"pid": pid, "boot_id_hash": boot_id_hash(), "start_ticks": start_ticks(pid)}
+    """Of a process of this machine, for a file that it leaves: {"pid", "start_ticks", "boot_id_hash"}."""
+    return {"pid": pid, "start_ticks": start_ticks(pid), "boot_id_hash": boot_id_hash()}
 
 
 def is_of_this_boot(mark: object) -> TypeGuard[dict[str, Any]]:

@@ -9,7 +9,8 @@ import fcntl
 import hashlib
 import socket
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from bench.launch import ranks
 from bench.launch.prepare import Job
 from bench.machine import code_state, environment
 
-Clock = dict[str, Any]  # store.measured()'s
+Clock = dict[str, Any]  # measured()'s
+NUM_QUESTIONS = 12  # about another node's clock
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do)
@@ -83,7 +85,8 @@ def network(interface: str | None) -> dict[str, Any]:
     """
     folder = NET / (interface or "")
     rates = [
-        {"device": path.parents[2].name, "rate": _read(path)} for path in sorted(INFINIBAND.glob("*/ports/*/rate"))
+        {"device": path.parents[2].name, "rate": environment.text_of(path)}
+        for path in sorted(INFINIBAND.glob("*/ports/*/rate"))
     ]
     speed = _whole(folder / "speed") if interface else None
     return {
@@ -101,15 +104,8 @@ def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, st
 
 
 def _whole(path: Path) -> int | None:
-    word = _read(path)
+    word = environment.text_of(path)
     return int(word) if word and word.lstrip("-").isdigit() else None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
 
 
 def own_address(host: str) -> str:
@@ -133,7 +129,7 @@ class Peer:
     local_rank: int
     facts: dict[str, Any] | None  # of the first of each node
     folder: str | None = None
-    clock: Clock | None = None  # store.measured() at the start
+    clock: Clock | None = None  # measured() at the start
     clock_at_end: Clock | None = None
     has_ended: bool = False
     has_left: bool = False
@@ -157,9 +153,32 @@ def peer_of(number: int, hello: Mapping[str, Any], is_adopted: bool) -> Peer | N
 
 
 def clock_of(message: Mapping[str, Any]) -> Clock:
-    """As store.measured() gives it.  KeyError, TypeError, ValueError: it is none."""
+    """As measured() gives it.  KeyError, TypeError, ValueError: it is none."""
     clock = message["clock"]
     return {name: clock[name] + 0 for name in ("offset_ns", "round_trip_ns", "utc_offset_s")}
+
+
+def measured(
+    ask: Callable[[int], dict[str, Any]],
+    now_ns: Callable[[], int] = time.perf_counter_ns,
+    utc_s: Callable[[], float] = time.time,
+) -> Clock:
+    """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the leader's.
+
+    ask(number) -> {"t_ns", "utc_s"}.  Cristian's method ("Probabilistic clock synchronization", Distributed Computing
+    3, 1989): of several questions the one that was answered soonest; the other clock read what it read in the middle,
+    give or take half of that round trip.
+    """
+    readings = []
+    for number in range(NUM_QUESTIONS):
+        asked_ns = now_ns()
+        answer = ask(number)
+        back_ns, back_utc_s = now_ns(), utc_s()
+        trip_ns = back_ns - asked_ns
+        offset_ns = answer["t_ns"] - (asked_ns + back_ns) // 2
+        utc_offset_s = round(answer["utc_s"] - back_utc_s + trip_ns / 2e9, 6)
+        readings.append({"offset_ns": offset_ns, "round_trip_ns": trip_ns, "utc_offset_s": utc_offset_s})
+    return min(readings, key=lambda reading: reading["round_trip_ns"])
 
 
 def record_row(number: int, num_ranks: int, of_node: Mapping[str, Any] | None, peer: Peer | None) -> dict[str, Any]:

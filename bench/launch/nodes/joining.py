@@ -140,8 +140,8 @@ def of_allocation(job: Job) -> Iterator[Leader]:
     rendezvous = f"{host}:{listener.getsockname()[1]}"
     node = ("--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
     ends = ("--kill-on-bad-exit=1", "--wait=30", "--unbuffered")
-    words = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    follow = [sys.executable, "-m", "bench.launch.nodes.member", *words, f"hardware.rendezvous={rendezvous}"]
+    overrides = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    follow = [sys.executable, "-m", "bench.launch.nodes.member", *overrides, f"hardware.rendezvous={rendezvous}"]
     secret = secrets.token_hex(32)
     with processes.child(["srun", *node, *ends, *follow], REPO, _with_key(secret), None, SRUN_GRACE_S) as srun:
 

@@ -39,7 +39,6 @@ TICK_S = 0.2
 ALIVE_EVERY_S = 2.0
 LOST_AFTER_S = 20.0  # ten of them
 CALL_S = 300.0  # of one operation of the store; a member gives its leader up long before
-NUM_QUESTIONS = 12
 COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
 MAX_MEMBERS = 4096  # more than that has not come by itself
 MAX_MESSAGES = 10_000  # of a member; it sends a dozen
@@ -155,7 +154,7 @@ class LeaderStore:
 
     def answer_clock(self, member: int, edge: str) -> None:
         """What it asks with MemberStore.measured(edge)."""
-        for number in range(NUM_QUESTIONS):
+        for number in range(facts.NUM_QUESTIONS):
             name = f"clock/{member}/{edge}/{number}"
             self._store.wait([name], datetime.timedelta(seconds=LOST_AFTER_S))
             now = {"kind": "clock", "t_ns": time.perf_counter_ns(), "utc_s": time.time()}
@@ -265,14 +264,14 @@ class MemberStore:
 
         self._outbox.put(work)
 
-    def measured(self, edge: str) -> dict[str, Any]:
+    def measured(self, edge: str) -> facts.Clock:
         """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the
         leader's, which answers with answer_clock(edge).  RuntimeError: it is gone, or does not answer."""
         answers: queue.Queue[dict[str, Any] | str] = queue.Queue()
 
         def work() -> None:
             try:
-                answers.put(measured(functools.partial(self._ask, edge)))
+                answers.put(facts.measured(functools.partial(self._ask, edge)))
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 answers.put(str(error).partition("\n")[0])
 
@@ -349,29 +348,6 @@ class MemberStore:
         self._store.set(number, self._seal.closed(number, header + b"\n" + piece))
         self._num_pieces += 1
         self._wrote_s = time.monotonic()
-
-
-def measured(
-    ask: Callable[[int], dict[str, Any]],
-    now_ns: Callable[[], int] = time.perf_counter_ns,
-    utc_s: Callable[[], float] = time.time,
-) -> dict[str, Any]:
-    """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the leader's.
-
-    ask(number) -> {"t_ns", "utc_s"}.  Cristian's method ("Probabilistic clock synchronization", Distributed Computing
-    3, 1989): of several questions the one that was answered soonest; the other clock read what it read in the middle,
-    give or take half of that round trip.
-    """
-    readings = []
-    for number in range(NUM_QUESTIONS):
-        asked_ns = now_ns()
-        answer = ask(number)
-        back_ns, back_utc_s = now_ns(), utc_s()
-        trip_ns = back_ns - asked_ns
-        offset_ns = answer["t_ns"] - (asked_ns + back_ns) // 2
-        utc_offset_s = round(answer["utc_s"] - back_utc_s + trip_ns / 2e9, 6)
-        readings.append({"offset_ns": offset_ns, "round_trip_ns": trip_ns, "utc_offset_s": utc_offset_s})
-    return min(readings, key=lambda reading: reading["round_trip_ns"])
 
 
 def _asked(host: str, port: int, key: str) -> tuple[Any, Any] | None:

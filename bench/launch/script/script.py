@@ -83,29 +83,29 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     In config, in place, paths lose what is private, and variables that the shell gives get their value.  Raises
     ValueError for the user.
     """
-    asked = config.script
-    if asked is None or asked.path is None:
+    settings = config.script
+    if settings is None or settings.path is None:
         return None
     _set_instruments(config, overrides)
-    path, python = Path(os.path.normpath(of_user(asked.path).absolute())), _python(asked.python)
+    path, python = Path(os.path.normpath(of_user(settings.path).absolute())), _python(settings.python)
     if not path.is_file():
-        raise ValueError(f"script={asked.path}: there is no such file: give the training script, e.g. train_gpt.py")
-    asked.env = {name: _value(name, value) for name, value in (asked.env or {}).items()} or None
-    data = PurePosixPath(asked.data or DATA)
+        raise ValueError(f"script={settings.path}: there is no such file: give the training script, e.g. train_gpt.py")
+    settings.env = {name: _value(name, value) for name, value in (settings.env or {}).items()} or None
+    data = PurePosixPath(settings.data or DATA)
     if data.is_absolute() or ".." in data.parts or not data.name:
-        raise ValueError(f"script.data={asked.data}: give a folder below the script's own, e.g. {DATA}")
-    dialect = asked.dialect
+        raise ValueError(f"script.data={settings.data}: give a folder below the script's own, e.g. {DATA}")
+    dialect = settings.dialect
     from bench.record.importers import dialects  # numpy, which a launcher of our own runs does not need
 
     if dialect is not None and dialect not in dialects.NAMES:
         dialect = str(of_user(dialect).absolute())
-        dialects.read_yaml(dialect, f"script.dialect={asked.dialect}")
-        asked.dialect = private.redact(dialect, REPO)
-    args = tuple(asked.args or ())
-    script = Script(asked.path, path, python, args, asked.env or {}, dialect, data, bool(asked.raw_data))
-    asked.path = private.redact(str(path), REPO)
-    asked.python = None if asked.python is None else private.redact(python, REPO)
-    asked.raw_data = asked.raw_data or None  # false is the default: one config with one id
+        dialects.read_yaml(dialect, f"script.dialect={settings.dialect}")
+        settings.dialect = private.redact(dialect, REPO)
+    args = tuple(settings.args or ())
+    script = Script(settings.path, path, python, args, settings.env or {}, dialect, data, bool(settings.raw_data))
+    settings.path = private.redact(str(path), REPO)
+    settings.python = None if settings.python is None else private.redact(python, REPO)
+    settings.raw_data = settings.raw_data or None  # false is the default: one config with one id
     return script
 
 

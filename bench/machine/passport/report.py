@@ -35,11 +35,11 @@ def _changes(index: int | None, figures: Sequence[Figure], earlier: Sequence[Seq
     lines: list[Line] = []
     for figure in figures:
         same = (figure["what"], figure["unit"])
-        old = [one for some in earlier for one in some if (one["what"], one["unit"]) == same][-NUM_EARLIER:]
-        before = statistics.median(one["value"] for one in old) if old else None
+        old = [past for some in earlier for past in some if (past["what"], past["unit"]) == same][-NUM_EARLIER:]
+        before = statistics.median(past["value"] for past in old) if old else None
         if not before:
             continue
-        low, high = min(one["low"] for one in old), max(one["high"] for one in old)
+        low, high = (min(past["low"] for past in old), max(past["high"] for past in old))
         rises = figure["value"] > before
         lines.append(
             {"device": index, "what": figure["what"], "unit": figure["unit"], "before": before, "now": figure["value"]}

@@ -102,7 +102,7 @@ def _temperature_c() -> float | None:
         sensors = psutil.sensors_temperatures()
     except (OSError, AttributeError):
         return None
-    return max((one.current for name in CPU_SENSORS for one in sensors.get(name, ())), default=None)
+    return max((sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())), default=None)
 
 
 # The columns of telemetry.csv; a cell is empty where the device has no such figure.  All rows of one tick share its
@@ -235,13 +235,13 @@ class Sampler:
                 data = os.read(0, 4096)
                 if not data:
                     return
-                *words, rest = (rest + data).split(b"\n")
-                for word in words:
-                    if word == b"start":
+                *orders, rest = (rest + data).split(b"\n")
+                for order in orders:
+                    if order == b"start":
                         _say(self.energy())
                         sampling, due_s = True, time.monotonic()
                         self._cpu_before_s = time.process_time()
-                    elif word == b"stop":
+                    elif order == b"stop":
                         ended = self.energy()
                         self.tick()
                         _say(ended | {"report": self.report()})

@@ -116,15 +116,15 @@ def slowed_frac(samples: Iterable[Row]) -> float | None:
 
 def doubts(summary: Row) -> list[str]:
     """The record's summary of telemetry -> sentences, each a reason with its figure."""
-    result = []
+    sentences = []
     for name, device in summary["by_device"].items():
         if (device["slowed_frac"] or 0.0) > MAX_SLOWED_FRAC:
             reasons = ", ".join(reason for reason in device["throttle_frac"] if reason in SLOWDOWNS)
             share = f"{100 * device['slowed_frac']:.1f} % of {device['num_timed_samples']} samples"
-            result.append(f"{name} was slowed down by {reasons} in {share} (limit {100 * MAX_SLOWED_FRAC:g} %)")
+            sentences.append(f"{name} was slowed down by {reasons} in {share} (limit {100 * MAX_SLOWED_FRAC:g} %)")
     for name, num in summary["foreign_processes"].items():
-        result.append(f"{num} other process{'es' if num > 1 else ''} computed on {name} during the run")
-    return result + _unequal_limits(summary["by_device"])
+        sentences.append(f"{num} other process{'es' if num > 1 else ''} computed on {name} during the run")
+    return sentences + _unequal_limits(summary["by_device"])
 
 
 def _unequal_limits(devices: Mapping[str, Row]) -> list[str]:
@@ -135,8 +135,8 @@ def _unequal_limits(devices: Mapping[str, Row]) -> list[str]:
             return [f"the power limit of {name} was changed in the run, between {ends}"]
     limits_w = {name: device["min_power_limit_w"] for name, device in limited.items()}
     if limits_w and max(limits_w.values()) - min(limits_w.values()) > LIMIT_SLACK_W:
-        words = ", ".join(f"{name} {limit_w:.0f} W" for name, limit_w in limits_w.items())
-        return [f"the GPUs have unequal power limits: {words}"]
+        each = ", ".join(f"{name} {limit_w:.0f} W" for name, limit_w in limits_w.items())
+        return [f"the GPUs have unequal power limits: {each}"]
     return []
 
 
@@ -288,27 +288,27 @@ def whole(joined: Row, started: Row, stopped: Row) -> Row:
 
 def warnings(joined: Row, report: Row) -> list[str]:
     """Sentences: what the sampler could not read, counters that disagree, memory that fails."""
-    result = list(report["warnings"])
+    sentences = list(report["warnings"])
     if joined["energy_agrees"] is False:
         apart = f"{joined['energy_disagreement_pct']:.1f} % apart (limit {MAX_DISAGREEMENT_PCT:g} %)"
-        result.append(f"the energy counter and integrated power are {apart}")
+        sentences.append(f"the energy counter and integrated power are {apart}")
     for name, device in joined["by_device"].items():
         for column in ("ecc_uncorrected", "remapped_rows"):
             if device.get(f"new_{column}"):
-                result.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
-    return result
+                sentences.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
+    return sentences
 
 
 def _of_device(rows: list[Row]) -> Row:
-    result = {f"mean_{column}": mean(rows, column) for column in ("power_w", "sm_clock_mhz", "temp_c")}
+    figures = {f"mean_{column}": mean(rows, column) for column in ("power_w", "sm_clock_mhz", "temp_c")}
     limits_w = [row["power_limit_w"] for row in rows if row.get("power_limit_w") is not None]
     if limits_w:
-        result |= {"min_power_limit_w": min(limits_w), "max_power_limit_w": max(limits_w)}
+        figures |= {"min_power_limit_w": min(limits_w), "max_power_limit_w": max(limits_w)}
     for column in ("ecc_uncorrected", "remapped_rows"):
         counts = [row[column] for row in rows if row.get(column) is not None]
         if counts:
-            result[f"new_{column}"] = round(counts[-1] - counts[0])
-    known = {name: value for name, value in result.items() if value is not None}
+            figures[f"new_{column}"] = round(counts[-1] - counts[0])
+    known = {name: value for name, value in figures.items() if value is not None}
     return {
         "num_timed_samples": len(rows),
         **known,
