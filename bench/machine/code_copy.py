@@ -147,7 +147,7 @@ def _links_beside(sources: Mapping[str, Path]) -> dict[str, str]:
 def _held(content: Content, root: Path) -> Iterator[Path]:
     folder = root / content.name
     with _locked(root / f"{content.name}.lock"):
-        if not folder.is_dir() or _stored(folder) != content:
+        if not is_whole(folder):
             _make(root, content)
         _prune(root)
         yield folder
@@ -210,7 +210,7 @@ def _make(root: Path, content: Content) -> None:
     folder = root / content.name
     try:
         _write(made, folder, content)
-        if folder.is_dir() and _stored(folder) != content:
+        if folder.is_dir() and not is_whole(folder):
             _remove(folder)
         os.rename(made, folder)
         os.chmod(folder, 0o555)
