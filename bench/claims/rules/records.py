@@ -46,7 +46,7 @@ def every_run_completed(claim: Claim) -> Judged:
 
 def every_run_came_out_again(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import certificate, replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
@@ -55,10 +55,10 @@ def every_run_came_out_again(claim: Claim) -> Judged:
             made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
-        return None if made[-1].holds else f"{made[-1].outcome}: {made[-1].why}"
+        return None if certificate.holds(made[-1]) else f"{made[-1]['outcome']}: {made[-1]['why']}"
 
     faults = of_each(claim.runs, fault_of, "")
-    words = certificates.of_several(f"{one.outcome} (time {one.time.word})" for one in made if one.time)
+    words = certificates.of_several(f"{one['outcome']} (time {time['word']})" for one in made if (time := one["time"]))
     return faults if not faults[0] else (True, f"recomputed from replays made here: {words}")
 
 
