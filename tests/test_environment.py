@@ -15,7 +15,7 @@ from bench.base import private
 from bench.base.paths import REPO
 from bench.config import schema
 from bench.launch import ranks
-from bench.machine import code_state, environment, gpus, processes
+from bench.machine import code_state, environment, gpus
 from bench.machine import meters as cpu_meter
 from bench.machine.meters import CpuMeter
 from bench.record import run_folder
@@ -215,12 +215,6 @@ def test_a_slice_of_a_gpu_is_not_called_by_the_whole_gpus_name(machine):
     hardware = schema.HardwareConfig(device="cuda", num_processes=1, num_threads=1)
     (gpu,) = environment.summary(environment.environment(), hardware)["gpus"]
     assert gpu["name"] == "NVIDIA H100 80GB HBM3 MIG"  # so that no peak is found for it
-
-
-def test_this_process_can_be_recognised_again():
-    me = environment.this_process()
-    assert me["pid"] == os.getpid()
-    assert me["start_ticks"] == processes.start_ticks(os.getpid())
 
 
 def test_torch_facts_are_those_of_the_installed_torch():

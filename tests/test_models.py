@@ -1,7 +1,6 @@
 """Architectures: golden losses, causality, parameters, FLOPs, initialisation, precision, and their conf files."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from models.ladder import SAME_MODEL
 from models.modern import LOGIT_CAP, Rotary, rms_norm, softcap
 from models.optimizers import adamw
 
-CONF = Path(__file__).parent.parent / "conf"
 ARCHS = ["gpt2", "modern"]
 NUMBERS = (2, 4, 5, 6, *range(8, 22), 26, *range(28, 36), 37, 38, 39, 40, 42, 43, 45, 46, *range(48, 54))
 RUNGS = [*(f"r{number:02}" for number in NUMBERS), "simple"]  # of models/ladder/: tests/test_ladder.py

@@ -168,11 +168,6 @@ def test_this_process_is_found_and_a_dead_one_is_not():
 # ---- where records are
 
 
-def test_a_run_id_has_time_name_config_and_seed():
-    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=UTC)
-    assert run_folder.run_id(utc, "gpt2-adamw", "1a2b3c4d", 0) == "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"
-
-
 def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
     utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=UTC)
     made, start = [], threading.Barrier(8)
