@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from real_runs import git
 
 from bench.base import private
 from bench.base.paths import REPO
@@ -387,21 +388,6 @@ def repo(tmp_path):
     git(tmp_path, "remote", "add", "origin", "https://ada:secret@example.org/race.git")
     commit(tmp_path)
     return tmp_path
-
-
-def git(repo, *words):
-    identity = [
-        "-c",
-        "user.name=n",
-        "-c",
-        "user.email=e@example.org",
-        "-c",
-        "commit.gpgsign=false",
-        "-c",
-        "core.hooksPath=/dev/null",
-    ]
-    done = subprocess.run(["git", *identity, *words], cwd=repo, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def commit(repo):

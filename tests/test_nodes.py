@@ -130,10 +130,7 @@ def met(monkeypatch):
 
 
 def taken(leading):
-    until_s = time.monotonic() + 5
-    while not (came := leading.take()) and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return came
+    return real_runs.wait_for(leading.take, 5, every_s=0.02)
 
 
 def leader_of(leading, folder):
@@ -287,10 +284,7 @@ def test_a_count_that_a_stranger_writes_keeps_nobody_busy(met, name, value):
 
 
 def arrived(member):
-    until_s = time.monotonic() + 5
-    while (message := member.arrived()) is None and time.monotonic() < until_s:
-        pass
-    return message
+    return real_runs.wait_for(member.arrived, 5, every_s=0)
 
 
 def test_a_message_verifies_with_the_same_secret_session_and_name_alone():

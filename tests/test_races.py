@@ -10,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 
 import claimed
@@ -658,16 +657,11 @@ def checkout(tmp_path, repo):
         shutil.copytree(repo / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(repo / ".gitignore", copy)
 
-    def git(*words):
-        subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=copy, check=True, capture_output=True
-        )
-
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "the baseline")
+    real_runs.git(copy, "init", "-q")
+    real_runs.git(copy, "add", ".")
+    real_runs.git(copy, "commit", "-qm", "the baseline")
     slow_down(copy, SLEEP_S)
-    git("commit", "-qam", "a slower optimizer")
+    real_runs.git(copy, "commit", "-qam", "a slower optimizer")
     return copy
 
 
@@ -694,18 +688,11 @@ def start(checkout, *words, **options):
     )
 
 
-def wait_for(condition, timeout_s=120):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.2)
-
-
 @pytest.mark.slow
 def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_its_region(checkout):
     words = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
     killed = start(checkout, *words, "--anyway")
-    wait_for(
+    real_runs.wait_for(
         lambda: (
             len([line for line in ledger.read(checkout / "results").lines if line["event"] == "start"]) == 3
             or killed.poll() is not None
