@@ -348,7 +348,7 @@ def test_a_race_that_runs_is_not_resumed_and_no_second_one_is_begun(results, mon
     with state.locked(first), pytest.raises(ValueError, match="is running at this moment"):
         go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
     with state.locked(first), pytest.raises(ValueError, match="another process runs this race"):
-        race.main(["--resume"])
+        race.main(["--resume", first.name])
     assert race.main(["--resume", first.name]) == 0
 
 
