@@ -5,6 +5,8 @@ The page lies beside the snapshot and opens without a network.  The pickle is re
 """
 
 import json
+from pathlib import Path
+from typing import Any
 
 from bench.analysis.memory import lives, page, pickles, timeline, uses
 from bench.analysis.memory.lives import Sites
@@ -17,7 +19,7 @@ from bench.record import named
 NUM_SHOWN = 8
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
     paths = [path for word in args.snapshot for path in _snapshots(word)]
@@ -38,7 +40,7 @@ def main(argv):
     return 0
 
 
-def read(path):
+def read(path: Path) -> tuple[dict[str, Any], str]:
     """Path of a snapshot -> (its facts, its page)."""
     title = f"{path.stem.removesuffix('.rss')}: memory"
     if path.name.endswith(pickles.RSS_SUFFIX):
@@ -48,7 +50,7 @@ def read(path):
     return facts_of(snapshot), page.of_snapshot(snapshot, title)
 
 
-def facts_of(snapshot):
+def facts_of(snapshot: dict[str, Any]) -> dict[str, Any]:
     """For programs: {"devices": [{"device", "peak_bytes", "places_at_peak", "segments", "ooms", ...}]}."""
     devices = []
     for device in lives.devices(snapshot):
@@ -56,7 +58,7 @@ def facts_of(snapshot):
         held = timeline.of(blocks, timeline.by_place(Sites()))
         sites = sorted(held.at_peak.items(), key=lambda one: -one[1])
         full = timeline.segment_totals(snapshot, device)
-        facts = {"device": device, "num_events": held.num_entries, "peak_bytes": held.peak_bytes}
+        facts: dict[str, Any] = {"device": device, "num_events": held.num_entries, "peak_bytes": held.peak_bytes}
         facts |= {"end_bytes": held.end_bytes, "unexplained_bytes": held.unexplained_bytes}
         facts["places_at_peak"] = [{"place": site, "bytes": size} for site, size in sites]
         facts |= uses.use_facts(blocks, page.marks_of(snapshot, blocks))
@@ -66,7 +68,7 @@ def facts_of(snapshot):
     return {"devices": devices}
 
 
-def _words(path, facts):
+def _words(path: str, facts: dict[str, Any]) -> str:
     lines = [path]
     if "peak_bytes" in facts:
         lines.append(f"  {facts['what']}; largest {format_bytes(facts['peak_bytes'])}")
@@ -81,7 +83,7 @@ def _words(path, facts):
     return "\n".join(lines)
 
 
-def _snapshots(word):
+def _snapshots(word: str) -> list[Path]:
     """A file, or runs or folders with snapshots in them -> their paths."""
     paths = []
     for path in named.find([word])[0].holders:
@@ -92,7 +94,7 @@ def _snapshots(word):
     return paths
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh memory", main=main)
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
     parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")

@@ -83,7 +83,7 @@ def of_changes(
     return Waterfall(title, about, bars, CHANGES, low=low, id=id)
 
 
-def _row(bar, low, span):
+def _row(bar: Bar, low: float, span: float) -> Safe:
     left, right = sorted((100 * (bar.begin - low) / span, 100 * (bar.end - low) / span))
     width = max(right - left, MIN_PCT) if bar.end != bar.begin else 0
     style = f"margin-left:{min(left, 100 - width):.2f}%;width:{width:.2f}%"

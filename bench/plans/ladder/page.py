@@ -18,13 +18,13 @@ from bench.web.document import (
     Columns,
     Document,
     Lines,
-    Link,
-    Named,
     Picture,
     Section,
     Table,
     Verdict,
-    badge_of,
+    badge,
+    link,
+    named,
 )
 
 NAME = race_folder.STAIRCASE
@@ -61,7 +61,7 @@ def document(folder: Path | str, result: Staircase) -> Document:
     race, names = race_folder.read(folder), [rung["rung"]["name"] for rung in result["rungs"]]
     title = f"Ladder: {names[0]} to {names[-1]}"
     about = [f"size {result['size']}: {result['about']}", f"track {result['track']}", race["status"].replace("_", " ")]
-    about += [race["started_at"], Link(result["race_id"], "race.html")]
+    about += [race["started_at"], link(result["race_id"], "race.html")]
     charts = [Chart(spec) for spec in _curves(folder, race, result)]
     blocks = [
         Bullets(sentences(result)),
@@ -165,7 +165,7 @@ def _why(result):
 
 
 def _tables(result):
-    rows = [(Named(name, rung["rung"]["what"]), *known) for rung in result["rungs"] for name, *known in [levels(rung)]]
+    rows = [(named(name, rung["rung"]["what"]), *known) for rung in result["rungs"] for name, *known in [levels(rung)]]
     steps = [changes(rung) for rung in result["rungs"][1:]]
     right = (False, True, False, *(True,) * 4)
     return [
@@ -197,9 +197,9 @@ def changes(rung: Rung) -> tuple[str, ...]:
     """Cells of CHANGED, of a rung that has one below."""
     step = rung["step"]
     return (
-        Named(rung["rung"]["name"]),
+        named(rung["rung"]["name"]),
         change(step["to_target"], "pct"),
-        badge_of(step["verdict"]),
+        badge(step["verdict"]),
         change(step["steps"], "pct"),
         change(step["val_loss"], "nats"),
         change(step["step_ms"], "pct"),
