@@ -20,7 +20,6 @@ from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.record import named
-from bench.web.document import Document
 
 Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
 
@@ -43,8 +42,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _write(args: argparse.Namespace, markdown: str, with_pictures: Callable[[], Document]) -> None:
-    """What --html, --png and --md ask for."""
+def _write(args: argparse.Namespace, markdown: str, with_pictures: Callable[[], Any]) -> None:
+    """What --html, --png and --md ask for.  with_pictures() -> the Document."""
     written = []
     if args.md:
         atomic.write_out(of_user(args.md), markdown)

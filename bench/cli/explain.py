@@ -18,7 +18,6 @@ from bench.analysis.trace import categories
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import analyze, arguments
-from bench.web.page import Safe
 
 Jobs = list[tuple[list[str], list[Path]]]  # (words, paths) of each
 
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> int:
         both = [_one(words, paths, rules, args.include_last_step, passport, jobs) for words, paths in jobs]
         titles = [title for title, _ in both]
         answers = {f"{titles[0]} -> {titles[1]}": difference.of(*(answer for _, answer in both))}
-        of_one: Callable[[Any, str], Safe] = page.of_difference
+        of_one: Callable[[Any, str], Any] = page.of_difference
         words_of: Callable[[Any, str], str] = text.difference_as_text
     else:
         answers = {}

@@ -27,6 +27,13 @@ from bench.record.exporters import dashboards, mllog, modded_nanogpt_log, tables
 FILES = ("csv", "parquet", "mllog", "modded-nanogpt")
 
 
+class Forms(tuple[str, ...]):
+    """What --to may be: a form of a file, or dashboards with commas between."""
+
+    def __contains__(self, word: object) -> bool:
+        return word in FILES or all(name in dashboards.names() for name in str(word).split(","))
+
+
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written or exported, 1 some export to a dashboard failed, 2 wrong use."""
     args = _parser().parse_args(argv)
@@ -64,9 +71,6 @@ def _text(form: str, folders: Sequence[Path], of_steps: bool) -> str:
 
 def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
     for name in names:
-        if name not in dashboards.names():
-            known = [*FILES, *dashboards.names()]
-            raise ValueError(f"--to {name}: {arguments.guess(name, known)}choose from {', '.join(known)}")
         if sentence := dashboards.missing(name):
             raise ValueError(f"--to {name}: {sentence}")
     if args.steps or args.out:
@@ -106,8 +110,9 @@ def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) ->
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh export", main=main)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, races, or folders of runs")
-    forms = f"{', '.join(FILES)}; or dashboards, commas between: {', '.join(dashboards.names())}"
-    parser.add_argument("--to", required=True, metavar="FORM", help=forms)
+    names = f"{', '.join(FILES)}; or dashboards, commas between: {', '.join(dashboards.names())}"
+    forms = Forms((*FILES, *dashboards.names()))
+    parser.add_argument("--to", required=True, metavar="FORM", choices=forms, help=names)
     parser.add_argument("--steps", action="store_true", help="csv, parquet: a line a step instead of a run")
     parser.add_argument("--out", metavar="PATH", help="the file, of a form that is one")
     set_help = "a setting of the dashboard's exporter, e.g. project=mine"

@@ -24,8 +24,6 @@ from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.record import ledger, named, sweep
 from bench.record.rows import Row
-from bench.web.chart import Spec
-from bench.web.document import Drawing
 
 Made = dict[str, Any]  # what --json prints
 
@@ -90,7 +88,7 @@ def _curves(args: argparse.Namespace) -> Made:
     return made
 
 
-def _pictures(charts: Iterable[Spec], folder: Path, drawings: Iterable[Drawing] = ()) -> Made:
+def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ()) -> Made:
     from bench.report import png
 
     return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, drawings)]}

@@ -17,7 +17,6 @@ from bench.cli import arguments
 from bench.record import named
 from bench.report import table_columns, table_groups, table_text
 from bench.report.table_columns import COLUMNS, Columns, Condition, TableRow
-from bench.web import document
 
 ALONE = {  # what has no effect beside another option
     "leaderboard": (
@@ -121,7 +120,7 @@ def _pivot(args: argparse.Namespace, rows: list[TableRow]) -> None:
         cells = table_groups.rows_of_pivot(pivot)
         _print_data(args, cells, [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"])
     else:
-        print(document.texts(table_groups.pivot_blocks(pivot), args.md) if rows else _nothing(args))
+        print(table_groups.pivot_text(pivot, args.md) if rows else _nothing(args))
 
 
 def _print_data(args: argparse.Namespace, rows: Sequence[TableRow], columns: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from bench.record import certificates, configs
 from bench.report import table_columns
 from bench.report.table_columns import Columns, TableRow, rank
 from bench.report.table_text import number_words, value_words
-from bench.web.document import Block, Lines, Table
+from bench.web.document import Block, Lines, Table, texts
 
 GROUPED = (
     *("val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "energy_j", "mean_power_w"),
@@ -195,6 +195,11 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str)
         over |= dict.fromkeys(["seed"] * (len({row["seed"] for row in inside}) > 1) + configs.varied(inside))
     sides = [sorted({at[number] for at in cells}, key=rank) for number in range(len(keys))]
     return Pivot(value, list(keys), sides, cells, [name for name in over if name not in keys])
+
+
+def pivot_text(pivot: Pivot, is_md: bool) -> str:
+    """Its pivot_blocks() for a terminal, or in Markdown."""
+    return texts(pivot_blocks(pivot), is_md)
 
 
 def pivot_blocks(pivot: Pivot) -> list[Block]:
