@@ -37,6 +37,8 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "cli/starter/my_model.py",
     "data/loader.py",
     "plans/overhead.py",
+    "plans/passport/rank.py",
+    "plans/passport/works.py",
     "training/profiling/allocations.py",
     "training/profiling/kempner.py",
     "training/profiling/recording.py",

@@ -21,9 +21,9 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
-from bench.plans.ladder import forecast, page, request, sizes, staircase
-from bench.plans.race import plan as race_plan
+from bench.plans.ladder import page, request, staircase
 from bench.plans.race import planning, runner
+from bench.report import table_text
 
 
 def main(argv: list[str]) -> int:
@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:
-            planned = forecast.of(*request.asked(args.words))
-            print(json.dumps(planned, indent=1) if args.json else forecast.text(planned))
+            planned = request.forecast(*request.parse(args.words))
+            print(json.dumps(planned, indent=1) if args.json else request.forecast_text(planned))
             return 0
         folder = _ended(args, results)
         if folder is None:
@@ -45,7 +45,11 @@ def main(argv: list[str]) -> int:
         atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))
         say("race", shown(folder))
-    print(answer.json() if args.json else page.csv_text(found).rstrip("\n") if args.csv else answer.terminal())
+    if args.csv:
+        rows = page.csv_rows(found)
+        table_text.print_csv(rows, list(rows[0]))
+    else:
+        print(answer.json() if args.json else answer.terminal())
     return 0
 
 
@@ -57,13 +61,7 @@ def check(argv: list[str]) -> None:
     args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:
         request.unfinished(results_root().absolute(), args.resume)
-    own = [word for word in args.words if word.partition("=")[0] in request.OWN_WORDS]
-    for word in own:
-        sizes.named(word.partition("=")[2])
-    for word in args.words:
-        if "=" not in word:
-            sizes.rung_named(word)
-    race_plan.parse_request([word for word in args.words if "=" in word and word not in own])
+    request.check(args.words)
 
 
 def _ended(args: argparse.Namespace, results: Path) -> Path | None:
@@ -73,7 +71,7 @@ def _ended(args: argparse.Namespace, results: Path) -> Path | None:
     if args.resume is not None:
         folder = request.unfinished(results, args.resume)
     else:
-        _, fitted, asked = request.asked(args.words)
+        _, fitted, asked = request.parse(args.words)
         for fit in fitted:
             if fit.fault:
                 say("ladder", f"{fit.rung.name} is excluded, it cannot run at this size: {fit.fault}", always=True)

@@ -19,7 +19,6 @@ from bench.base import text_table
 from bench.base.text_table import counted
 from bench.compare import wording
 from bench.compare.selection import Arm
-from bench.compare.verdict import Comparison
 from bench.report import curves, run_page
 from bench.web import document, forest
 from bench.web.document import Block, Bullets, Chart, Columns, Document, Hint, Lines, Section, Table, code, link
@@ -58,7 +57,7 @@ SHORT = Options()
 
 
 def of_arms(
-    arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str | None = None, options: Options = SHORT
+    arms: Sequence[Arm], results: Sequence[Mapping[str, Any]], at: Path | str | None = None, options: Options = SHORT
 ) -> Document:
     """Arms, the baseline first, and the comparison of each other one with it -> the answer of ./run.sh compare.
 

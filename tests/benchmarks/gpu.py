@@ -347,7 +347,7 @@ def _rates(contest, result, peak, where):
     size, rows = contest.size, []
     num_tokens = size.num_micro_steps * size.num_seqs * size.seq_len
     for name, seconds in result.items():
-        rows.append(overhead.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
+        rows.append(gpu_ranks.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
         if peak is not None and name in contest.models:
             mfu = contest.models[name].flops_per_token(size.seq_len) * num_tokens / (rows[-1][1] / 1e3) / peak
             rows.append((f"{name}, MFU ({where})", mfu, *((">=", 0.40) if name == "gpt2" else (None, None))))
