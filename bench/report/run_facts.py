@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.analysis.diagnosis import event_costs, stalls
+from bench.analysis.diagnosis import stalls
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted
@@ -183,7 +183,7 @@ def costs_of(run: Record, rows: Sequence[StepRow]) -> dict[str, dict[str, Any]]:
 
 
 def _unwatched(run: Record, costs: Mapping[str, Any]) -> str:
-    missing = [_kind(kind) for kind in event_costs.WATCHED_BY if kind not in costs]
+    missing = [_kind(kind) for kind in stalls.WATCHED_BY if kind not in costs]
     if not missing and "stall" in costs:
         return ""
     words = ["stall (too few timed steps)"] * ("stall" not in costs) + missing

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.analysis.memory import page as snapshot_page
+from bench.analysis.memory import page as memory_page
 from bench.analysis.memory import pickles
 from bench.base import text_table
 from bench.base.reading.damage import of_record
@@ -16,7 +16,7 @@ from bench.record.shape import Record
 from bench.report import run_charts, run_facts, trace_page
 from bench.web import document
 from bench.web.chart import Spec
-from bench.web.document import Shown, coloured
+from bench.web.document import Lines, Section, Shown, coloured
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
 RANK = re.compile(r"rank(\d+)")  # in the name of a snapshot
@@ -58,8 +58,7 @@ def _html(
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
     charts = run_charts.of_run(folder, run, rows, events)
-    memory_charts, memory_section = memory_of_run(folder)
-    trace = trace_page.of_run(folder)
+    memory, trace = memory_of_run(folder), trace_page.of_run(folder)
     seed = "" if run["seed"] is None else f" seed {run['seed']}"
     title = f"{run['name']}{seed}, {run['track']}{', imported' if run_facts.is_imported(run) else ''}"
     others = [tag("a", words, href=link) for words, link in repeats]
@@ -67,7 +66,7 @@ def _html(
     ways += [join(["Race ", _race(run, folder, at)])] if run.get("race") else []
     ways += [join(["Other runs of this config: ", join(others, ", ")])] if others else []
     if explained:  # imports numpy: a race, which makes pages at its end, begins without it
-        from bench.analysis.explain import page as explanation
+        from bench.analysis.explain import document as explanation
     facts = (run_facts.imported_section(run), run_facts.unknown_section(run)) if run_facts.is_imported(run) else ()
     body = [
         tag("p", join(ways, " · ")) if ways else "",
@@ -84,14 +83,14 @@ def _html(
             run_facts.where(folder, run, at),
             class_="columns",
         ),
-        explanation.of_run(folder) if explained else "",
+        explanation.of_run(folder).html() if explained else "",
         run_facts.stages(run),
         run_facts.summaries(run),
         trace.html(),
-        memory_section,
+        memory.html(),
         run_facts.files(folder, run, at),
     ]
-    data = {"charts": [*charts, *document.charts([trace]), *memory_charts]}
+    data = {"charts": [*charts, *document.charts([trace, memory])]}
     return page(title, *body, data=data, assets=assets, styles=REPORT_STYLES)
 
 
@@ -195,28 +194,16 @@ def _race(run: Record, folder: Path, at: Path) -> Safe:
     return tag("a", words, href=href) if target.exists() else tag("span", words)
 
 
-def memory_of_run(folder: Path) -> tuple[list[Spec], Safe]:
-    """Run folder -> (chart specs, html of its section); ([], "") without snapshots.  A damaged one is a sentence."""
+def memory_of_run(folder: Path) -> Section:
+    """Run folder -> the section of its snapshots, nothing without any.  A damaged one is a sentence."""
     paths = sorted(pickles.in_folder(folder), key=lambda path: int("".join(RANK.findall(path.name)[:1]) or 0))
-    if not paths:
-        return [], Safe("")
-    charts, parts = [], []
+    parts: list[document.Block] = []
     for num, path in enumerate(paths[:MAX_SHOWN]):
-        drawn, part = _of_snapshot(path, f"memory-{num}")
-        charts += drawn
-        parts += [tag("h3", path.name), part]
-    if len(paths) > MAX_SHOWN:
-        parts.append(soft(f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."))
-    parts.append(soft("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments."))
-    return charts, section("Memory", *parts)
-
-
-def _of_snapshot(path: Path, id: str) -> tuple[list[Spec], Safe]:
-    try:
-        if path.name.endswith(pickles.RSS_SUFFIX):
-            samples = pickles.load_rss(path)
-            drawn = pickles.rss_chart(samples, id)
-            return [drawn], join([soft(pickles.WHAT + "."), figure(drawn)])
-        return snapshot_page.summary(pickles.load(path), id)
-    except (OSError, ValueError) as error:
-        return [], soft(f"It cannot be read: {str(error).replace(str(path), path.name)}")
+        try:
+            parts.append(Section(path.name, memory_page.summary(path, f"memory-{num}")))
+        except (OSError, ValueError) as error:
+            why = f"It cannot be read: {str(error).replace(str(path), path.name)}"
+            parts.append(Section(path.name, [Lines([why], is_soft=True)]))
+    more = [f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."] if len(paths) > MAX_SHOWN else []
+    more.append("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments.")
+    return Section("Memory", [*parts, Lines(more, is_soft=True)] if paths else [])
