@@ -5,16 +5,15 @@ import os
 import random
 import re
 import shutil
-import time
 from pathlib import Path
 
 import claimed
 import pytest
+import real_runs
 import traces
 from browser import Browser, needs_browser
 from kept_records import RECORDS, add
 
-from bench.analysis.trace import analysis
 from bench.claims import leaderboard, leaderboard_views
 from bench.cli import race, table
 from bench.cli import report as cli
@@ -120,7 +119,7 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
     made = {path.name for path in after if after[path] != before.get(path)}
     assert made == {f"{packed_pages.pack_of(new.name)}.js"} and page_of(out, new.name)
-    answer = analysis.analyze([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
+    answer = traces.analysed([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
     (new / "analysis.json").write_text(json.dumps(answer))
     write(results)
     assert "sgemm" in page_of(out, new.name)
@@ -528,6 +527,11 @@ def test_groups_show_mean_sd_and_n_and_open_by_keyboard(browser, results):
     assert page.errors == []
 
 
+def downloaded(path):
+    real_runs.wait_for(path.exists, 10)
+    return path.read_text()
+
+
 @needs_browser
 @pytest.mark.browser
 def test_a_file_holds_exactly_what_is_seen(browser, many, tmp_path):
@@ -535,25 +539,17 @@ def test_a_file_holds_exactly_what_is_seen(browser, many, tmp_path):
     browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     page.until("document.getElementById('shown').textContent === '2 of 12 runs'")
     page.click("#csv")
-    assert wait_for(tmp_path / "runs.csv").read_text().splitlines() == [
+    assert downloaded(tmp_path / "runs.csv").splitlines() == [
         "val_loss,train_s,run_id",
         "4.25,6.1,20261122T000011Z-gpt2-adamw-48623a63-s11",
         "4.25,6,20261122T000010Z-gpt2-adamw-48623a63-s10",
     ]
     page.js("document.getElementById('group').click()")
     page.click("#json")
-    (group,) = json.loads(wait_for(tmp_path / "runs.json").read_text())
+    (group,) = json.loads(downloaded(tmp_path / "runs.json"))
     assert group["n"] == 2 and group["train_s_mean"] == pytest.approx(6.05) and group["config_id"] == "48623a63"
     assert group["train_s_sd"] == pytest.approx(0.1 / 2**0.5) and len(group["run_ids"]) == 2
     assert page.errors == []
-
-
-def wait_for(path, timeout_s=10):
-    deadline_s = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < deadline_s, path
-        time.sleep(0.05)
-    return path
 
 
 @needs_browser
