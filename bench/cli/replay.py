@@ -76,7 +76,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     return kept
 
 
-def _of(folder: Path, args: argparse.Namespace) -> certificate.Certificate | None:
+def _of(folder: Path, args: argparse.Namespace) -> certificates.Certificate | None:
     """The certificate of one record; with --check None, or the certificate of what is missing."""
     record = recorded.with_secrets(recorded.read(folder), args.fill)
     checks, fields = replaying.foreseen(record)
