@@ -15,7 +15,7 @@ from bench.base.paths import REPO
 from bench.cli import dashboard
 from bench.record import run_folder, verification
 from bench.record.exporters import dashboards
-from bench.record.step_rules import RunFiles
+from bench.record.verification import RunFiles
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bench.base import atomic
-from bench.record import ledger, ledger_count
+from bench.record import ledger
 
 
 def fill(folder, count=4):
@@ -72,7 +72,7 @@ def test_either_of_the_two_files_of_the_count_is_enough(tmp_path, kept, monkeypa
     if kept == "beside it":
         shutil.rmtree(tmp_path / "state")
     else:
-        (tmp_path / "results" / ledger_count.NAME).unlink()
+        (tmp_path / "results" / ledger.COUNT_NAME).unlink()
     fill(tmp_path / "results", 1)
     assert "2 between them were removed" in ledger.read(tmp_path / "results").faults[0]
 
@@ -81,7 +81,7 @@ def test_where_both_files_are_gone_another_count_begins_and_the_ledger_says_wher
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     fill(tmp_path / "results", 4)
     shutil.rmtree(tmp_path / "state")
-    (tmp_path / "results" / ledger_count.NAME).unlink()
+    (tmp_path / "results" / ledger.COUNT_NAME).unlink()
     fill(tmp_path / "results", 2)
     assert (ledger.read(tmp_path / "results").faults, ledger.read(tmp_path / "results").recounted) == ([], [5])
 
@@ -98,7 +98,7 @@ def test_a_ledger_that_is_moved_or_removed_as_a_whole_is_counted_rightly(tmp_pat
 def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no_gap(tmp_path, monkeypatch):
     fill(tmp_path, 2)
     with monkeypatch.context() as older:
-        older.setattr(ledger.ledger_count, "following", lambda *_: {})
+        older.setattr(ledger, "next_count", lambda *_: {})
         older.setattr(ledger.ledger_count, "keep", lambda *_: None)
         fill(tmp_path, 2)
     with monkeypatch.context() as killed:
@@ -110,7 +110,7 @@ def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no
 
 def test_a_count_that_cannot_be_kept_stops_no_run(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    (tmp_path / ledger_count.NAME).mkdir()
+    (tmp_path / ledger.COUNT_NAME).mkdir()
     fill(tmp_path, 3)
     assert (len(ledger.read(tmp_path).lines), ledger.read(tmp_path).faults) == (3, [])
 
@@ -226,7 +226,7 @@ def test_writers_on_a_file_system_without_locks_take_turns(tmp_path):
     found = ledger.read(tmp_path)
     assert found.faults == [] and len(found.runs) == 100
     assert len({line["prev"] for line in found.lines}) == 100  # one chain: no two follow the same line
-    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger_count.NAME}
+    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger.COUNT_NAME}
 
 
 def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):
@@ -234,4 +234,4 @@ def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatc
     (tmp_path / ledger.TURN).touch()
     (line,) = fill(tmp_path, 1)
     assert ledger.read(tmp_path).lines == [line]
-    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger_count.NAME}
+    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger.COUNT_NAME}

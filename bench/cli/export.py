@@ -11,7 +11,7 @@ from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.record import named
-from bench.record.exporters import mllog, modded_nanogpt_log, tables
+from bench.record.exporters import formats
 
 FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
 
@@ -26,7 +26,7 @@ def main(argv):
     if args.to == "parquet":
         if out is None:
             raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")
-        tables.write_parquet(tables.rows_of(folders, args.steps), out)
+        formats.write_parquet(formats.rows_of(folders, args.steps), out)
     else:
         _put(_text(args.to, folders, args.steps), out)
     return 0
@@ -34,12 +34,12 @@ def main(argv):
 
 def _text(form, folders, of_steps):
     if form == "csv":
-        return tables.as_csv(tables.rows_of(folders, of_steps))
+        return formats.as_csv(formats.rows_of(folders, of_steps))
     if form == "mllog":
-        return "".join(tables.of_each(folders, lambda folder: "".join(f"{line}\n" for line in mllog.of_folder(folder))))
+        return "".join(formats.of_each(folders, formats.mllog))
     if len(folders) != 1:
         raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
-    return tables.of_each(folders, modded_nanogpt_log.text)[0]
+    return formats.of_each(folders, formats.modded_nanogpt_log)[0]
 
 
 def _put(text, out):
