@@ -100,19 +100,6 @@ def ranks_of(ranks: list[int] | None) -> tuple[int, ...] | None:
     return None if ranks is None else tuple(sorted(set(ranks)))
 
 
-def check_ranks(instruments: dict[str, Any], num_processes: int) -> None:
-    """Raises ValueError where ranks are chosen that the run does not have: nothing would be recorded."""
-    for name, settings in instruments.items():
-        where = f"instruments.{name}"
-        chosen = [(f"{where}.ranks", settings.get("ranks"))]
-        chosen += [(f"{where}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()]
-        for key, ranks in chosen:
-            if missing := [rank for rank in ranks or () if rank >= num_processes]:
-                processes = f"{num_processes} process{'es' * (num_processes > 1)}"
-                remedy = f"the run has {processes}, ranks from 0: remove {missing[0]}"
-                raise ValueError(f"{key}={list(ranks or ())}: {remedy}")
-
-
 @dataclass(frozen=True)
 class Options:
     """What a profiler records beside names and times."""
