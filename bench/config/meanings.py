@@ -20,7 +20,7 @@ import yaml
 
 from bench.config import overrides, schema
 from bench.config.groups import LISTS, choices, path_of
-from bench.config.typed import KINDS, allowed, default_of, plain_of, row_class, variant, variants
+from bench.config.typed import KINDS, allowed, default_of, parts_of, row_class, variant, variants
 
 UNITS = {  # the last part of a setting's name: its unit
     "s": "seconds",
@@ -108,7 +108,7 @@ def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iter
     """Of a dataclass and of those within; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
     for one in dataclasses.fields(cls):
-        key, hint = path + one.name, plain_of(hints[one.name])
+        key, hint = path + one.name, parts_of(hints[one.name])[0]
         if one.name in known or key in LISTS:
             continue
         if not dataclasses.is_dataclass(hint):

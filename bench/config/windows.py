@@ -231,7 +231,13 @@ class MemoryWindow(Window):
 def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     """Settings of the instrument memory_history -> its windows in order: one, or those listed."""
     where = "instruments.memory_history"
-    windows = [_memory_window(here, values) for here, values in each(where, settings, MEMORY_FIELDS)]
+    windows = []
+    for here, values in each(where, settings, MEMORY_FIELDS):
+        check(here, values)
+        if values["name"].startswith(TAKEN_NAME) or "." in values["name"]:
+            remedy = f"file names begin with it: no dot in it, and no {TAKEN_NAME} in front"
+            raise ValueError(f"{here}.name={values['name']}: {remedy}")
+        windows.append(MemoryWindow(**values | {"ranks": ranks_of(values["ranks"])}))
     windows.sort(key=lambda window: window.first_step)
     for window, later in zip(windows, windows[1:]):
         if later.first_step <= window.last_step:
@@ -245,11 +251,3 @@ def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
             words = f"two windows are called {name} and would write the same files: rename one"
             raise ValueError(f"{where}.windows: {words}")
     return windows
-
-
-def _memory_window(where: str, values: dict[str, Any]) -> MemoryWindow:
-    check(where, values)
-    if values["name"].startswith(TAKEN_NAME) or "." in values["name"]:
-        remedy = f"file names begin with it: no dot in it, and no {TAKEN_NAME} in front"
-        raise ValueError(f"{where}.name={values['name']}: {remedy}")
-    return MemoryWindow(**values | {"ranks": ranks_of(values["ranks"])})

@@ -50,7 +50,9 @@ class Named(NamedTuple):
     def holders(self) -> list[Path]:
         """The paths; of a race or its arm the folders of the runs that count.  ValueError: no such arm, or no run."""
         if self.sweep is not None:
-            return _runs_of_sweep(self.word, self.sweep)
+            if folders := [point.folder for point in sweep.points(self.sweep) if point.folder is not None]:
+                return folders
+            raise ValueError(f"{self.word}: no run of this sweep is there: start it again, or restore them beside it")
         return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)
 
     @property
@@ -91,17 +93,14 @@ class Lookup:
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
-        raise ValueError(
-            f"{word}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
-            f"{self._near(word)}./run.sh table lists the runs{_known_sweeps()}"
-        )
-
-    def _near(self, word: str) -> str:
-        """Whether ids of runs, races or sweeps that resemble the word were meant."""
         races = [path.name for root in race_roots() for path in root.glob("*") if _is_race(path)]
         ids = [*self._own, *self._published, *races, *(folder.name for folder in sweep.folders())]
         near = difflib.get_close_matches(word, ids, n=3, cutoff=0.75)
-        return f"did you mean {' or '.join(near)}? " if near else ""
+        question = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(
+            f"{word}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
+            f"{question}./run.sh table lists the runs{_known_sweeps()}"
+        )
 
     def each(self, words: Iterable[str]) -> list[Named]:
         """Words, comma lists among them -> [Named].  ValueError: nothing is called so."""
@@ -197,14 +196,6 @@ def _known_sweeps() -> str:
     names = [folder.name for folder in sorted(sweep.folders(), key=lambda folder: folder.stat().st_mtime)]
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{more}" if names else ""
-
-
-def _runs_of_sweep(word: str, folder: Path) -> list[Path]:
-    """Folders of a sweep's runs.  ValueError: none of it is there."""
-    folders = [point.folder for point in sweep.points(folder) if point.folder is not None]
-    if not folders:
-        raise ValueError(f"{word}: no run of this sweep is there: start it again, or restore them beside it")
-    return folders
 
 
 def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:

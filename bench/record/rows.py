@@ -186,9 +186,17 @@ def _epochs(run: Record, shards: Sequence[Section]) -> float | None:
 
 
 def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
-    goal, imported = run.get("goal") or {}, run.get("imported") or {}
-    distrusted = [doubt["doubt"] for doubt in run.get("doubts") or () if doubt.get("instrument") in DISTRUSTING]
-    distrusted += validity.contestant_doubts(run) if complete else []
+    goal, imported, doubts = run.get("goal") or {}, run.get("imported") or {}, run.get("doubts") or ()
+    floor_nats, gap_nats = run["data"].get("floor_nats"), goal.get("target_gap_nats")
+    target_nats = goal.get("target_val_loss")
+    if gap_nats is not None and floor_nats is not None:
+        target_nats = floor_nats + gap_nats
+    distrusted = [doubt["doubt"] for doubt in doubts if doubt.get("instrument") in DISTRUSTING]
+    of_contestant = validity.contestant_doubts(run) if complete else []
+    distrusted += of_contestant
+    # why it is suspect, without what an instrument that watches the code, or the referee, had to say of it
+    of_code = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
+    of_machine = [why for why in run["validity_reasons"] if why not in of_code and why not in of_contestant]
     outside = ((run.get("referee") or {}).get("clock") or {}) if complete else {}
     of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
@@ -196,7 +204,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "num_disturbed_steps": num_disturbed_steps(run) if complete else None,
         "num_validating_steps": num_validating_steps(run) if complete else None,
         "batch_tokens": run["measured"].get("batch_tokens") if complete else None,
-        "target_val_loss": _target(goal, run["data"].get("floor_nats")),
+        "target_val_loss": target_nats,  # to be below
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
         "setting": encoded(setting(run)),
@@ -204,7 +212,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "outside_validations_s": outside.get("outside_validations_s"),
         "outside_validation_at_start_s": outside.get("validation_at_start_s"),
         "outside_unknown": outside.get("unknown"),
-        "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
+        "machine_doubts": of_machine if complete and run["validity"] == "suspect" else [],
         "script_doubt": next(iter(distrusted), None),
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id") or of_file,
@@ -244,17 +252,3 @@ def setting(run: Record) -> Section:
         "world_size": run.get("world_size"),
         **({"beside": beside["num_slots"]} if (beside := run.get("beside")) else {}),
     }
-
-
-def _target(goal: Section, floor_nats: float | None) -> float | None:
-    """The val_loss to be below: the goal's, or its gap above the data's known floor; None without a target."""
-    gap_nats = goal.get("target_gap_nats")
-    return floor_nats + gap_nats if gap_nats is not None and floor_nats is not None else goal.get("target_val_loss")
-
-
-def _machine_doubts(run: Record) -> list[str]:
-    """Why the run is suspect, without what an instrument that watches the code, or the referee, had to say of it."""
-    doubts = run.get("doubts") or ()
-    of_code = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
-    of_code |= set(validity.contestant_doubts(run))
-    return [reason for reason in run["validity_reasons"] if reason not in of_code]

@@ -77,8 +77,6 @@ def read(folder: Path | str, strict: bool = False) -> list[StepRow]:
         head, *lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")
     except Missing:
         return []
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
     columns = head.split(",")
     cut = lines.pop() if lines else ""  # what follows the last newline
     if not cut and (whole := _whole(columns, lines)):

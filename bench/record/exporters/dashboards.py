@@ -140,7 +140,9 @@ def read(folder: Path | str) -> Exported:
     run = run_folder.read(folder)
     if run["status"] == "running":
         raise ValueError(f"{folder}: the run has not ended: export it afterwards")
-    rows, offset_s = step_files.read(folder), _offset_s(step_files.read_events(folder), run)
+    rows, events = step_files.read(folder), step_files.read_events(folder)
+    both = (event for event in events if event.get("utc") and isinstance(event.get("t_ns"), int))
+    offset_s = next((utc.seconds(event["utc"]) - event["t_ns"] / 1e9 for event in both), None)  # to seconds since 1970
     points, last_s = [], utc.seconds(run["started_at"] or "")
     for row in rows:
         if row.get("t_ns") is not None and offset_s is not None:
@@ -173,11 +175,3 @@ def _settings(folder: Path) -> dict[str, Any]:
         return {}
     plain = (bool, int, float)
     return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings if value != {}}
-
-
-def _offset_s(events: Iterable[Mapping[str, Any]], run: Record) -> float | None:
-    """What to add to t_ns / 1e9 for seconds since 1970: of the first event that has both clocks; None without one."""
-    for event in events:
-        if event.get("utc") and isinstance(event.get("t_ns"), int):
-            return utc.seconds(event["utc"]) - event["t_ns"] / 1e9
-    return None

@@ -25,7 +25,12 @@ def export(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     uri = settings["tracking_uri"] or f"sqlite:///{root.resolve() / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
     name = settings["experiment"] or exported.run["track"]
-    experiment_id = _experiment(client, name, exported)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        artifacts = root.resolve() / "mlflow-artifacts"  # nothing is put there; the default is where one stands
+        experiment_id = client.create_experiment(name, artifact_location=artifacts.as_uri())
+    else:
+        experiment_id = experiment.experiment_id
     for old in client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{exported.run['run_id']}'"):
         client.delete_run(old.info.run_id)
     tags = {RUN_ID_TAG: exported.run["run_id"]} | {f"speedrun.{key}": value for key, value in exported.tags.items()}
@@ -47,11 +52,3 @@ def export(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
         client.log_batch(run_id, tags=[RunTag("speedrun.failure", str(exported.run["failure"]["kind"]))])
     client.set_terminated(run_id, STATUS.get(exported.run["status"], "FAILED"), end_ms)
     return {"tracking_uri": private.redact(uri, REPO) if settings["tracking_uri"] else DEFAULT_WORDS, "run_id": run_id}
-
-
-def _experiment(client: Any, name: str, exported: Exported) -> str:
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        return str(experiment.experiment_id)
-    artifacts = results_root().resolve() / "mlflow-artifacts"  # nothing is put there; the default is where one stands
-    return str(client.create_experiment(name, artifact_location=artifacts.as_uri()))

@@ -66,7 +66,7 @@ def of_run(
     run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
 ) -> tuple[Record, list[StepRow]]:
     """Run -> (record, rows of steps.csv).  path: of the log; facts: as log_files.read has; part_of: its folder."""
-    track, name = _track_and_name(Path(path), part_of)
+    track, name, shown = _named(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
@@ -76,7 +76,7 @@ def of_run(
         "schema_version": SCHEMA_VERSION,
         "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
         "provenance": "imported",
-        "imported": _imported(run, form, facts, _shown(Path(path), part_of)),
+        "imported": _imported(run, form, facts, shown),
         "name": name,
         "track": track,
         "status": "complete" if run.complete else "failed",
@@ -211,22 +211,17 @@ def rows_of(run: Run) -> list[StepRow]:
     return ordered
 
 
-def _track_and_name(path: Path, part_of: Path | None) -> tuple[str, str]:
-    parts = list(path.resolve().parts)
+def _named(path: Path, part_of: Path | None) -> tuple[str, str, str]:
+    """(track, name, the file as the record names it: below the folder that was given, never a home folder)."""
+    parts = path.resolve().parts
     if track := next((track for track in TARGETS if track in parts), None):
-        rest = parts[parts.index(track) + 1 : -1]
-        rest = rest[1:] if rest[:1] == ["results"] else rest
-        return track, _word("-".join(rest) or path.stem)
-    return "imported", _word(path.parent.name if part_of and path.parent != Path(part_of) else path.stem)
+        inside = parts[parts.index(track) :]
+        rest = inside[2:-1] if inside[1:2] == ("results",) else inside[1:-1]
+        return track, _word("-".join(rest) or path.stem), "/".join(inside)
+    name = path.parent.name if part_of and path.parent != part_of else path.stem
+    below = part_of is not None and path.is_relative_to(part_of)
+    return "imported", _word(name), str(path.relative_to(part_of)) if part_of and below else path.name
 
 
 def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "log"
-
-
-def _shown(path: Path, part_of: Path | None) -> str:
-    """The file as the record names it: below the folder that was given, never a home folder."""
-    parts = path.resolve().parts
-    if track := next((track for track in TARGETS if track in parts), None):
-        return "/".join(parts[parts.index(track) :])
-    return str(path.relative_to(part_of)) if part_of and path.is_relative_to(part_of) else path.name
