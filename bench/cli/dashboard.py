@@ -5,7 +5,6 @@ Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY
 """
 
 import contextlib
-import importlib
 import json
 import sys
 
@@ -44,7 +43,7 @@ def _export(exported, name, changes):
     settings = dashboards.settings_of(exported.run, name, changes)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # their packages print what they like
-            facts = importlib.import_module(f"bench.record.exporters.{name}").export(exported, settings)
+            facts = dashboards.EXPORT[name](exported, settings)
     except ValueError:
         raise
     except Exception as error:  # their packages raise what they like
