@@ -135,20 +135,19 @@ class ProfilerWindow(Window):
 
 def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
     """Settings of the instrument trace -> its windows: one, or those listed, each with its differences."""
-    return [_trace_window(where, values) for where, values in each("instruments.trace", settings, TRACE_FIELDS)]
-
-
-def _trace_window(where: str, values: dict[str, Any]) -> ProfilerWindow:
-    check(where, values)
-    if values["first_step"] <= values["warmup_steps"]:
-        raise ValueError(
-            f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: use "
-            f"first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
-        )
-    activities = values["activities"] and tuple(values["activities"])
-    same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
-    flags = {flag: values[flag] for flag in FLAGS}
-    return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=Options(activities, **flags))
+    windows = []
+    for where, values in each("instruments.trace", settings, TRACE_FIELDS):
+        check(where, values)
+        if values["first_step"] <= values["warmup_steps"]:
+            raise ValueError(
+                f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: "
+                f"use first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
+            )
+        activities = values["activities"] and tuple(values["activities"])
+        options = Options(activities, **{flag: values[flag] for flag in FLAGS})
+        same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
+        windows.append(ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=options))
+    return windows
 
 
 def kempner_window(settings: dict[str, Any]) -> ProfilerWindow | None:
@@ -194,19 +193,15 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
     windows = [] if alone else [window for name in profiling for window in windows_by_instrument[name] or ()]
     windows.sort(key=lambda window: window.begin_step)
     for window, other in itertools.combinations(windows, 2):
-        _refuse_overlap(window, other)
-
-
-def _refuse_overlap(window: ProfilerWindow, other: ProfilerWindow) -> None:
-    if window.name == other.name:
-        remedy = "two windows have this name and would write the same files: rename one"
-        raise ValueError(f"window name={window.name}: {remedy}")
-    if window.overlaps(other):
-        raise ValueError(
-            f"window {other.name}, {described(other)}: it overlaps with window {window.name}, {described(window)}, and "
-            "two torch profilers at once crash the process: let it begin after step "
-            f"{window.last_step}, warm-up included"
-        )
+        if window.name == other.name:
+            remedy = "two windows have this name and would write the same files: rename one"
+            raise ValueError(f"window name={window.name}: {remedy}")
+        if window.overlaps(other):
+            raise ValueError(
+                f"window {other.name}, {described(other)}: it overlaps with window {window.name}, {described(window)}, "
+                "and two torch profilers at once crash the process: let it begin after step "
+                f"{window.last_step}, warm-up included"
+            )
 
 
 def described(window: ProfilerWindow) -> str:

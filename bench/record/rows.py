@@ -5,7 +5,6 @@ None is off, unknown or not measured.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
 from bench.record import configs, outside_clock, validity
@@ -163,26 +162,20 @@ def _size(run: Record, config: configs.Config, complete: bool) -> Size:
     devices = (telemetry.get("by_device") or {}).values()
     slowed = [device["slowed_frac"] for device in devices if device.get("slowed_frac") is not None]
     metrics = run["metrics"] if complete else {}
+    epochs, num_tokens = data.get("epochs"), sum(shard.get("num_tokens") or 0 for shard in shards)
+    num_seen = (metrics.get("num_steps") or 0) * (run["measured"].get("batch_tokens") or 0)
+    if epochs is None and num_tokens and num_seen:  # an earlier record does not say it
+        epochs = num_seen / num_tokens
     power_w, energy_j = metrics.get("mean_power_w"), metrics.get("energy_j")
     return {
         "size": None if layers is None or width is None else f"{layers}x{width}",
         "num_params": run["model"].get("num_params"),
         "num_shards": len(shards) or None,
-        "epochs": _epochs(run, shards),
+        "epochs": epochs,
         "energy_j": telemetry.get("energy_j") if energy_j is None else energy_j,
         "mean_power_w": telemetry.get("mean_power_w") if power_w is None else power_w,
         "throttled_frac": max(slowed, default=None),
     }
-
-
-def _epochs(run: Record, shards: Sequence[Section]) -> float | None:
-    """As the record says; an earlier one does not, and its tokens are counted."""
-    if run["data"].get("epochs") is not None:
-        return run["data"]["epochs"]
-    num_tokens = sum(shard.get("num_tokens") or 0 for shard in shards)
-    num_steps = run["metrics"].get("num_steps") if run["status"] == "complete" else None
-    num_seen = (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
-    return num_seen / num_tokens if num_tokens and num_seen else None
 
 
 def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:

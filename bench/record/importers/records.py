@@ -53,15 +53,6 @@ class Run:
     num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
 
 
-def _unknown() -> Section:
-    """What no log says."""
-    record: Section = dict.fromkeys(
-        ("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher")
-    )
-    record |= {"deviations": [], "command": [], "instruments": {}, "warnings": [], "artifacts": [], "optim": "unknown"}
-    return record | {"data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []}}
-
-
 def of_run(
     run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
 ) -> tuple[Record, list[StepRow]]:
@@ -70,9 +61,19 @@ def of_run(
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
+    # what no log says
+    unknown = dict.fromkeys(("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher"))
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
+    peak_mib = run.facts.get("peak_mib")
     goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
-    record: Section = _unknown() | {
+    record: Section = unknown | {
+        "deviations": [],
+        "command": [],
+        "instruments": {},
+        "warnings": [],
+        "artifacts": [],
+        "optim": "unknown",
+        "data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []},
         "schema_version": SCHEMA_VERSION,
         "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
         "provenance": "imported",
@@ -92,7 +93,12 @@ def of_run(
         "timing_protocol": {"id": f"{form}-log", "clock": CLOCK, "excluded": [], "in_timed_region": []},
         "code": code | {"source_sha256": run.source_sha256},
         "environment": _environment(run.facts),
-        "measured": _measured(run),
+        "measured": {
+            "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
+            "batch_tokens": run.batch_tokens,
+            "num_untimed_steps": run.num_untimed_steps,
+            "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
+        },
         "doubts": [{"instrument": "import", "doubt": doubt} for doubt in doubts],
     }
     record["metrics"] = metrics(record, rows)
@@ -154,16 +160,6 @@ def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
     number, text = unmatched[0]
     what = f"{len(unmatched)} lines of the log look like metric lines and were not understood"
     return [f"{what}; the first is line {number}: {text[:80]!r}"]
-
-
-def _measured(run: Run) -> Section:
-    peak_mib = run.facts.get("peak_mib")
-    return {
-        "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
-        "batch_tokens": run.batch_tokens,
-        "num_untimed_steps": run.num_untimed_steps,
-        "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
-    }
 
 
 def _failure(run: Run) -> Section:
