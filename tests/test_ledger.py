@@ -99,10 +99,10 @@ def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no
     fill(tmp_path, 2)
     with monkeypatch.context() as older:
         older.setattr(ledger, "next_count", lambda *_: {})
-        older.setattr(ledger.ledger_count, "keep", lambda *_: None)
+        older.setattr(ledger.atomic, "write_json", lambda *_, **__: None)
         fill(tmp_path, 2)
     with monkeypatch.context() as killed:
-        killed.setattr(ledger.ledger_count, "keep", lambda *_: None)
+        killed.setattr(ledger.atomic, "write_json", lambda *_, **__: None)
         fill(tmp_path, 1)
     fill(tmp_path, 1)
     assert (ledger.read(tmp_path).faults, ledger.read(tmp_path).recounted) == ([], [])
@@ -173,11 +173,10 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
     fill(tmp_path, 2)
     before = (tmp_path / ledger.NAME).read_bytes()
 
-    def full(file, content):
-        file.write(content[:20])
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(ledger, "_write", full)
+    monkeypatch.setattr(ledger.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         ledger.append(tmp_path, "start", run="track/2", race=None)
     assert (tmp_path / ledger.NAME).read_bytes() == before

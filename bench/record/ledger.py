@@ -251,21 +251,21 @@ def read(results: Path | str) -> Ledger:
         content = plain_file.content(results / NAME, plain_file.MAX_LINES_BYTES)
     except Missing:
         return Ledger(results, [], [])
-    parsed = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
-    lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in parsed]
+    found = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
+    lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in found]
     recounted: list[int] = []
-    faults = _faults(parsed) + _faults_along_the_chain(parsed, recounted)
-    return Ledger(results, lines, faults, [number for number, _, _ in parsed], recounted)
+    faults = _faults(found) + _faults_along_the_chain(found, recounted)
+    return Ledger(results, lines, faults, [number for number, _, _ in found], recounted)
 
 
-def _faults(parsed: Sequence[ParsedLine]) -> list[str]:
+def _faults(found: Sequence[ParsedLine]) -> list[str]:
     """[(number in the file from 1, dict or None, bytes)] -> sentences."""
     wrong: list[str] = []
     names: set[str | None] = set()
     num_firsts = 0
-    for number, line, text in parsed:
+    for number, line, text in found:
         if line is None:
-            if number == parsed[-1][0]:
+            if number == found[-1][0]:
                 wrong.append(f"line {number}, the last, is damaged or unfinished")
             names.add(_name(text))  # the next line names it so, if a power cut left it so
             continue
@@ -289,7 +289,7 @@ class _Link(NamedTuple):
     counted: tuple[str, int] | None = None  # counter and number of the last line that has them
 
 
-def _faults_along_the_chain(parsed: Sequence[ParsedLine], recounted: list[int]) -> list[str]:
+def _faults_along_the_chain(found: Sequence[ParsedLine], recounted: list[int]) -> list[str]:
     """Sentences about times that go back and numbers that leave gaps, each line against the one that it names.
 
     recounted: gets the numbers of lines at which another count begins.
@@ -297,7 +297,7 @@ def _faults_along_the_chain(parsed: Sequence[ParsedLine], recounted: list[int]) 
     wrong: list[str] = []
     links: dict[str | None, _Link] = {}
     before = _Link()
-    for number, line, text in parsed:
+    for number, line, text in found:
         at = count = None
         link = links.get(line.get("prev"), _Link()) if line else before
         if line and (stamp := line.get("at")):
