@@ -141,7 +141,7 @@ def detect(lines: Iterable[str]) -> str | None:
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
-    """All lines of a program, in that dialect -> (its runs, facts as log_files.read has them: "unmatched" and more)."""
+    """All lines of a program, in that dialect -> (its runs, facts as read_file() has them: "unmatched" and more)."""
     return of_name(name).read(("\n".join(lines) + "\n").encode())
 
 

@@ -56,7 +56,7 @@ class Run:
 def of_run(
     run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
 ) -> tuple[Record, list[StepRow]]:
-    """Run -> (record, rows of steps.csv).  path: of the log; facts: as log_files.read has; part_of: its folder."""
+    """Run -> (record, rows of steps.csv).  path: of the log; facts: as dialects.read_file has; part_of: its folder."""
     track, name, shown = _named(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
