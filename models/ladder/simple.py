@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.base import LanguageModel, constant_, merge_heads, normal_, split_heads
-from models.ladder.r05 import rms_norm
-from models.ladder.r10 import without_autocast
+from models.ladder.short_sequences import rms_norm, without_autocast
 
 ATTENTION_SCALE, CAP, ROTARY_BASE = 0.12, 15, 1024
 
