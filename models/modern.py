@@ -41,12 +41,16 @@ class Rotary(nn.Module):
         self.register_buffer("sin_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
         self.fill()
 
+    def turns(self) -> torch.Tensor:
+        """Radians a position of each pair of a head, float64."""
+        half_dim = self.cos_TK.shape[1]
+        return ROTARY_BASE ** (-torch.arange(half_dim, dtype=torch.float64, device="cpu") / half_dim)
+
     @torch.no_grad()
-    def fill(self) -> None:
-        """Computed on the CPU in float64, so that every device and rank has the same table."""
-        seq_len, half_dim = self.cos_TK.shape
-        turn_K = ROTARY_BASE ** (-torch.arange(half_dim, dtype=torch.float64, device="cpu") / half_dim)
-        angle_TK = torch.outer(torch.arange(seq_len, dtype=torch.float64, device="cpu"), turn_K)
+    def fill(self, device: torch.device | str = "cpu") -> None:
+        """device: where it is computed, in float64; the CPU gives every device and rank the same table."""
+        position_T = torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device=device)
+        angle_TK = torch.outer(position_T, self.turns().to(device))
         self.cos_TK.copy_(angle_TK.cos())
         self.sin_TK.copy_(angle_TK.sin())
 
@@ -115,7 +119,7 @@ class Modern(LanguageModel):
         self.head = nn.Linear(width, vocab_size, bias=False)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
+        """Every parameter again, from a CPU generator, and the rotary table."""
         normal_(self.embedding.weight, EMBEDDING_STD, generator)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and name.endswith((".proj", "head")):

@@ -280,20 +280,21 @@ class NorMuon(Muon):
 
     def _update(self, matrix: torch.Tensor, group: Group) -> torch.Tensor:
         update = super()._update(matrix, group)
-        return update if self.beta2 is None else self._evened(matrix, update, self.beta2)
+        return update if self.beta2 is None else self._evened(matrix, update)
 
     def _batch(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
         updates = super()._batch(matrices, group)
         if self.beta2 is None:
             return updates
-        return [self._evened(matrix, update, self.beta2) for matrix, update in zip(matrices, updates, strict=True)]
+        return [self._evened(matrix, update) for matrix, update in zip(matrices, updates, strict=True)]
 
-    def _evened(self, matrix: torch.Tensor, update: torch.Tensor, beta2: float) -> torch.Tensor:
+    def _evened(self, matrix: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        assert self.beta2 is not None
         state = self.state[matrix]
         by_rows = matrix.shape[0] >= matrix.shape[1] if self.evened is None else self.evened == "rows"
         mean = update.float().square().mean(dim=1 if by_rows else 0, keepdim=True)
         mean_square = state.setdefault("mean_square", torch.zeros_like(mean))
-        mean_square.lerp_(mean, 1 - beta2)
+        mean_square.lerp_(mean, 1 - self.beta2)
         evened = update * mean_square.clamp_min(MEAN_SQUARE_FLOOR).rsqrt()
         return (evened * (update.norm() / evened.norm().clamp_min(MEAN_SQUARE_FLOOR))).to(update.dtype)
 

@@ -313,7 +313,7 @@ def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, 
 
 def came_again(folder):
     """judge --replayed of one run: (passed, evidence) of the rule."""
-    rules = rulebook.check(claims.of_folders([folder]), replayed=True)
+    rules = rulebook.check(claims.from_folders([folder]), replayed=True)
     (rule,) = [rule for rule in rules if rule["rule"] == "every run came out again"]
     return rule["passed"], rule["evidence"]
 

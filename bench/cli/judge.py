@@ -51,7 +51,7 @@ def _claims(words):
         if claim_folder.lacks_claim(chosen.paths[0]):
             words = "its README.md has a claim's table and claim.yaml is missing: not a claim folder, restore it"
             raise ValueError(f"{chosen.paths[0]}: {words}")
-    return [(" ".join(words), claims.of_folders(named.runs(words)))]
+    return [(" ".join(words), claims.from_folders(named.runs(words)))]
 
 
 def _of_race(folder, arm):
@@ -61,7 +61,7 @@ def _of_race(folder, arm):
     if arm is not None and arm not in race.plan["arms"]:
         raise ValueError(f"{folder.name}:{arm}: not an arm of this race; choose from {', '.join(race.plan['arms'])}")
     arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
-    return [(f"{folder.name}:{name}", claims.of_race(race, name, book)) for name in arms]
+    return [(f"{folder.name}:{name}", claims.from_race(race, name, book)) for name in arms]
 
 
 def text(verdict):
@@ -73,7 +73,7 @@ def text(verdict):
 
 
 def _show(leaving):
-    for line in publication.listing_of(leaving):
+    for line in publication.listing(leaving):
         print(f"{'file':>8}  {text_table.printable(line)}")
 
 

@@ -39,8 +39,8 @@ def r02_norm(x):
 class R02Rotary(modern.Rotary):
     """Turns the other way round than modern's, and multiplies in the dtype that the product of both has."""
 
-    def fill(self):
-        super().fill()
+    def fill(self, device="cpu"):
+        super().fill(device)
         self.sin_TK.neg_()
 
     def forward(self, x_BHTK):

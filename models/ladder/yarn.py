@@ -12,7 +12,7 @@ from torch import nn
 from models.base import constant_, merge_heads
 from models.ladder import simple
 from models.ladder.fp8_head import R19, R26, R20Attention
-from models.ladder.short_sequences import R05MLP, Linear
+from models.ladder.short_sequences import R05MLP, Linear, R02Rotary
 from models.masked_attention import NO_LIMIT, Visible
 
 GATE_INPUTS = 12  # the first ones of the layer's input
@@ -115,7 +115,6 @@ class Yarn(simple.Rotary):
     path: tuple[int, ...] = ()
 
     def turns(self) -> torch.Tensor:
-        """Radians a position of each pair of a head, float64."""
         turn_K = super().turns()
         for before, after in zip(self.path, self.path[1:], strict=False):
             rounds_K = before * turn_K / (2 * math.pi)
@@ -167,13 +166,7 @@ class R31(R30):
 
 
 class R32Rotary(Yarn):
-    """In its table's dtype."""
-
-    def forward(self, x_BHTK):
-        T = x_BHTK.shape[2]
-        cos_TK, sin_TK = self.cos_TK[:T], self.sin_TK[:T]
-        left, right = x_BHTK.chunk(2, dim=-1)
-        return torch.cat((left * cos_TK + right * sin_TK, right * cos_TK - left * sin_TK), dim=-1)
+    forward = R02Rotary.forward  # in its table's dtype
 
 
 class R32(R31):
