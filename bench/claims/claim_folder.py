@@ -86,7 +86,8 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
     links = "\n".join(publication.certificate_links(results, runs))
     readme = "\n\n".join(filter(None, [head, links, markdown_blocks.block(COMMAND, summary(claim))])) + "\n"
     texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
-    publication.copy(publication.Content(claim.ledger, runs, races, folder.name, texts), folder, gated=gated)
+    content = publication.Content(claim.ledger, runs, races, folder.name)
+    publication.copy(content, folder, lambda copied: texts, gated or publication.Gated())
 
 
 def content(folder: Path) -> publication.Content:

@@ -57,7 +57,7 @@ class Content:
     named_runs: list[str]  # "<track>/<run_id>"; those of the races belong to it anyway
     race_ids: list[str]
     name: str  # of the publication, unless the user gives one
-    texts: dict[str, str] | None = None  # of a claim: by file name, README.md among them; None: there is none yet
+    texts: dict[str, str] | None = None  # of a claim's folder: by file name, README.md among them
 
     @property
     def results(self) -> Path:
@@ -128,6 +128,8 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
     _refuse_unfinished(content)
 
     def texts(copied: Path) -> dict[str, str]:
+        if content.texts is not None:
+            return content.texts
         printed = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
         parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
@@ -135,16 +137,14 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         parts += certificate_links(content.results, content.runs)
         return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, printed)]) + "\n"}
 
-    copy(content, folder, texts, gated)
+    copy(content, folder, texts, gated or Gated())
     return folder
 
 
 def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
     """A line of Markdown for each of these runs, "<track>/<run_id>", that was replayed: what came out, and where."""
-    sentences = {name: certificates.sentence(results / name) for name in names}
-    return [
-        f"- [certificate of {name}]({name}/{certificates.FILE}): {text}" for name, text in sentences.items() if text
-    ]
+    sentences = ((name, certificates.sentence(results / name)) for name in names)
+    return [f"- [certificate of {name}]({name}/{certificates.FILE}): {text}" for name, text in sentences if text]
 
 
 def _refuse_unfinished(content: Content) -> None:
@@ -157,15 +157,12 @@ def _refuse_unfinished(content: Content) -> None:
             raise ValueError(f"{race_id}: has not ended, its numbers are hidden: race --resume or --abandon it")
 
 
-def copy(
-    content: Content, folder: Path, texts: Callable[[Path], dict[str, str]] | None = None, gated: Gated | None = None
-) -> None:
-    """Content -> a results folder, whole or not at all.  texts(folder) -> {file name: text}, where content has none.
+def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]], gated: Gated) -> None:
+    """Content -> a results folder, whole or not at all.  texts(the copy) -> {file name: text} of what is generated.
 
     folder may be there if it is empty.  ValueError where it cannot be written or the gate keeps a file back.
     """
-    folder, gated = Path(folder).absolute(), gated or Gated()
-    leaving = [*_files(content)]
+    folder, leaving = folder.absolute(), [*_files(content)]
     gated.show(leaving)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -173,13 +170,10 @@ def copy(
         for file in leaving:
             (temporary / file.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(content.results / file.path, temporary / file.path)
-        made = content.texts if texts is None or content.texts is not None else texts(temporary)
-        assert made is not None  # of a claim, or made here
-        for name, text in made.items():
+        for name, text in (generated := texts(temporary)).items():
             (temporary / name).write_text(text)
-        search_files(
-            temporary, [*(file.path for file in leaving), *made], gated.allowed
-        )  # what goes, not what it was of
+        paths = [*(file.path for file in leaving), *generated]
+        search_files(temporary, paths, gated.allowed)  # the copies: the originals may have changed since
         if not gated.dry_run:
             os.rename(temporary, folder)  # refused where something lies in folder by now
     except OSError as error:
@@ -191,17 +185,11 @@ def copy(
 def _files(content: Content) -> Iterator[Leaving]:
     for name in content.runs:
         yield from files_of_run(content.results, name)
-    others = [
-        (
-            f"{race_folder.FOLDER}/{race_id}/{file}",
-            f"{race_folder.FOLDER}/.../{file}",
-            "the race, written by the referee",
-        )
-        for race_id in content.race_ids
-        for file in RACE_FILES
-    ]
-    for path, group, reason in [*others, (ledger.NAME, ledger.NAME, "every run that was started")]:
+    races = race_folder.FOLDER
+    groups = {f"{races}/{race_id}/{file}": f"{races}/.../{file}" for race_id in content.race_ids for file in RACE_FILES}
+    for path, group in (groups | {ledger.NAME: ledger.NAME}).items():
         if (content.results / path).is_file():
+            reason = "every run that was started" if path == ledger.NAME else "the race, written by the referee"
             yield Leaving(path, group, reason, (content.results / path).stat().st_size)
 
 
