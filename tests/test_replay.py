@@ -314,7 +314,7 @@ def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, 
 def came_again(folder):
     """judge --replayed of one run: (passed, evidence) of the rule."""
     rules = rulebook.check(claims.from_folders([folder]), replayed=True)
-    (rule,) = [rule for rule in rules if rule["rule"] == "every run came out again"]
+    (rule,) = [rule for rule in rules if rule["rule"] == "every run was reproduced"]
     return rule["passed"], rule["evidence"]
 
 
@@ -549,7 +549,7 @@ def test_a_judge_may_demand_that_each_run_was_run_again(tmp_path):
         done = real_runs.bench(tmp_path, "judge", str(published), "--json", *demand)
         assert json.loads(done.stdout)["accepted"] == accepted, done.stdout
     (failed,) = [rule for rule in json.loads(done.stdout)["rules"] if rule["passed"] is False]
-    assert failed["rule"] == "every run came out again" and "./run.sh replay" in failed["evidence"]
+    assert failed["rule"] == "every run was reproduced" and "./run.sh replay" in failed["evidence"]
     assert "its certificate claims 'equal within rounding', which was not checked" in failed["evidence"]
     copy = tmp_path / "copy"
     shutil.copytree(published, copy)

@@ -64,7 +64,7 @@ def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 @_of_raced
-def the_plan_asks_no_more_than_the_track(claim: Claim) -> Judged:
+def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
     """Alpha and margins are at most the track's, the race judges what the track judges, and enough runs are planned."""
     track = claim.track_rules
     if not track.fixed:
@@ -92,7 +92,7 @@ def there_was_no_unplanned_look(claim: Claim) -> Judged:
 
 
 @_of_raced
-def interrupts_were_few(claim: Claim) -> Judged:
+def few_runs_were_interrupted(claim: Claim) -> Judged:
     """No more runs were interrupted and run again than the track allows, and not those of one arm alone.
 
     Who watches a race can interrupt what goes badly.  One more of an arm than of another is forgiven, warm-ups too.
@@ -163,7 +163,7 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: flo
     return dict(comparison.of_arms(arms, diagnose=False, floor_pct=floor_pct))[race.arm]
 
 
-def the_table_says_what_the_runs_say(claim: Claim) -> Judged:
+def the_table_matches_the_runs(claim: Claim) -> Judged:
     """The generated table of a claim's README says what the runs say."""
     if not claim.is_folder:
         return None, "no claim folder"

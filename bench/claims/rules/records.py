@@ -12,7 +12,7 @@ MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
 
-def every_record_is_true_to_itself(claim: Claim) -> Judged:
+def every_record_is_internally_consistent(claim: Claim) -> Judged:
     """Each run passes ./run.sh verify: no byte of its folder was changed, and its numbers follow from its facts."""
 
     def fault_of(run: Run) -> str | None:
@@ -23,7 +23,7 @@ def every_record_is_true_to_itself(claim: Claim) -> Judged:
     return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
 
 
-def git_knew_the_code_of_every_run(claim: Claim) -> Judged:
+def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
     """Git failed for no run; where it fails, nobody knows whether the code matches a commit."""
 
     def fault_of(run: Run) -> str | None:
@@ -43,7 +43,7 @@ def every_run_completed(claim: Claim) -> Judged:
     return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
 
 
-def every_run_came_out_again(claim: Claim) -> Judged:
+def every_run_was_reproduced(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
     from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
 
@@ -126,7 +126,7 @@ def _lost_end(book: ledger.Ledger) -> list[str]:
     return [fault] if last < number else []
 
 
-def every_record_is_that_of_the_ledger(claim: Claim) -> Judged:
+def every_record_matches_the_ledger(claim: Claim) -> Judged:
     """The ledger has the start and the end of each run, and its run.json is the one that was written then.
 
     What the run says of its own times fits between the two lines.

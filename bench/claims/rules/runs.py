@@ -95,7 +95,7 @@ def there_are_enough_runs(claim: Claim) -> Judged:
     return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
 
 
-def the_claimed_runs_are_all_there(claim: Claim) -> Judged:
+def all_claimed_runs_are_present(claim: Claim) -> Judged:
     """The number of runs that is claimed is the number of run folders, and none of the plan's is missing."""
     if claim.missing:
         return False, f"missing: {', '.join(sorted(claim.missing)[:3])}"
@@ -104,7 +104,7 @@ def the_claimed_runs_are_all_there(claim: Claim) -> Judged:
     return claim.claimed_n == len(claim.runs), f"{claim.claimed_n} claimed, {len(claim.runs)} there"
 
 
-def no_run_was_dropped(claim: Claim) -> Judged:
+def no_run_was_left_out(claim: Claim) -> Judged:
     """Every started run of this config and raced code is claimed, but for those that a plan made no part of the claim.
 
     Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; runs outside the claim's
@@ -122,7 +122,7 @@ def no_run_was_dropped(claim: Claim) -> Judged:
         "of this code and day, with settings that are no longer known": others.unknown,
     }
     evidence = [f"{kind}: {_listed(claim, names)}" for kind, names in names_by_kind.items() if names]
-    evidence = evidence or ["the ledger has no other of this config and code"]
+    evidence = evidence or ["the ledger has no other run of this config and code"]
     evidence += [
         f"{_other_code(claim, kind, names)}: {_listed(claim, names)}" for kind, names in others.other_code.items()
     ]
