@@ -3,6 +3,8 @@
 It places blocks first fit, in segments of a fixed size, rounds up to 512 bytes as torch does, and merges what is freed.
 """
 
+from bench.analysis.memory import lives
+
 MIB = 2**20
 STEP_US = 1000.0
 
@@ -159,3 +161,8 @@ def training(num_steps=3, num_layers=6, weights_before=True):
             gpu.free(address)
             gpu.free(gradient)
     return gpu.snapshot(speedrun={"rank": 0, "window": "steps", "marks": [list(mark) for mark in marks]})
+
+
+def held(snapshot, device=0):
+    """Timeline of a device by place."""
+    return lives.held_by(lives.of_device(snapshot, device), lives.by_place(lives.Sites()))

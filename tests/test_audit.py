@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import real_runs
 import scripted
+from benchmarks import leaks
 
 from bench.base import stats
 from bench.claims.rules import records
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
-from bench.plans.audit import auditing, counterfactual, power
+from bench.plans.audit import auditing, counterfactual
 from bench.plans.audit.counterfactual import NotPossible
 from bench.record import certificates, ledger, run_folder, validity, verification
 from bench.record.certificates import DOUBTED, FAILED, PASSED
@@ -227,7 +228,8 @@ def dataset(tmp_path):
 
 def made(kind, dataset, tmp_path, val_tokens=4096, eos_token=7):
     (tmp_path / kind).mkdir()
-    return counterfactual.make(kind, dataset, val_tokens, eos_token, tmp_path / kind, seed=3)
+    substituted, facts = counterfactual.make(kind, dataset, val_tokens, eos_token, tmp_path / kind, seed=3)
+    return SimpleNamespace(dataset=substituted, facts=facts)
 
 
 def tokens_of(files):
@@ -326,7 +328,6 @@ def test_what_would_not_have_been_noticed_is_the_distance_of_the_last_loss_from_
     found = counterfactual.verdict("random_tokens", facts, 3.0, [4.1999, 4.2454])
     assert found["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + stats.MIN_LOG_E_VALUE / 1024 + 5e-5)
     assert "above the bound of 4.1453: a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in found["why"]
-    assert power.unnoticed(4.0, 3.0) == (1.0, 0.25)
     assert "unnoticed_nats" not in counterfactual.verdict("random_tokens", facts, 3.0, [4.0])
 
 
@@ -360,7 +361,7 @@ def test_an_audit_run_is_invalid_whatever_it_reached(finished_run):
 def test_honest_models_never_fail_on_random_tokens():
     rng = np.random.default_rng(0)
     for excess_nats in (0.0, 1e-3, 0.01, 0.1, 2.0):
-        assert power.seen_frac(4096, 257, excess_nats, 0.0, rng, 10_000) == 0.0
+        assert leaks.seen_frac(4096, 257, excess_nats, 0.0, rng, 10_000) == 0.0
 
 
 def test_the_smallest_leak_that_is_found_is_that_of_the_formula():
@@ -368,5 +369,5 @@ def test_the_smallest_leak_that_is_found_is_that_of_the_formula():
     rng = np.random.default_rng(0)
     for num_tokens, excess_nats in ((4096, 0.5), (1 << 18, 0.1)):
         wanted = (excess_nats + stats.MIN_LOG_E_VALUE / num_tokens) / (math.log(257) + excess_nats)
-        found = power.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
+        found = leaks.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
         assert found == pytest.approx(wanted, rel=0.1)

@@ -11,7 +11,7 @@ import pytest
 import traces
 from comparing import a_run, raced, write
 
-from bench.analysis.diagnosis import text as diagnosis_text
+from bench.analysis.diagnosis import between_runs
 from bench.cli import compare
 from bench.compare import calibration
 
@@ -302,11 +302,8 @@ def test_what_telemetry_measured_has_words_and_units():
     means = {"mean_cpu_util_pct": [90.0, 80.0], "sampler_cpu_frac": [0.01, 0.02], "max_tick_ms": [3.0, 4.0]}
     pair = {"a_ms": 1.0, "b_ms": 2.0, "change_ms": 1.0, "change_pct": 100.0, "share_frac": 1.0}
     found = {"label": "x", "runs": [2, 2], "regions": {"step_ms": pair}, "stretches": [], "words": [], "ranks": None}
-    lines = diagnosis_text.text(found | {"telemetry": means}).splitlines()
-    assert [line.split() for line in lines[-2:]] == [
-        ["CPU", "use,", "%", "90", "80"],
-        ["CPU", "use", "of", "the", "sampler,", "%", "1", "2"],
-    ]
+    *_, table = between_runs.blocks(found | {"telemetry": means})
+    assert table.rows == [["CPU use, %", "90", "80"], ["CPU use of the sampler, %", "1", "2"]]
 
 
 def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):

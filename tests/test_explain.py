@@ -5,12 +5,13 @@ import json
 
 import pytest
 import real_runs
+import traces
 from traces import SHARED, event, launched, step, write
 
-from bench.analysis.explain import account, ceilings, difference, page, parts, ranking
+from bench.analysis.explain import account, ceilings, document, parts, ranking
 from bench.analysis.explain.device_steps import owners
 from bench.analysis.explain.explained import add_recorded_events, of_record
-from bench.analysis.trace import analysis, flops, load, operators
+from bench.analysis.trace import load, operators
 from bench.base.units import GIB
 from bench.cli import explain as verb
 from bench.machine.passport import figures
@@ -122,7 +123,7 @@ def test_what_a_products_shape_costs_lies_between_its_peak_and_its_time():
     ],
 )
 def test_the_shape_of_a_product_is_rows_depth_and_columns(name, dims, shape):
-    assert flops.product_shape(name, dims) == shape
+    assert operators.product_shape(name, dims) == shape
 
 
 # ---- two accounts
@@ -140,7 +141,7 @@ def host_steps(durations_us, own_us):
 def test_the_rows_of_a_difference_add_up_to_that_of_the_steps_to_the_nanosecond(tmp_path):
     a = explained(tmp_path / "a.json", host_steps([100, 101, 101, 9], 50))  # three count: a mean of 100,666.67 ns
     b = explained(tmp_path / "b.json", host_steps([120, 121, 9], 30))  # two: 120,500
-    found = difference.of(a, b)
+    found = account.difference(a, b)
     assert (found["a"]["step_ns"], found["b"]["step_ns"]) == (100_667, 120_500)
     rows = {row["part"]: row["change_ns"] for row in found["parts"]}
     assert rows == {parts.UNBOUND: -20_000, parts.UNKNOWN: 90_500 - 50_667}
@@ -149,7 +150,7 @@ def test_the_rows_of_a_difference_add_up_to_that_of_the_steps_to_the_nanosecond(
     assert (first["part"], first["change_ms"]) == (parts.UNKNOWN, pytest.approx(0.0398333, rel=1e-4))
     assert found["rest_ms"] == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ValueError, match="of the host, the other of the record"):
-        difference.of(a, b | {"of": "record"})
+        account.difference(a, b | {"of": "record"})
 
 
 def test_a_step_begins_where_the_device_has_finished_the_one_before(tmp_path):
@@ -300,16 +301,16 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
         for of_step in one["steps"]:
             assert sum(of_step["sum_ns"].values()) == round(1e6 * of_step["ms"])
     assert sum(line["ms"] for line in answer["parts"]) == pytest.approx(answer["step_ms"], rel=1e-9)
-    whole_ns = difference.whole_ns(answer)
+    whole_ns = account.whole_ns(answer)
     assert sum(whole_ns.values()) == pytest.approx(1e6 * answer["step_ms"], abs=0.51)
-    against_itself = difference.of(answer, answer)
+    against_itself = account.difference(answer, answer)
     assert against_itself["change_ns"] == 0 and against_itself["lines"] == []
 
 
 @pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
     ranks = ranks_of("modded_8xh100")
-    answer, analysed = account.of_ranks(ranks), analysis.of_ranks(ranks)
+    answer, analysed = account.of_ranks(ranks), traces.analysed([rank.path for rank in ranks])
     for rank in answer["ranks"]:
         ns = parts_ns(answer, rank)
         exposed_ns = ns[parts.WAITING] + ns[parts.EXPOSED]
@@ -328,7 +329,8 @@ def test_the_verb_prints_words_or_json(tmp_path, capsys):
     write(tmp_path / "a.json", one_step(), **H100)
     assert verb.main([str(tmp_path / "a.json")]) == 0
     words = capsys.readouterr().out
-    assert "Where a step of 0.10 ms goes" in words and "Where the next millisecond is" in words
+    assert words.startswith(f"{tmp_path / 'a.json'}: of a step of 0.10 ms the limit explains 0.00 ms; of 0.03 ms ")
+    assert "Where the next millisecond is" in words
     assert verb.main([str(tmp_path / "a.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_ms"] == 0.1
 
@@ -377,12 +379,11 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
 
 
 def test_a_runs_page_has_its_explanation_folded(finished_run, monkeypatch):
-    words = page.of_run(finished_run)
+    words = document.of_run(finished_run).html()
     assert "<details>" in words and "<details open" not in words and "as the run has no trace" in words
-    assert words.startswith('<section id="explained">')
-    monkeypatch.setattr(page, "MAX_TRACE_BYTES", 9)
-    monkeypatch.setattr(page, "_trace_bytes", lambda folder: 10)
-    assert "Its traces are large" in page.of_run(finished_run)
+    assert "Its traces are large" not in words
+    monkeypatch.setattr(document, "MAX_TRACE_BYTES", -1)
+    assert "Its traces are large" in document.of_run(finished_run).html()
 
 
 def test_the_verb_explains_a_run_without_a_trace(finished_run, capsys):

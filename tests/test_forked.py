@@ -10,7 +10,7 @@ import pytest
 from bench.launch import guard
 
 PARENT = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 from pathlib import Path
 repo, goodbye, more = sys.argv[1], sys.argv[2].encode(), sys.argv[3:-1]
 sys.path[:0] = [repo, f"{repo}/tests"]
@@ -28,7 +28,9 @@ with subprocess.Popen(words, cwd=repo, env=env, stdin=subprocess.PIPE, start_new
     while sorted((about / "environ").read_bytes().rstrip(b"\\0").decode().split("\\0")) != wanted:
         assert child.poll() is None
     assert (about / "cmdline").read_bytes().rstrip(b"\\0").decode().split("\\0") == words
-    assert sorted(path.name for path in (about / "fd").iterdir()) == ["0", "1", "2"]
+    until_s = time.monotonic() + 30  # an interpreter that starts has the module open that it reads
+    while (fds := sorted(path.name for path in (about / "fd").iterdir())) != ["0", "1", "2"]:
+        assert time.monotonic() < until_s, fds
     assert os.getsid(child.pid) == child.pid and os.readlink(about / "cwd") == repo
     status = dict(line.split(":", 1) for line in (about / "status").read_text().splitlines())
     assert int(status["PPid"]) == os.getpid()

@@ -5,10 +5,11 @@ import warnings
 
 import pytest
 import real_runs
+import snapshots
 from real_runs import run_json, steps
 
-from bench.analysis.memory import page, pickles, timeline
-from bench.training.memory import recording as memory_recording
+from bench.analysis.memory import lives, page, pickles
+from bench.training import memory as device_memory
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -19,10 +20,10 @@ def recording():
     import torch
 
     torch.zeros(1, device="cuda")  # makes the context, which can take a second
-    made = memory_recording.Recording("test", max_entries=10_000)
+    made = device_memory.History("test", max_entries=10_000)
     yield made
     made.stop()
-    memory_recording.when_out_of_memory(None)
+    device_memory.when_out_of_memory(None)
 
 
 def test_a_real_snapshot_adds_up_as_torchs_own_reader_says_and_names_the_line_that_asked(recording, tmp_path):
@@ -36,14 +37,14 @@ def test_a_real_snapshot_adds_up_as_torchs_own_reader_says_and_names_the_line_th
     del freed
     recording.dump(tmp_path / "a.pickle", rank=0)
     found = pickles.load(tmp_path / "a.pickle")
-    line = timeline.of_device(found, torch.cuda.current_device())
+    line = snapshots.held(found, torch.cuda.current_device())
     assert line.unexplained_bytes == 0
     assert line.peak_bytes >= 128 * MIB and line.end_bytes >= 48 * MIB
     assert any("test_gpu_memory.py" in place for place in line.at_peak)
-    full = timeline.segment_totals(found, torch.cuda.current_device())
+    full = lives.segment_totals(found, torch.cuda.current_device())
     assert f"total_allocated: {_memory_viz._format_size(full['used'])}" in _memory_viz.segsum(found)
     assert full["reserved"] == torch.cuda.memory_reserved() and held.numel() == 48 * MIB
-    first_us = line.times_us[0]
+    first_us = line.lives.times_us[0]
     assert abs(first_us - found["speedrun"]["marks"][0][0]) < 1e6  # one clock: the marks stand where they belong
     assert abs(first_us / 1e6 - time.time()) < 600
 
@@ -57,7 +58,7 @@ def test_blocks_keep_their_stacks_when_the_recording_ends(recording, tmp_path):
     recording.start()
     torch.empty(1 * MIB, dtype=torch.uint8, device="cuda")
     recording.dump(tmp_path / "a.pickle")
-    line = timeline.of_device(pickles.load(tmp_path / "a.pickle"), torch.cuda.current_device())
+    line = snapshots.held(pickles.load(tmp_path / "a.pickle"), torch.cuda.current_device())
     of_test = [size for place, size in line.initial.items() if "test_gpu_memory.py" in place]
     assert sum(of_test) >= weights.numel()
 
@@ -71,16 +72,16 @@ def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path
         recording.dump(tmp_path / "oom.pickle", where="test")
         seen.append((requested_bytes, free_bytes))
 
-    memory_recording.when_out_of_memory(observe)
+    device_memory.when_out_of_memory(observe)
     recording.start()
     held = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")]
     with pytest.raises(torch.OutOfMemoryError):
         held.append(torch.empty(2**46, dtype=torch.uint8, device="cuda"))
     found = pickles.load(tmp_path / "oom.pickle")
-    line = timeline.of_device(found, torch.cuda.current_device())
-    assert seen[0][0] >= 2**46 and line.ooms[-1]["size"] >= 2**46
+    line = snapshots.held(found, torch.cuda.current_device())
+    assert seen[0][0] >= 2**46 and line.lives.ooms[-1]["size"] >= 2**46
     assert line.end_bytes >= 32 * MIB
-    assert "Out of memory: 65536.0 GiB" in page.of_snapshot(found, "oom")
+    assert "Out of memory: 65536.0 GiB" in page.of_snapshot(found, "oom").html()
 
 
 def test_a_run_records_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):
@@ -103,7 +104,7 @@ def test_a_run_records_its_phases_and_leaves_a_snapshot_with_the_models_lines(re
         <= run["metrics"]["peak_mem_gib"] + 1e-9
     )
     assert [bool(row["flags"]) for row in steps(folder)] == [False, False, False, True, True, True, False]
-    line = timeline.of_device(pickles.load(folder / "memory" / "steps_rank0.pickle"), 0)
+    line = snapshots.held(pickles.load(folder / "memory" / "steps_rank0.pickle"), 0)
     assert any(place.startswith("models/") for place in line.at_peak)
     assert any(
         place.startswith("bench/training/trainer.py") for place in line.initial

@@ -16,8 +16,7 @@ from bench.cli import ladder
 from bench.config import compose, resolve, schema
 from bench.config.resolve import deviations_of
 from bench.launch import own_model
-from bench.plans.ladder import forecast, page, request, sizes, staircase
-from bench.plans.ladder import step as rung_step
+from bench.plans.ladder import page, request, sizes, staircase
 from bench.record import ledger
 
 # val_loss by step of each rung's two runs.  r01's runs end at 3.2 and 3.3: the target is 3.3, which both reach at 120.
@@ -176,8 +175,8 @@ def test_stages_are_in_proportion_in_every_setting(own):
 def test_a_rung_that_cannot_run_is_excluded_from_all_and_refused_by_name(monkeypatch):
     monkeypatch.setattr(sizes, "known_rungs", lambda: [sizes.rung_named(name) for name in ("r08", "r09", "r11")])
     with pytest.raises(ValueError, match="r11 cannot run at size=nano: .*use an even number"):
-        request.asked(["r09", "r11", "size=nano", "model.num_layers=3"])
-    _, fitted, asked = request.asked(["size=nano", "model.num_layers=3"])
+        request.parse(["r09", "r11", "size=nano", "model.num_layers=3"])
+    _, fitted, asked = request.parse(["size=nano", "model.num_layers=3"])
     assert "even number" in {one.rung.name: one.fault for one in fitted}["r11"]
     assert "R11" not in asked["arms"] and "r11" in asked["ladder"]["excluded"] and "R09" in asked["arms"]
 
@@ -216,7 +215,7 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
 )
 def test_wrong_words_are_refused(words, says):
     with pytest.raises(ValueError, match=says):
-        request.asked(words)
+        request.parse(words)
 
 
 # ---- the way to the target
@@ -224,11 +223,11 @@ def test_wrong_words_are_refused(words, says):
 
 def test_the_target_is_reached_at_the_first_validation_at_or_below_it():
     curve = [(0, 0.0, 5.0), (10, 2.0, 4.0), (20, 4.0, 3.0), (30, 6.0, 3.5)]
-    assert rung_step.way(curve, 3.5) == (20, 4.0)
-    assert rung_step.way(curve, 4.0) == (10, 2.0)
-    assert rung_step.way(curve, 2.9) == (None, None)
-    assert rung_step.way(curve, 3.5, interpolate=True) == (15.0, 3.0)  # half of the way from 4.0 to 3.0
-    assert rung_step.every_steps([*curve, (33, 6.6, 3.4)]) == {10}
+    assert staircase.way(curve, 3.5) == (20, 4.0)
+    assert staircase.way(curve, 4.0) == (10, 2.0)
+    assert staircase.way(curve, 2.9) == (None, None)
+    assert staircase.way(curve, 3.5, interpolate=True) == (15.0, 3.0)  # half of the way from 4.0 to 3.0
+    assert staircase.every_steps([*curve, (33, 6.6, 3.4)]) == {10}
 
 
 def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
@@ -397,13 +396,13 @@ def test_what_the_size_changes_is_a_line_a_setting_whatever_the_number_of_rungs(
         "r04": [("steps", "1000", "60"), ("heads", "6", "3"), ("source", "net", "own")],
         "r05": [("steps", "7", "60"), ("source", "disk", "own")],
     }
-    assert forecast.rows(changed) == [
+    assert request.change_rows(changed) == [
         ("heads", "12 or 6", "4", "r01, r02"),
         ("heads", "6", "3", "r04"),
         ("source", "hub or net or disk", "own", "r03 to r05"),
         ("steps", "7 to 1000", "60", "every rung"),
     ]
-    assert forecast.spans(["r05", "r01", "r03", "r04"], list(changed)) == "r01, r03 to r05"
+    assert request.spans(["r05", "r01", "r03", "r04"], list(changed)) == "r01, r03 to r05"
 
 
 # ---- its page

@@ -9,7 +9,9 @@ from profiled import Spy, names, outside_of_steps, read, step_names, train_under
 
 from bench.cli import analyze
 from bench.config.windows import Options, check_ranks
-from bench.training.profiling import files, recording, shots, tables
+from bench.training.clock import StepMarks
+from bench.training.instruments.trace import Profiling, cost
+from bench.training.profiling import files, recording
 from bench.training.profiling.recording import ExclusiveProfile, Ranges, Recording
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
@@ -153,8 +155,6 @@ def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
 
 
 def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
-    from bench.training.profiling.shots import StepTimes
-
     class Marks:
         now_ms = 0.0
         ready = staticmethod(lambda mark: True)
@@ -163,15 +163,21 @@ def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
         ms_between = staticmethod(lambda start, end: end - start)
 
     marks = Marks()
-    times = StepTimes(marks)
+    times = StepMarks(marks, ("step",))
     for row, ms in enumerate((10, 10, 90, 15, 14, 16, 500, 12, 8), 1):
         times.start()
+        times.mark("step")
         marks.now_ms += ms
         times.end(row)
     times.read_all()
     # rows 4 to 6 were recorded, 3 was warm-up, 7 waited: the others are 10, 10, 12 and 8
-    assert times.cost((4, 5, 6), {3, 4, 5, 6, 7}) == {"profiled_step_ms": 15.0, "other_step_ms": 10.0, "cost_pct": 50.0}
-    assert times.cost((20,), set())["cost_pct"] is None
+    step_ms = times.ms["step"]
+    assert cost(step_ms, (4, 5, 6), {3, 4, 5, 6, 7}) == {
+        "profiled_step_ms": 15.0,
+        "other_step_ms": 10.0,
+        "cost_pct": 50.0,
+    }
+    assert cost(step_ms, (20,), set())["cost_pct"] is None
     summary, _, spy = traced(tmp_path)
     recorded_ms, other_ms = summary["trace"]["profiled_step_ms"], summary["trace"]["other_step_ms"]
     assert recorded_ms > 0 and other_ms > 0  # which is more, a busy machine decides
@@ -237,7 +243,7 @@ def test_one_call_with_a_name_in_no_encoding_does_not_cost_the_op_table(tmp_path
             return getattr(whole, name)
 
     one.profile.profiler.kineto_results = Results()
-    _, path = tables.write(one, tmp_path / "steps_rank0")
+    _, path = recording.write_operators(one, tmp_path / "steps_rank0")
     assert "aten::mm" in [row["name"] for row in json.loads(path.read_text())["ops"]]
 
 
@@ -398,8 +404,9 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
             "flush_ms": float(rank),
         } | more
 
+    merged = lambda summaries: Profiling.merge(None, summaries)  # noqa: E731
     bare = {"status": "recorded", "steps": [3, 4]}
-    found = shots.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
+    found = merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
     assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
     assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["dropped"]) == (
         20,
@@ -408,7 +415,7 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
         {"cpu_op": 1},
     )
     assert found["b"] == one(1)
-    assert shots.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
+    assert merged([{"a": bare}, {"a": bare}]) == {"a": bare}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import real_runs
+import traces
 from profiled import names, outside_of_steps, read, step_names
 
-from bench.analysis.trace import analysis, load
+from bench.analysis.trace import load
 from bench.analysis.trace.text import document
 
 pytestmark = pytest.mark.slow
@@ -80,7 +81,7 @@ def test_a_speedrun_under_a_profiler_is_one_run_that_stops_after_its_window(run_
 
 def test_the_traces_of_both_ranks_are_analysed(run_with):
     folder = run_with("modded")
-    found = analysis.analyze(load.find(folder))
+    found = traces.analysed(load.find(folder))
     assert set(found["ranks"]) == {"0", "1"} and found["overall"]["missing_ranks"] == []
     for rank in found["ranks"].values():
         assert (

@@ -16,6 +16,7 @@ from kept_records import COMPLETE, EVIL, RECORDS, add
 from bench.cli import report as cli
 from bench.report import png, run_charts, run_page
 from bench.report.site import site
+from bench.web import document
 from bench.web.chart import thin
 from bench.web.page import json_block, page, tag
 
@@ -131,8 +132,9 @@ def test_a_run_without_a_gpu_shows_what_its_process_held(results):
         "rank": 0,
     }
     (folder / "memory" / "steps_rank0.rss.json").write_text(json.dumps(marks))
-    charts, html = run_page.memory_of_run(folder)
-    assert (charts[0]["x"], charts[0]["series"][0]["y"]) == ([0.0, 2.0], [1.0, 3.0])
+    shown = run_page.memory_of_run(folder)
+    (drawn,), html = document.charts([shown]), shown.html()
+    assert (drawn["x"], drawn["series"][0]["y"]) == ([0.0, 2.0], [1.0, 3.0])
     assert "largest 3.0 MiB" in html and "keeps no history of allocations" in html
 
 

@@ -14,7 +14,6 @@ import traces
 from browser import Browser, needs_browser
 from kept_records import RECORDS, add
 
-from bench.analysis.trace import analysis
 from bench.claims import leaderboard, leaderboard_views
 from bench.cli import race, table
 from bench.cli import report as cli
@@ -120,7 +119,7 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
     made = {path.name for path in after if after[path] != before.get(path)}
     assert made == {f"{packed_pages.pack_of(new.name)}.js"} and page_of(out, new.name)
-    answer = analysis.analyze([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
+    answer = traces.analysed([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
     (new / "analysis.json").write_text(json.dumps(answer))
     write(results)
     assert "sgemm" in page_of(out, new.name)

@@ -183,22 +183,22 @@ def test_without_optuna_a_search_says_what_to_install(tmp_path):
     if has("optuna"):
         pytest.skip("optuna is installed here")
     with pytest.raises(ValueError, match="hydra/sweeper=optuna: it is not installed here: pip install optuna"):
-        search.Search(settings(), {"seed": search.Choice(("0", "1"))}, [], tmp_path)
+        search.opened(settings(), {"seed": search.Choice(("0", "1"))}, [], tmp_path)
 
 
 @pytest.mark.skipif(not has("optuna"), reason="optuna is not installed: pip install optuna")
 def test_a_search_goes_on_where_it_stood(tmp_path):
     space = {"optim.lr": search.Numbers(1e-4, 1e-1, log=True), "model": search.Choice(("gpt2", "modern"))}
-    first = search.Search(settings(), space, ["track=free"], tmp_path)
+    first = search.opened(settings(), space, ["track=free"], tmp_path)
     for value, was_stopped in ((3.0, False), (None, True), (None, False)):
         trial, words = first.propose()
         assert words[0] == "track=free" and words[1].startswith("optim.lr=") and words[2].startswith("model=")
         first.conclude(trial, value, was_stopped)
     first.propose()  # killed here
-    again = search.Search(settings(), space, ["track=free"], tmp_path)
+    again = search.opened(settings(), space, ["track=free"], tmp_path)
     assert again.num_left == 2  # of 4: one complete, one pruned; the failed and the killed do not count
     assert again.results()["best_value"] == 3.0
-    other = search.Search(settings(), space, ["track=cpu_nano"], tmp_path)
+    other = search.opened(settings(), space, ["track=cpu_nano"], tmp_path)
     assert other.num_left == 4 and other.name != again.name
 
 

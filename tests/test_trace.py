@@ -11,7 +11,6 @@ import traces
 from traces import event, launched, step, write
 
 from bench.analysis.trace import (
-    analysis,
     attribution,
     critical,
     device_time,
@@ -93,7 +92,7 @@ def two_streams():
 
 
 def analysed(path, **options):
-    return analysis.analyze([path], **options)["ranks"]["0"]
+    return traces.analysed([path], **options)["ranks"]["0"]
 
 
 def test_two_streams_by_hand(tmp_path):
@@ -233,7 +232,7 @@ def test_the_late_rank_is_the_one_with_the_shortest_collective(tmp_path):
             launched("ncclDevKernel_AllReduce", start, dur, 90, 1),
             distributedInfo={"rank": number, "world_size": 2},
         )
-    overall = analysis.analyze(find(tmp_path))["overall"]
+    overall = traces.analysed(find(tmp_path))["overall"]
     assert overall["collectives"]["waits"] == [
         {"rank": 0, "wait_us": 40.0, "num_last": 0},
         {"rank": 1, "wait_us": 0.0, "num_last": 1},
@@ -367,8 +366,8 @@ def test_braces_quotes_and_foreign_letters_in_names_do_not_matter(tmp_path):
     for indent in (None, 1):
         found = analysed(write(tmp_path / "a.json", rows, indent=indent))
         assert sorted(line["name"] for line in found["kernels"]) == sorted(names)
-    assert "\x1b" not in trace_text.document(analysis.analyze([tmp_path / "a.json"]), "x").terminal()
-    assert "<script>" not in trace_text.document(analysis.analyze([tmp_path / "a.json"]), "x").markdown()
+    assert "\x1b" not in trace_text.document(traces.analysed([tmp_path / "a.json"]), "x").terminal()
+    assert "<script>" not in trace_text.document(traces.analysed([tmp_path / "a.json"]), "x").markdown()
 
 
 def test_zero_and_negative_durations_hold_no_time(tmp_path):
@@ -382,7 +381,7 @@ def test_a_cpu_trace_has_operators_and_says_nothing_of_a_device(tmp_path):
     found = analysed(path)
     assert found["temporal"]["span_us"] is None and found["overlap_pct"] is None and found["advice"] == []
     assert found["operators"][0]["cpu_us"] == 10.0
-    assert "no device rows" in trace_text.document(analysis.analyze([path]), "x").terminal()
+    assert "no device rows" in trace_text.document(traces.analysed([path]), "x").terminal()
 
 
 def test_a_cut_file_is_read_as_far_as_it_goes_and_says_so(tmp_path):
@@ -423,7 +422,7 @@ def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, s
             data += b" "
     (tmp_path / "a.json").write_bytes(bytes(data))
     try:
-        found = analysis.analyze([tmp_path / "a.json"])
+        found = traces.analysed([tmp_path / "a.json"])
     except source.NoTrace:
         return
     json.dumps(found)
@@ -541,7 +540,7 @@ def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):
 def test_kernels_are_named_as_they_are_and_their_numbers_stand_right(tmp_path):
     names = ["reduce_kernel<128, 4, Op<float>>", "Memcpy HtoD (Pinned -> Device)", "[red]x[/red] :smile:"]
     rows = [row for num, name in enumerate(names) for row in launched(name, 2000 * num, 10**num, 0, num + 1)]
-    lines = trace_text.document(analysis.analyze([write(tmp_path / "a.json", rows)]), "x").terminal().splitlines()
+    lines = trace_text.document(traces.analysed([write(tmp_path / "a.json", rows)]), "x").terminal().splitlines()
     begin = lines.index("Kernels") + 4
     assert [line[: len("reduce_kernel<128, 4, Op<float>>")].strip() for line in lines[begin : begin + 3]] == names[::-1]
     ends = {line.index(ms) + len(ms) for line, ms in zip(lines[begin : begin + 3], ("0.100", "0.010", "0.001"))}

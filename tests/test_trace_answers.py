@@ -6,7 +6,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, diff, flops, operators, window
+from bench.analysis.trace import analysis, diff, operators, window
 from bench.analysis.trace.load import find, load
 from bench.analysis.trace.text import difference, document
 from bench.cli import analyze
@@ -17,7 +17,7 @@ needs_shared = pytest.mark.skipif(
 
 
 def analysed(path, **options):
-    return analysis.analyze([path], **options)["ranks"]["0"]
+    return traces.analysed([path], **options)["ranks"]["0"]
 
 
 def op(name, ts, dur, *dims, kind="float", **more):
@@ -59,14 +59,16 @@ def op(name, ts, dur, *dims, kind="float", **more):
     ],
 )
 def test_flops_of_shapes(name, dims, flop):
-    assert flops.flops(name, dims) == flop
+    assert operators.flops(name, dims) == flop
 
 
 def test_bytes_are_those_of_the_factors_and_the_result_at_their_own_widths():
-    assert flops.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["c10::BFloat16"] * 2) == 2 * (32 + 64 + 128)
-    assert flops.traffic_bytes("aten::addmm", [[16], [8, 4], [4, 16]], ["float"] * 3) == 4 * (32 + 64 + 128)
-    assert flops.traffic_bytes("aten::_scaled_mm", [[8, 4], [4, 16]], ["c10::Float8_e4m3fn"] * 2) == 32 + 64 + 2 * 128
-    assert flops.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["", ""]) is None
+    assert operators.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["c10::BFloat16"] * 2) == 2 * (32 + 64 + 128)
+    assert operators.traffic_bytes("aten::addmm", [[16], [8, 4], [4, 16]], ["float"] * 3) == 4 * (32 + 64 + 128)
+    assert (
+        operators.traffic_bytes("aten::_scaled_mm", [[8, 4], [4, 16]], ["c10::Float8_e4m3fn"] * 2) == 32 + 64 + 2 * 128
+    )
+    assert operators.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["", ""]) is None
 
 
 def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
@@ -93,7 +95,7 @@ def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
         "known_frac": 0.6,
     }
     assert all(line["pct_of_peak"] is None for line in found["achieved"])
-    text = document(analysis.analyze([tmp_path / "a.json"]), "x").terminal()
+    text = document(traces.analysed([tmp_path / "a.json"]), "x").terminal()
     assert (
         "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time "
         "on the CPU" in text
@@ -401,12 +403,12 @@ def test_several_files_are_the_ranks_of_one_job_and_several_folders_are_several(
 
 def test_a_world_of_a_billion_ranks_is_not_believed(tmp_path):
     path = write(tmp_path / "a.json", launched("gemm", 0, 10, 0, 1), distributedInfo={"rank": 0, "world_size": 10**9})
-    assert analysis.analyze([path])["overall"]["missing_ranks"] == []
+    assert traces.analysed([path])["overall"]["missing_ranks"] == []
 
 
 @needs_shared
 def test_every_part_of_the_answer_is_printed_for_a_real_trace():
-    answer = analysis.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config"))
+    answer = traces.analysed(find(traces.SHARED / "files" / "hta_nccl_parser_config"))
     text = document(answer, "x").terminal()
     advice = next(iter(answer["ranks"].values()))["advice"]
     assert advice and [text.count(sentence) for sentence in advice] == [1] * len(advice)  # as verdict or below it
@@ -436,14 +438,14 @@ def test_the_verdict_says_of_which_rank_it_is_and_where_there_is_no_device(tmp_p
     for number in (0, 1):  # in rank 0 the device is busy throughout, in rank 1 there are gaps
         rows = [row for n in range(20) for row in launched("gemm", 100 * n, 100 - 90 * number, 100 * n - 5, n + 1)]
         write(tmp_path / f"rank{number}.json", rows, distributedInfo={"rank": number, "world_size": 2})
-    both = document(analysis.analyze(find(tmp_path)), "x")
+    both = document(traces.analysed(find(tmp_path)), "x")
     assert both.verdicts[0].sentence == "nothing stands out (rank 0 of 2; --json has all)"
-    idle = document(analysis.analyze([tmp_path / "rank1.json"]), "x")
-    first, *others = analysis.analyze([tmp_path / "rank1.json"])["ranks"]["1"]["advice"]
+    idle = document(traces.analysed([tmp_path / "rank1.json"]), "x")
+    first, *others = traces.analysed([tmp_path / "rank1.json"])["ranks"]["1"]["advice"]
     assert idle.verdicts[0].sentence == first and idle.terminal().count(first) == 1
     assert ("What it means" in idle.terminal()) == bool(others)
     cpu = write(tmp_path / "cpu.json", [event("cpu_op", "aten::mm", 0, 10)])
-    (verdict,) = document(analysis.analyze([cpu]), "x").verdicts
+    (verdict,) = document(traces.analysed([cpu]), "x").verdicts
     assert verdict.sentence == "no device rows are counted: nothing is known of the device's time"
 
 

@@ -7,7 +7,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, events, source, window
+from bench.analysis.trace import events, source, window
 from bench.analysis.trace.load import find, load
 from bench.analysis.trace.text import document
 
@@ -25,7 +25,7 @@ def rows():
 
 
 def of(path, **options):
-    found = analysis.analyze(find(path), **options)
+    found = traces.analysed(find(path), **options)
     (document(found, "x").terminal(), document(found, "x").markdown(), json.dumps(found, allow_nan=False))
     return found["ranks"][next(iter(found["ranks"]))]
 
@@ -115,7 +115,7 @@ def test_a_trace_in_which_nothing_happened(tmp_path, events):
     path = write(tmp_path / "a.json", events)
     found = of(path)
     assert found["temporal"]["span_us"] is None and found["kernels"] == [] and found["advice"] == []
-    assert "nothing to analyse" in document(analysis.analyze([path]), "x").terminal()
+    assert "nothing to analyse" in document(traces.analysed([path]), "x").terminal()
 
 
 @pytest.mark.parametrize("keep", [0.35, 0.6, 0.9])
@@ -128,7 +128,7 @@ def test_a_cut_file_plain_and_packed(tmp_path, keep):
     for path in (tmp_path / "a.json", tmp_path / "b.json.gz"):
         found = of(path)
         assert found["cut"] and 400 * keep * 0.5 < found["num_device_rows"] < 400
-        assert found["cut"] in document(analysis.analyze([path]), "x").terminal()
+        assert found["cut"] in document(traces.analysed([path]), "x").terminal()
 
 
 # ---- values
@@ -239,7 +239,7 @@ def test_names_in_any_language_and_of_any_length(tmp_path):
         )
     )
     assert sorted(line["name"] for line in found["kernels"]) == sorted(names)
-    text = document(analysis.analyze([tmp_path / "a.json"]), "x").terminal()
+    text = document(traces.analysed([tmp_path / "a.json"]), "x").terminal()
     assert "\u202e" not in text and max(map(len, text.splitlines())) < 400
 
 
@@ -376,7 +376,7 @@ def test_kernels_without_a_recorded_launch(tmp_path):
     assert of(path, include_last_step=True)["num_device_rows"] == 4
     assert (
         "1 device rows are not counted: their launch was not recorded"
-        in document(analysis.analyze([path]), "x").terminal()
+        in document(traces.analysed([path]), "x").terminal()
     )
 
 
@@ -444,13 +444,13 @@ def test_synchronisation_rows_are_no_device_time(tmp_path):
 def test_missing_ranks_and_ranks_that_say_nothing(tmp_path):
     for number in (1, 3):
         write(tmp_path / f"worker{number}.json", rows(), distributedInfo={"rank": number, "world_size": "4"})
-    found = analysis.analyze(find(tmp_path))
+    found = traces.analysed(find(tmp_path))
     assert (list(found["ranks"]), found["overall"]["missing_ranks"]) == (["1", "3"], [0, 2])
     assert "2 of 4 ranks are missing: [0, 2]" in document(found, "x").terminal()
     (tmp_path / "two").mkdir()
     for name in ("host_a.json", "host_b.json"):
         write(tmp_path / "two" / name, rows())
-    assert list(analysis.analyze(find(tmp_path / "two"))["ranks"]) == ["0", "1"]
+    assert list(traces.analysed(find(tmp_path / "two"))["ranks"]) == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_launches_whose_kernels_the_profiler_lost_are_reported(tmp_path):
     assert (found["num_launches_without_kernel"], found["num_launch_calls"] > 3) == (3, True)
     assert (
         "launches have no kernel in the trace: the profiler lost them"
-        in document(analysis.analyze([path]), "x").terminal()
+        in document(traces.analysed([path]), "x").terminal()
     )
     assert of(write(tmp_path / "b.json", rows()))["num_launches_without_kernel"] == 0
     late = event("cuda_runtime", "cudaLaunchKernel", 175, 1, correlation=990)

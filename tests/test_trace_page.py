@@ -48,7 +48,7 @@ def test_bars_too_thin_to_see_are_one_bar_that_says_how_many_it_holds(tmp_path):
     """1,000 kernels of 1 us in 4 us each, before a gap of 100 us, which is what is shown."""
     rows = [row for n in range(1000) for row in launched("k", 1000 + n, 1, 10 + n, n + 1)]
     rows += launched("late", 102_000, 100, 101_990, 2000)
-    one = analysis.analyze([write(tmp_path / "a.json", rows)])["ranks"]["0"]
+    one = traces.analysed([write(tmp_path / "a.json", rows)])["ranks"]["0"]
     found = one["pictures"]["gap"]
     assert found["gap_us"] == 100_000.0 and one["gaps"][0]["after"] == "late"
     stream, host = found["lanes"]
@@ -60,7 +60,7 @@ def test_bars_too_thin_to_see_are_one_bar_that_says_how_many_it_holds(tmp_path):
 def test_the_links_of_a_steps_critical_path_add_up_to_it(tmp_path):
     rows = [step(1, 0, 300), *launched("a", 20, 100, 5, 1), *launched("ncclDevKernel_X", 120, 30, 6, 2, stream=9)]
     rows += [*launched("b", 200, 40, 180, 3), step(2, 300, 10), *launched("c", 305, 2, 301, 4)]
-    one = analysis.analyze([write(tmp_path / "a.json", rows)])["ranks"]["0"]
+    one = traces.analysed([write(tmp_path / "a.json", rows)])["ranks"]["0"]
     links, path = one["pictures"]["critical_path"], one["critical_path_of_steps"][0]
     spent = [0.0] * len(critical.KINDS)
     for _, us, kind, _ in links["bars"]:
@@ -91,7 +91,7 @@ def test_a_waterfall_goes_from_one_total_to_the_other():
 def test_foreign_names_become_no_markup(tmp_path):
     bad = "<script>alert(1)</script>"
     rows = [*launched(bad, 20, 10, 5, 1), *launched(bad, 90, 10, 80, 2), event("cpu_op", bad, 0, 100)]
-    answer = analysis.analyze([write(tmp_path / "a.json", rows)])
+    answer = traces.analysed([write(tmp_path / "a.json", rows)])
     html = trace_page.document({bad: answer}).html()
     assert bad not in html and "&lt;script&gt;alert" in html
     difference = {"by": "kernel"} | diff.compare(*(diff.profile(load.load(tmp_path / "a.json")) for _ in "ab"))
@@ -100,7 +100,7 @@ def test_foreign_names_become_no_markup(tmp_path):
 
 def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
     rows = [step(1, 0, 100), event("cpu_op", "aten::mm", 10, 50), event("user_annotation", "forward", 5, 60)]
-    answer = analysis.analyze([write(tmp_path / "a.json", rows)])
+    answer = traces.analysed([write(tmp_path / "a.json", rows)])
     panels, charts = trace_panels.of_answer(answer, "")
     assert [panel.id for panel in panels] == ["operators", "phases"] and charts == []
     assert "a trace of the CPU alone" in trace_page.document({"x": answer}).html()
@@ -210,7 +210,7 @@ def test_stamps_since_the_epoch_are_exact_to_the_nanosecond(tmp_path):
 @needs_shared
 def test_files_analysed_by_processes_of_their_own_give_the_same_answer(monkeypatch):
     paths = load.find(traces.SHARED / "files" / "param_dlrm_8rank")[:3]
-    alone = analysis.analyze(paths)
+    alone = traces.analysed(paths)
     monkeypatch.setattr(load, "PARALLEL_BYTES", 0)
     monkeypatch.setattr(load, "processes", lambda: 2)
     (answer,) = analysis.of_files(paths).values()

@@ -4,6 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
+from bench.analysis.trace import analysis
+
 SHARED = (
     Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
 )  # real ones, beside a checkout that has them
@@ -33,3 +35,9 @@ def write(path, events, indent=None, **meta):
 
 def step(number, ts, dur):
     return event("user_annotation", f"ProfilerStep#{number}", ts, dur)
+
+
+def analysed(paths, **options):
+    """Files of one job, of one window -> their analysis."""
+    (answer,) = analysis.of_files(paths, **options).values()
+    return answer

@@ -8,10 +8,9 @@ Several trace files are the ranks of one job; more folders, and the windows of a
 --json as {TITLE: account}.  A run without a trace is explained from its record, more coarsely.  Needs no torch.
 """
 
-import json
 from pathlib import Path
 
-from bench.analysis.explain import difference, explained, page, text
+from bench.analysis.explain import account, document, explained
 from bench.analysis.trace import categories
 from bench.base import atomic
 from bench.base.paths import of_user, shown
@@ -25,23 +24,20 @@ def main(argv):
     passport = of_user(args.passport) if args.passport else None
     jobs = _jobs(args.path)
     if len(jobs) == 2:
-        both = [_one(words, paths, rules, args.include_last_step, passport, jobs) for words, paths in jobs]
-        titles = [title for title, _ in both]
-        answers = {f"{titles[0]} -> {titles[1]}": difference.of(*(answer for _, answer in both))}
-        of_one, words_of = page.of_difference, text.difference_as_text
+        sides = (_one(words, paths, rules, args.include_last_step, passport, jobs) for words, paths in jobs)
+        (a_title, a), (b_title, b) = sides
+        answer = document.of_differences({f"{a_title} -> {b_title}": account.difference(a, b)})
     else:
         answers = {}
         for words, paths in jobs:
             answers |= explained.of_paths(", ".join(words), paths, rules, args.include_last_step, passport)
-        of_one, words_of = page.of_account, text.as_text
+        answer = document.of_accounts(answers)
     if args.html:
         path = of_user(args.html)
-        atomic.write_out(path, page.html([of_one(answer, title) for title, answer in answers.items()]), "--html")
+        atomic.write_out(path, answer.html(), "--html")
         print(f"wrote {shown(path)}")
-    elif args.json:
-        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     else:
-        print("\n\n".join(words_of(answer, title) for title, answer in answers.items()))
+        print(answer.json() if args.json else answer.terminal())
     return 0
 
 

@@ -20,9 +20,9 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
-from bench.plans.ladder import forecast, page, request, sizes, staircase
-from bench.plans.race import plan as race_plan
+from bench.plans.ladder import page, request, staircase
 from bench.plans.race import planning, runner
+from bench.report import table_text
 
 
 def main(argv):
@@ -33,8 +33,8 @@ def main(argv):
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:
-            planned = forecast.of(*request.asked(args.words))
-            print(json.dumps(planned, indent=1) if args.json else forecast.text(planned))
+            planned = request.forecast(*request.parse(args.words))
+            print(json.dumps(planned, indent=1) if args.json else request.forecast_text(planned))
             return 0
         folder = _ended(args, results)
         if folder is None:
@@ -44,7 +44,11 @@ def main(argv):
         atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))
         say("race", shown(folder))
-    print(answer.json() if args.json else page.csv_text(found).rstrip("\n") if args.csv else answer.terminal())
+    if args.csv:
+        rows = page.csv_rows(found)
+        table_text.print_csv(rows, list(rows[0]))
+    else:
+        print(answer.json() if args.json else answer.terminal())
     return 0
 
 
@@ -56,13 +60,7 @@ def check(argv):
     args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:
         request.unfinished(results_root().absolute(), args.resume)
-    own = [word for word in args.words if word.partition("=")[0] in request.OWN_WORDS]
-    for word in own:
-        sizes.named(word.partition("=")[2])
-    for word in args.words:
-        if "=" not in word:
-            sizes.rung_named(word)
-    race_plan.parse_request([word for word in args.words if "=" in word and word not in own])
+    request.check(args.words)
 
 
 def _ended(args, results) -> Path | None:
@@ -72,7 +70,7 @@ def _ended(args, results) -> Path | None:
     if args.resume is not None:
         folder = request.unfinished(results, args.resume)
     else:
-        _, fitted, asked = request.asked(args.words)
+        _, fitted, asked = request.parse(args.words)
         for fit in fitted:
             if fit.fault:
                 say("ladder", f"{fit.rung.name} is excluded, it cannot run at this size: {fit.fault}", always=True)

@@ -26,7 +26,7 @@ from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.plans.replay import certificate, outcomes, rebuilding, replaying
+from bench.plans.replay import certificate, outcomes, recorded, replaying
 from bench.record import certificates, named, run_folder
 
 COLOURED = {outcomes.IDENTICAL: "accepted", outcomes.DIFFERS: "failed", outcomes.IMPOSSIBLE: "refused"}
@@ -70,7 +70,7 @@ def _folders(args):
     kept = []
     for folder in folders:
         with contextlib.suppress(ValueError):
-            rebuilding.read(folder)
+            recorded.read(folder)
             kept.append(folder)
     say("replay", f"{counted(len(kept), 'record')} of {len(folders)}: the others are imported or not complete")
     return kept
@@ -78,8 +78,8 @@ def _folders(args):
 
 def _of(folder, args):
     """The certificate of one record; with --check None, or the certificate of what is missing."""
-    recorded = rebuilding.with_secrets(rebuilding.read(folder), args.fill)
-    checks, fields = replaying.foreseen(recorded)
+    record = recorded.with_secrets(recorded.read(folder), args.fill)
+    checks, fields = replaying.foreseen(record)
     for check in checks:
         remedy = f"; try: {check.remedy}" if check.remedy else ""
         say(check.name, f"{'MISSING: ' * (check.status == 'fail')}{check.found}{remedy}")
@@ -91,9 +91,9 @@ def _of(folder, args):
         say("machine", "nothing that the record says of its environment differs here")
     if args.check:
         missing = [check for check in checks if check.status == "fail"]
-        return certificate.impossible(recorded, missing[0].found) if missing else None
-    asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet, args.trust)
-    made = replaying.replay(recorded, checks, asked, say)
+        return certificate.impossible(record, missing[0].found) if missing else None
+    options = replaying.Options(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet, args.trust)
+    made = replaying.replay(record, checks, options, say)
     word = made.outcome
     is_coloured = word in COLOURED and text_table.is_terminal()
     say("replay", f"{text_table.coloured(word) if is_coloured else word.upper()}: {made.why}")

@@ -69,7 +69,7 @@ def _compared(
         "plan": a.plan if of_one_race else None,
         "floor_pct": floor_pct,
         "unplanned_look": of_one_race and a.unplanned_look,
-        "identical_losses": identical_losses(a, b, losses),
+        "identical_losses": _identical_losses((a, b), losses),
         "losses_ids": [[columns and step_files.losses_id(columns) for columns in of_arm] for of_arm in losses],
         "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
@@ -112,16 +112,12 @@ def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
         arms = {name: tuple(kind) for name, kind in line["arms"].items()}
         names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
         if names and arms.get(line.get("baseline")) == wanted[0]:
-            found[_verdict_of(results, line["race_id"], names[0])] += 1
+            ended = "none"  # the race has not ended, was abandoned or is gone
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                race = race_folder.read(race_folder.of(results, line["race_id"]))
+                ended = str(race_folder.verdicts_of(race)[names[0]]["verdict"])
+            found[ended if ended in VERDICTS else "none"] += 1
     return {name: found[name] for name in (*VERDICTS, "none")} if found else None
-
-
-def _verdict_of(results: Path, race_id: str, arm: str) -> str:
-    """Of an arm in race.json; "none" where the race has not ended, was abandoned or is gone."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        ended = race_folder.verdicts_of(race_folder.read(race_folder.of(results, race_id)))[arm]["verdict"]
-        return str(ended) if ended in VERDICTS else "none"
-    return "none"
 
 
 def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
@@ -149,42 +145,34 @@ def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
-def identical_losses(a: Arm, b: Arm, losses: tuple[Losses, Losses] | None = None) -> bool | None:
+def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> bool | None:
     """Whether every loss of every run of B is that of A's run with the same seed, bit for bit, for the same seeds.
 
-    losses: losses_of() of both.  None where that cannot be known: a seed or the steps are missing, or there are too
-    many runs to read.
+    None where that cannot be known: a seed or the steps are missing, or there are too many runs to read.
     """
-    seeds = [[row["seed"] for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
-    if not all(seeds) or any(None in some or len(some) > MAX_TRAJECTORIES for some in seeds):
-        return None
-    if set(seeds[0]) != set(seeds[1]):
-        return None
-    trajectories: dict[int | None, Losses] = {}  # by seed, of both arms together
-    for arm, of_arm in zip((a, b), losses or (losses_of(a), losses_of(b)), strict=True):
+    by_seed: list[dict[int | None, Losses]] = []  # of each arm
+    for arm, of_arm in zip(arms, losses, strict=True):
+        by_seed.append({})
         for row, columns in zip(arm.rows, of_arm, strict=True):
             if eligibility.is_timed(row):
-                trajectories.setdefault(row["seed"], []).append(columns)
-    if not all(columns and columns["step"] for runs in trajectories.values() for columns in runs):
-        return None
-    return all(columns == runs[0] for runs in trajectories.values() for columns in runs)
+                by_seed[-1].setdefault(row["seed"], []).append(columns)
+    a, b = by_seed
+    runs = [columns for of_arm in by_seed for of_seed in of_arm.values() for columns in of_seed]
+    is_known = a and a.keys() == b.keys() and None not in a and all(columns and columns["step"] for columns in runs)
+    return all(columns == a[seed][0] for seed in a for columns in a[seed] + b[seed]) if is_known else None
 
 
 def losses_of(arm: Arm) -> Losses:
     """The columns step_files.LOSSES of each run; None of one that is not read: its steps are damaged, or too many."""
-    if len(arm.rows) > MAX_TRAJECTORIES:
-        return [None] * len(arm.rows)
-    return [_losses_of_run(arm, number) for number in range(len(arm.rows))]
-
-
-def _losses_of_run(arm: Arm, number: int) -> dict[str, list[Any]] | None:
-    folder = arm.folders[number]
-    if folder is None:
-        rows = arm.steps_of(number)
-        return {name: [row.get(name) for row in rows] for name in step_files.LOSSES}
-    with contextlib.suppress(ValueError):  # verify says that it is damaged
-        return step_files.read_columns(folder, step_files.LOSSES)
-    return None
+    losses: Losses = [None] * len(arm.rows)
+    for number, folder in enumerate(arm.folders if len(arm.rows) <= MAX_TRAJECTORIES else ()):
+        if folder is None:
+            rows = arm.steps_of(number)
+            losses[number] = {name: [row.get(name) for row in rows] for name in step_files.LOSSES}
+        else:
+            with contextlib.suppress(ValueError):  # verify says that it is damaged
+                losses[number] = step_files.read_columns(folder, step_files.LOSSES)
+    return losses
 
 
 def differing_folders(a: str, b: str) -> list[Difference]:

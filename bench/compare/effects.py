@@ -7,7 +7,7 @@ A and of B.
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from bench.base import stats
 from bench.base.stats import ALPHA
@@ -103,19 +103,7 @@ class Loss(TypedDict):
     remarks: list[str]  # what differs between the arms that may change losses
 
 
-# Where the launcher's clock says nothing.
-NOTHING_OUTSIDE: Outside = {
-    "unknown": None,
-    "mean_s": None,
-    "change_pct": None,
-    "ci95_pct": None,
-    "p": None,
-    "p_same_sign": None,
-    "p_equivalent": None,
-    "extra_s": None,
-    "extra_ci95_s": None,
-    "extra_p": None,
-}
+NOTHING_OUTSIDE = cast(Outside, dict.fromkeys(Outside.__annotations__))  # where the launcher's clock says nothing
 
 
 def time(arms: Arms, floor_pct: float, margin_pct: float, alpha: float) -> Time:
@@ -268,11 +256,13 @@ def val_loss(
 
     Repeats of one seed or of one trajectory are not independent losses and count as one.
     """
-    known = [list(zip(rows, ids or [None] * len(rows), strict=True)) for rows, ids in zip(arms, losses_ids)]
-    ended = [[one for one in of_arm if _has_loss(one[0])] for of_arm in known]
-    refused = _refusals([row for of_arm in ended for row, _ in of_arm])
+    complete = [row for rows in arms for row in rows if eligibility.is_complete(row)]
+    counts = {row["val_tokens"] for row in complete} - {None}
+    data = {json.dumps(setting.get("val_data")) for setting in eligibility.settings_of(complete)} - {"null"}
+    refused = ["validation data differ"] * (len(data) > 1)
+    refused += ["numbers of validation tokens differ"] * (len(counts) > 1)
     unjudged = refused or answer.loss_refusals
-    groups = [target.independent(*zip(*of_arm)) if of_arm and (force or not refused) else [] for of_arm in ended]
+    groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
     values = [target.mean_losses(of_arm) for of_arm in groups]
     test = stats.welch(*values) if all(values) else None
     edges = stats.interval(test) if test else None
@@ -298,10 +288,6 @@ def val_loss(
     }
 
 
-def _has_loss(row: Row) -> bool:
-    return row["status"] == "complete" and row["validity"] != "invalid"
-
-
 def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[str]) -> Iterator[str]:
     """Sentences about runs that count as one although their seeds differ: they have the same losses throughout."""
     for name, groups in zip(names, groups_of_arms, strict=True):
@@ -309,14 +295,6 @@ def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[
             if len({row["seed"] for row in runs}) > 1:
                 same = f"{len(runs)} runs of {name} have bit-identical training losses"
                 yield f"{same}: they count as one loss, whatever their seeds"
-
-
-def _refusals(rows: Sequence[Row]) -> list[str]:
-    """Why losses of these runs are not compared, as far as it is known."""
-    data = {json.dumps(json.loads(text).get("val_data")) for text in {row["setting"] for row in rows}} - {"null"}
-    counts = {row["val_tokens"] for row in rows} - {None}
-    known: dict[str, set[Any]] = {"validation data": data, "numbers of validation tokens": counts}
-    return [f"{what} differ" for what, values in known.items() if len(values) > 1]
 
 
 def _loss_verdict(edges: tuple[float, float] | None, p_not_worse: float | None, identical: bool | None) -> str:

@@ -55,9 +55,14 @@ class Answer(NamedTuple):
     loss_remarks: list[str]  # sentences: what differs and may change losses
 
 
+def is_complete(row: Row) -> bool:
+    """Whether the run has ended as it should; its loss may count."""
+    return row["status"] == "complete" and row["validity"] != "invalid"
+
+
 def is_timed(row: Row) -> bool:
     """Whether the run has a time that may count."""
-    return row["status"] == "complete" and row["validity"] != "invalid" and (row["train_s"] or 0) > 0
+    return is_complete(row) and (row["train_s"] or 0) > 0
 
 
 def times_s(rows: Rows) -> list[float]:

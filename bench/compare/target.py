@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import yaml
 
 from bench.base import stats
+from bench.compare import eligibility
 from bench.config import groups
 from bench.config.schema import TrackRules
 from bench.record.rows import Row
@@ -84,13 +85,13 @@ def of_losses(losses: Sequence[float], target_val_loss: float | None, p_value: f
 
 
 def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = None) -> list[list[Row]]:
-    """Rows that have a loss, in groups that are one run each: of one seed, or of one trajectory whatever their seeds.
+    """Complete runs with a loss, in groups that count as one: of one seed, or of one trajectory whatever their seeds.
 
     losses_ids: of each row step_files.losses_id(), None: unknown.  A run of unknown seed and trajectory is on its own.
     """
     groups: list[tuple[set[tuple[str, Any]], list[Row]]] = []  # (what its runs are known by, its rows)
     for row, losses_id in zip(rows, losses_ids or [None] * len(rows), strict=True):
-        if row["val_loss"] is None:
+        if row["val_loss"] is None or not eligibility.is_complete(row):
             continue
         keys = {key for key in (("seed", row.get("seed")), ("losses", losses_id)) if key[1] is not None}
         mine, *others = [group for group in groups if group[0] & keys] or [(set[tuple[str, Any]](), list[Row]())]
@@ -112,18 +113,11 @@ def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | N
 
     losses_ids: as independent() takes them; runs that are one give one loss.
     """
-    ended = [row["status"] == "complete" and row["validity"] != "invalid" for row in rows]
-    target_val_loss = rows[0]["target_val_loss"]
-    known = [
-        (row, losses_id)
-        for row, has_ended, losses_id in zip(rows, ended, losses_ids or [None] * len(rows), strict=True)
-        if has_ended
-    ]
-    groups = independent(*zip(*known)) if known else []
+    target_val_loss, groups = rows[0]["target_val_loss"], independent(rows, losses_ids)
     tested = of_losses(mean_losses(groups), target_val_loss, p_value)
     num_suspect = sum(row["validity"] == "suspect" for row in rows)
     doubt = f"; {num_suspect} of {len(rows)} runs are suspect: trust their losses, not their times"
-    passed, words = _decided(rows, tested, ended.count(False), target_val_loss, p_value)
+    passed, words = _decided(rows, tested, target_val_loss, p_value)
     num_losses = sum(map(len, groups))
     if target_val_loss is not None and num_losses > len(groups):
         words = f"{num_losses} runs count as {len(groups)} by their seeds and losses; {words}"
@@ -131,11 +125,11 @@ def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | N
 
 
 def _decided(
-    rows: Sequence[Row], tested: LossTest, num_lost: int, target_val_loss: float | None, p_value: float
+    rows: Sequence[Row], tested: LossTest, target_val_loss: float | None, p_value: float
 ) -> tuple[bool | None, str]:
     """(passed, words).  Runs that stop at their target are won one by one: each reached it in its steps or did not."""
-    if num_lost:
-        return False, f"{num_lost} of {len(rows)} runs did not complete or are invalid"
+    if num_failed := sum(not eligibility.is_complete(row) for row in rows):
+        return False, f"{num_failed} of {len(rows)} runs did not complete or are invalid"
     if any(row["stop_at_target"] for row in rows):
         steps = [row["num_steps"] for row in rows if row["target_reached"]]
         at = f", after {', '.join(map(str, steps))} steps" if steps else ""

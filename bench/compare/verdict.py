@@ -99,7 +99,11 @@ class Options:
 
 
 def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Comparison:
-    """Rows (bench/record/rows.py) of all started runs; options: of Options."""
+    """Rows (bench/record/rows.py) of all started runs; options: of Options.
+
+    Runs that the machine disturbed are excluded, unless fewer than two others of an arm would remain: then they count,
+    with the flag suspect-runs.
+    """
     given = Options(**options)
     plan, names, force = given.plan or {}, given.names, given.force
     answer = eligibility.judge(a_rows, b_rows, names)
@@ -170,10 +174,7 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
 
 
 def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tuple[list[list[Row]], list[Excluded]]:
-    """Runs that the machine disturbed are excluded from both arms, by their telemetry and never by their times.
-
-    Where fewer than two a side would remain none is excluded, and the comparison is flagged instead.
-    """
+    """By their telemetry and never by their times."""
     kept = [[row for row in rows if not row["machine_doubts"]] for rows in arms]
     if kept == arms or min(map(len, kept)) < 2:
         return arms, []
@@ -233,7 +234,9 @@ def kind_of(
         return None, "nothing: neither times nor losses"
     if is_equal:
         return LOSS_AT_STEPS, f"loss at {_at(steps)}; not times"
-    if _takes_as_long(arms, margin_pct):
+    settings = {row["comparability_id"] for rows in arms for row in rows}
+    a_s, b_s = (stats.mean(eligibility.times_s(rows) or [math.nan]) for rows in arms)
+    if len(settings) == 1 and None not in settings and abs(b_s / a_s - 1) < margin_pct / 100:  # of nan never
         return LOSS_AT_TIME, f"loss at equal time, after {_each(steps)} steps; not times"
     return None, f"losses after {_each(steps)} steps, which are neither equal steps nor equal time"
 
@@ -257,14 +260,6 @@ def _reaches(rows: Sequence[Row], target: float | None) -> bool:
     return stats.mean(losses) <= target
 
 
-def _takes_as_long(arms: Arms, margin_pct: float) -> bool:
-    settings = {row["comparability_id"] for rows in arms for row in rows}
-    if not all(arms) or len(settings) != 1 or None in settings:
-        return False
-    a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
-    return abs(b_s / a_s - 1) < margin_pct / 100
-
-
 def _at(steps: list[set[int]]) -> str:
     known = set[int]().union(*steps)
     return f"equal steps ({known.pop():,})" if known else "equal steps"
@@ -284,11 +279,13 @@ def _known_in(rows: Sequence[Row], column: Literal["num_steps", "batch_tokens"])
 def _decide(result: Comparison) -> None:
     """Fill in verdict and words, and flag a verdict that depends on the excluded runs."""
     result["verdict"] = _verdict(result, result["time"])
-    depends = result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"]
+    loss = result["val_loss"]
+    is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]
+    hides_time = is_lower and effects.spends_more_outside(result["time"])  # B may have trained outside its clock
     flags = {
-        DEPENDS: depends,
+        DEPENDS: result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"],
         effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"],
-        effects.NOT_COUNTED: _hides_time(result) and result["comparable"],
+        effects.NOT_COUNTED: hides_time and result["comparable"],
     }
     result["flags"] = [flag for flag in result["flags"] if flag not in flags] + [flag for flag in flags if flags[flag]]
     result["words"] = wording.verdict_sentence(result)
@@ -316,13 +313,6 @@ def decide(time: effects.Time) -> str:
     p_equivalent = _first(time["p_equivalent_holm"], effects.joint_p(time, "p_equivalent"))
     is_equivalent = p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]
     return "equivalent" if is_equivalent else "inconclusive"
-
-
-def _hides_time(result: Comparison) -> bool:
-    """Whether B's loss is lower, or alone shown to be below the target, and B may have trained outside its clock."""
-    loss = result["val_loss"]
-    is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]
-    return is_lower and effects.spends_more_outside(result["time"])
 
 
 def clocks_disagree(time: effects.Time) -> bool:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from bench.analysis.diagnosis import event_costs
+from bench.analysis.diagnosis import stalls as diagnosis_stalls
 from bench.analysis.diagnosis.stalls import UNEXPLAINED
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
@@ -98,7 +98,7 @@ def _merge(run, result, failure, clock, edges):
 def _diagnose(folder, run, rows):
     """Put into run what its events cost; returns those that only this diagnosis shows.  It spoils no record."""
     try:
-        result = event_costs.of(folder, run, rows)
+        result = diagnosis_stalls.event_costs(folder, run, rows)
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": words})

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self, cast
 
 import torch
 
@@ -29,36 +30,34 @@ from bench.training.trainer import Trainer
 MIN_ROUNDS = 5
 
 
+# (what, measured, "<=" or ">=", target, 95 % interval) for bench-self; sign and target None: nothing is asked
+Row = tuple[str, float, str | None, float | None, tuple[float, float] | None]
+
+
 def measured(
-    blocks: Mapping[str, Callable[[], float]], max_rounds: int, is_spent: Callable[[], bool]
+    blocks: Mapping[str, Callable[[], float]], max_rounds: int, is_spent: Callable[[], bool] = lambda: False
 ) -> dict[str, list[float]]:
     """{name: seconds of its two blocks, of each round}; after MIN_ROUNDS only until is_spent(), asked every round."""
-    result = {name: [] for name in blocks}
+    seconds_of: dict[str, list[float]] = {name: [] for name in blocks}
     for number in range(max_rounds):
         if is_spent() and number >= MIN_ROUNDS:
             break
         seconds = dict.fromkeys(blocks, 0.0)
-        for name in [*blocks, *reversed(blocks)]:
+        for name in [*blocks, *reversed(list(blocks))]:
             seconds[name] += blocks[name]()
         for name, spent_s in seconds.items():
-            result[name].append(spent_s)
-    return result
+            seconds_of[name].append(spent_s)
+    return seconds_of
 
 
-def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None) -> tuple:
-    """A row for bench-self, (what, measured, sign, target, 95 % interval), of the seconds of two contestants."""
+def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None) -> Row:
+    """Of the seconds of two contestants, round by round."""
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-    sign = None if target is None else "<="
-    return what, statistics.median(ratios), sign, target, stats.median_interval(ratios)
+    return what, statistics.median(ratios), None if target is None else "<=", target, stats.median_interval(ratios)
 
 
-def step_ms(name: str, seconds: Sequence[float], num_block_steps: int, where: str) -> tuple:
-    """The same of one contestant's milliseconds a step."""
-    return f"{name}, ms a step ({where})", 1e3 * statistics.median(seconds) / 2 / num_block_steps, None, None
-
-
-def measure(num_block_steps: int = 2) -> list[tuple]:
-    """[(what, measured, sign, target[, 95 % interval])] of alternating blocks of the same steps on this machine's CPU.
+def measure(num_block_steps: int = 2) -> list[Row]:
+    """Alternating blocks of the same steps on this machine's CPU, in rounds of I P B B P I: instrumented, plain, bare.
 
     Short blocks: what disturbs a shared machine lasts for seconds, and a round of longer blocks is no less noisy.
     SPEEDRUN_BENCH_ROUNDS=400 (of a second each; the default: 150) for a narrower interval.
@@ -66,38 +65,44 @@ def measure(num_block_steps: int = 2) -> list[tuple]:
     num_rounds = int(os.environ.get("SPEEDRUN_BENCH_ROUNDS", 150))
     with Loops(["track=cpu_nano", "hardware=cpu"], num_block_steps) as loops:
         started_ns, waited_ns = time.perf_counter_ns(), loops.trainer.loader.wait_ns
-        rows = loops.compare(num_rounds, "CPU", 1.01, 1.005)
+        blocks = {"instrumented": lambda: loops.train(loops.instrumented), "without": lambda: loops.train(loops.plain)}
+        seconds_of = measured(blocks | {"bare loop": loops.bare}, num_rounds)
+        ours, what = seconds_of["instrumented"], "training loop with default instruments"
+        host_us = loops.host_us()
         wait_pct = 100 * (loops.trainer.loader.wait_ns - waited_ns) / (time.perf_counter_ns() - started_ns)
-        return [*rows, ("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0)]
+    return [
+        ratio(f"{what} / bare loop (CPU)", ours, seconds_of["bare loop"], 1.01),
+        ratio(f"{what} / without (CPU)", ours, seconds_of["without"], 1.005),
+        ("default instruments' host time, us a step (CPU)", host_us, "<=", 20, None),
+        ("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0, None),
+    ]
 
 
 class Loops:
     """One trainer, stepped by three loops of the same steps.  instrumented, plain: what train() takes."""
 
-    def __init__(self, overrides: list[str], num_block_steps: int):
+    def __init__(self, overrides: list[str], num_block_steps: int) -> None:
         job = prepare(overrides)
-        config, self.num_block_steps = job.config, num_block_steps
-        self.config = config
-        torch.set_num_threads(config.hardware.num_threads)
-        ranks = distributed.start(config.hardware.device, 60)
+        self.config, self.num_block_steps = job.config, num_block_steps
+        torch.set_num_threads(self.config.hardware.num_threads)
+        ranks = distributed.start(self.config.hardware.device, 60)
         self.device, self._marks = ranks.device, marks_for(ranks.device.type)
         files = (job.dataset.train, job.dataset.val)
         train_shards, val_shards = ([shards.check(file.path) for file in split] for split in files)
-        self.trainer, self.tokens = Trainer(config, ranks, train_shards, val_shards), train_shards[0].tokens()
+        self.trainer, self.tokens = Trainer(self.config, ranks, train_shards, val_shards), train_shards[0].tokens()
         self._folder = tempfile.TemporaryDirectory()
-        folder, device = Path(self._folder.name), ranks.device
-        context = Context(folder, 0, 1, device.type, num_block_steps, self._marks, device.index)
-        made, warnings = load(config.instruments, context)
+        device = (self.device.type, num_block_steps, self._marks, self.device.index)
+        instruments, warnings = load(self.config.instruments, Context(Path(self._folder.name), 0, 1, *device))
         for warning in warnings:
             print(f"without {warning['instrument']}: {warning['error']}", file=sys.stderr)
-        self.instrumented, self.plain = InstrumentSet(made), InstrumentSet()
+        self.instrumented, self.plain = cast(Any, InstrumentSet(instruments)), cast(Any, InstrumentSet())
         self.bare(), self.train(self.plain), self.train(self.instrumented)  # warm
         self.instrumented.on_run_start()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -110,22 +115,10 @@ class Loops:
         self.trainer.close()
         self._folder.cleanup()
 
-    def compare(self, num_rounds, where, bare_target, plain_target):
-        """Rows as of measure(), of rounds of I P B B P I: instrumented, plain, bare."""
-        blocks = {"with default instruments": lambda: self.train(self.instrumented)}
-        blocks |= {"without": lambda: self.train(self.plain), "bare loop": self.bare}
-        result = measured(blocks, num_rounds, lambda: False)
-        ours = result["with default instruments"]
-        rows = [
-            ratio(f"training loop with default instruments / {what} ({where})", ours, result[what], target)
-            for what, target in (("bare loop", bare_target), ("without", plain_target))
-        ]
-        return [*rows, (f"default instruments' host time, us a step ({where})", self._host_us(), "<=", 20)]
-
-    def _host_us(self, num_steps=1000, num_repeats=9):
+    def host_us(self, num_steps: int = 1000, num_repeats: int = 9) -> float:
         """Microseconds that the instruments take of a step's host time: their edges alone, no training between them."""
 
-        def spent_us(instruments):
+        def spent_us(instruments: Any) -> float:
             started_ns = time.perf_counter_ns()
             for step in range(num_steps):
                 instruments.on_step_start(step)
@@ -140,10 +133,11 @@ class Loops:
             self.sync()
         return statistics.median(differences)
 
-    def sync(self):
+    def sync(self) -> None:
         distributed.sync(self.device)
 
-    def train(self, instruments):
+    def train(self, instruments: Any) -> float:
+        """Seconds of a block of the training loop."""
         self.sample(instruments is self.instrumented)
         log = StepLog(self._marks, self.device, self.num_block_steps)
         instruments.attach(log)
@@ -153,13 +147,14 @@ class Loops:
         instruments.attach(None)
         return clock.train_s
 
-    def sample(self, on):
+    def sample(self, on: bool) -> None:
         """A sampler that went on beside the blocks without it would cost both sides alike and not be seen."""
         for instrument in self.instrumented.instruments:
             if hasattr(instrument, "pause"):
                 instrument.resume() if on else instrument.pause()
 
-    def bare(self):
+    def bare(self) -> float:
+        """Seconds of a block of the same steps without the training loop."""
         trainer = self.trainer
         self.sample(False)
         self.sync()

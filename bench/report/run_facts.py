@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.analysis.diagnosis import event_costs, stalls
+from bench.analysis.diagnosis import stalls
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted
@@ -186,7 +186,7 @@ def costs_of(run: dict, rows: list[dict]) -> dict[str, dict]:
 
 
 def _unwatched(run, costs):
-    missing = [_kind(kind) for kind in event_costs.WATCHED_BY if kind not in costs]
+    missing = [_kind(kind) for kind in stalls.WATCHED_BY if kind not in costs]
     if not missing and "stall" in costs:
         return ""
     words = ["stall (too few timed steps)"] * ("stall" not in costs) + missing

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.analysis.memory import page as snapshot_page
+from bench.analysis.memory import page as memory_page
 from bench.analysis.memory import pickles
 from bench.base import text_table
 from bench.base.reading.damage import of_record
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_facts, trace_page
 from bench.web import document
+from bench.web.document import Lines, Section
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
 MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
@@ -51,8 +52,7 @@ def _html(folder, assets, back, at, repeats, explained):
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
     charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
-    memory_charts, memory_section = memory_of_run(folder)
-    trace = trace_page.of_run(folder)
+    memory, trace = memory_of_run(folder), trace_page.of_run(folder)
     title = _title(run)
     others = [tag("a", words, href=link) for words, link in repeats]
     ways = [tag("a", "All runs", href=back)] if back else []
@@ -78,19 +78,17 @@ def _html(folder, assets, back, at, repeats, explained):
         run_facts.stages(run),
         run_facts.summaries(run),
         trace.html(),
-        memory_section,
+        memory.html(),
         run_facts.files(folder, run, at),
     ]
-    data = {"charts": [*charts, *document.charts([trace]), *memory_charts]}
+    data = {"charts": [*charts, *document.charts([trace, memory])]}
     return page(title, *body, data=data, assets=assets, styles=REPORT_STYLES)
 
 
 def _explanation(folder):
-    from bench.analysis.explain import (
-        page as explanation,  # numpy: a race, which makes pages at its end, begins without it
-    )
+    from bench.analysis.explain import document  # numpy: a race, which makes pages at its end, begins without it
 
-    return explanation.of_run(folder)
+    return document.of_run(folder).html()
 
 
 def link(folder: Path | str | None, at: Path | str) -> str | None:
@@ -199,33 +197,21 @@ def _race(run, folder, at):
     return tag("a", words, href=href) if target.exists() else tag("span", words)
 
 
-def memory_of_run(folder):
-    """Run folder -> (chart specs, html of its section); ([], "") without snapshots.  A damaged one is a sentence."""
+def memory_of_run(folder: Path) -> Section:
+    """Run folder -> the section of its snapshots, nothing without any.  A damaged one is a sentence."""
     paths = sorted(pickles.in_folder(folder), key=_rank_of_snapshot)
-    if not paths:
-        return [], ""
-    charts, parts = [], []
+    parts: list[document.Block] = []
     for num, path in enumerate(paths[:MAX_SHOWN]):
-        drawn, part = _of_snapshot(path, f"memory-{num}")
-        charts += drawn
-        parts += [tag("h3", path.name), part]
-    if len(paths) > MAX_SHOWN:
-        parts.append(soft(f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."))
-    parts.append(soft("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments."))
-    return charts, section("Memory", *parts)
+        try:
+            parts.append(Section(path.name, memory_page.summary(path, f"memory-{num}")))
+        except (OSError, ValueError) as error:
+            why = f"It cannot be read: {str(error).replace(str(path), path.name)}"
+            parts.append(Section(path.name, [Lines([why], is_soft=True)]))
+    more = [f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."] if len(paths) > MAX_SHOWN else []
+    more.append("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments.")
+    return Section("Memory", [*parts, Lines(more, is_soft=True)] if paths else [])
 
 
 def _rank_of_snapshot(path):
-    result = re.search(r"rank(\d+)", path.name)
-    return int(result[1]) if result else 0
-
-
-def _of_snapshot(path, id):
-    try:
-        if path.name.endswith(pickles.RSS_SUFFIX):
-            samples = pickles.load_rss(path)
-            drawn = pickles.rss_chart(samples, id)
-            return [drawn], join([soft(pickles.WHAT + "."), figure(drawn)])
-        return snapshot_page.summary(pickles.load(path), id)
-    except (OSError, ValueError) as error:
-        return [], soft(f"It cannot be read: {str(error).replace(str(path), path.name)}")
+    found = re.search(r"rank(\d+)", path.name)
+    return int(found[1]) if found else 0

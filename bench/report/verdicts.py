@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.analysis.diagnosis import text as diagnosis_text
+from bench.analysis.diagnosis import between_runs
 from bench.base import text_table
 from bench.base.text_table import counted
 from bench.compare import wording
@@ -22,7 +22,6 @@ from bench.compare.verdict import Comparison
 from bench.report import curves, run_page
 from bench.web import document, forest
 from bench.web.document import Block, Bullets, Chart, Code, Columns, Document, Hint, Lines, Link, Section, Table
-from bench.web.page import Safe, tag
 
 MAX_DIFFERENCES = 40  # of a text
 MAX_FILES = 12
@@ -278,26 +277,14 @@ def excluded(against: Mapping[str, Comparison]) -> Section:
     return Section("Excluded runs", [Table(("arm", "run", "by which rule"), list(rows.values()))] if rows else [])
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Of a Comparison: where the time went."""
-
-    facts: dict
-
-    def text(self, is_md: bool) -> str:
-        return diagnosis_text.text(self.facts, "github" if is_md else "simple")
-
-    def html(self) -> Safe:
-        text = diagnosis_text.text(self.facts)
-        return tag("pre", text) if text else Safe("")
-
-
 def diagnosis(against: Mapping[str, Comparison], options: Options) -> Section | Columns:
     """Where the time went; not asked for: the cause, if one stands out, and what to type for the rest."""
     known = {name: one["diagnosis"] for name, one in against.items() if one.get("diagnosis")}
     if options.why:
         title = f"where the time went ({WITHIN_RUN})"
-        parts = [Section(f"{name}: {title}", [Diagnosis(facts)], is_folded=True) for name, facts in known.items()]
+        parts = [
+            Section(f"{name}: {title}", between_runs.blocks(facts), is_folded=True) for name, facts in known.items()
+        ]
         return Section("Diagnosis", parts)
     known = {name: facts for name, facts in known.items() if facts.get("regions") or facts.get("traces")}
     hint = [Hint(f"{options.hint} shows where the time went")] if known else []
@@ -306,7 +293,7 @@ def diagnosis(against: Mapping[str, Comparison], options: Options) -> Section | 
 
 def _causes(against: Mapping[str, Comparison], known: Mapping[str, dict]) -> Iterable[str]:
     for name, facts in known.items():
-        cause = diagnosis_text.cause(facts) if against[name]["verdict"] in ("faster", "slower") else None
+        cause = between_runs.cause(facts) if against[name]["verdict"] in ("faster", "slower") else None
         if cause:
             yield f"why: {cause}" if len(against) == 1 else f"why {name}: {cause}"
 

@@ -31,8 +31,11 @@ class Block(Protocol):
 class Drawing(Protocol):
     """A picture that a page shows, and --png takes; no text has it."""
 
-    id: str
-    title: str
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
 
     @property
     def markup(self) -> Safe: ...

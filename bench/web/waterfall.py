@@ -1,15 +1,18 @@
 """A waterfall: bars below each other, each beginning where the one before ended, with their numbers beside them.
 
-Plain markup without a script: it folds to the width of the page.  Colours come from the page's CSS, by kind.
+A block of a document, without one bar nothing.  On a page plain markup without a script: it folds to the width of the
+page, and colours come from the page's CSS, by kind.  In a text a bar is a line of dots and signs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.base import text_table
 from bench.web.page import Safe, tag
 
 MIN_PCT = 0.3  # of the width: what is smaller is still seen
+BAR_CHARS = 30  # of the scale in a text
 HEAD_PX, ROW_PX = 90, 27  # of a picture, about
 Kind = Literal["limit", "above", "unknown", "total", "less", "more"]
 CHANGES: tuple[tuple[Kind, str], ...] = (("less", "less than in A"), ("more", "more than in A"))
@@ -42,11 +45,28 @@ class Waterfall:
     low: float = 0.0
     id: str = ""
 
+    def text(self, is_md: bool) -> str:
+        if not self.bars:
+            return ""
+        scale = self._scale()
+        cells = [(bar.label, bar.words, _signs(bar, *scale)) for bar in self.bars]
+        if self.has_sentences:
+            cells = [(words, signs, label) for label, words, signs in cells]
+        right = [self.has_sentences, not self.has_sentences, False]
+        drawn = text_table.render(("",) * 3 * is_md, cells, right, "github" if is_md else "simple")
+        return f"{text_table.line(f'{self.title} {self.about}', is_md)}\n\n{drawn}"
+
+    def html(self) -> Safe:
+        return self.markup if self.bars else Safe("")
+
+    def _scale(self) -> tuple[float, float]:
+        """(its least value, its width)"""
+        low = min(self.low, *(min(bar.begin, bar.end) for bar in self.bars))
+        return low, max(max(bar.begin, bar.end) for bar in self.bars) - low or 1.0
+
     @property
     def markup(self) -> Safe:
-        low = min(self.low, *(min(bar.begin, bar.end) for bar in self.bars))
-        span = max(max(bar.begin, bar.end) for bar in self.bars) - low or 1.0
-        rows = [_row(bar, low, span) for bar in self.bars]
+        rows = [_row(bar, *self._scale()) for bar in self.bars]
         keys = [tag("span", tag("i", class_=kind), words) for kind, words in self.names]
         legend = tag("p", *keys, class_="keys") if keys else ""
         caption = tag("figcaption", tag("b", self.title), " ", tag("span", self.about))
@@ -81,6 +101,13 @@ def of_changes(
         bars.append(Bar(label, before, after, f"{change:+,.3f}", "less" if change < 0 else "more", about_it))
     bars.append(Bar(last, low, end, f"{end:,.3f}", "total"))
     return Waterfall(title, about, bars, CHANGES, low=low, id=id)
+
+
+def _signs(bar: Bar, low: float, span: float) -> str:
+    """...### in a text; a bar that is not empty has one sign at least."""
+    begin, end = sorted(round(BAR_CHARS * (value - low) / span) for value in (bar.begin, bar.end))
+    begin = min(begin, BAR_CHARS - 1)
+    return "." * begin + "#" * max(end - begin, int(bar.end != bar.begin))
 
 
 def _row(bar, low, span):

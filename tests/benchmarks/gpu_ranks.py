@@ -7,6 +7,7 @@ measure() starts a process a rank: torchrun -m benchmarks.gpu_ranks FILE WORLD_S
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -57,9 +58,12 @@ def rows(seconds_by_name: dict[str, list[float]], where: str) -> list[tuple]:
         for reducer in [name for name in REDUCERS if name != "DDP"]:
             ours = seconds_by_name[f"{model}, {reducer}"]
             result.append(overhead.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
-    return result + [
-        overhead.step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()
-    ]
+    return result + [step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()]
+
+
+def step_ms(name: str, seconds: list[float], num_block_steps: int, where: str) -> tuple:
+    """A row as of overhead.ratio() of one contestant's milliseconds a step.  seconds: of two blocks."""
+    return f"{name}, ms a step ({where})", 1e3 * statistics.median(seconds) / 2 / num_block_steps, None, None
 
 
 def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: str) -> None:

@@ -5,11 +5,14 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.analysis.diagnosis import stalls
+from bench.analysis.trace import text as trace_text
 from bench.base import stats
+from bench.base.text_table import counted
+from bench.web.document import Block, Lines, Table
 
 LABEL = "within-run"
 MAX_RUNS = 10  # of each arm: steps of more are not read
@@ -18,6 +21,19 @@ MAX_SHARE_FRAC = 2  # a region that changed by more than twice what the step did
 REGIONS = {"data_ms", "forward_ms", "backward_ms", "optimizer_ms"}  # and what else the instrument of that name knows
 OF_LOGS = "steps of logs: the time between two printed lines, which nothing synchronised with the device"
 OTHER = "other_ms"  # of a step, outside of all regions
+MIN_SHARE_FRAC = 0.5  # of the change of a step, for a cause that stands out
+TELEMETRY = {  # what of the summary says something of the machine: --json has all
+    "mean_power_w": ("power, W", 1),
+    "energy_j": ("energy, J", 1),
+    "mean_sm_clock_mhz": ("SM clock, MHz", 1),
+    "mean_mem_clock_mhz": ("memory clock, MHz", 1),
+    "mean_util_pct": ("GPU use, %", 1),
+    "mean_cpu_util_pct": ("CPU use, %", 1),
+    "mean_cpu_freq_mhz": ("CPU clock, MHz", 1),
+    "mean_load": ("load, threads that run or wait", 1),
+    "max_temp_c": ("hottest, °C", 1),
+    "sampler_cpu_frac": ("CPU use of the sampler, %", 100),
+}
 
 
 def of_runs(
@@ -144,13 +160,12 @@ def _costs(a, b):
     A kind that some run was not watched for is None there; stalls can be found in any steps.
     """
     costs = [[{"stall": stalls.cost(one.rows)} | (one.run.get("costs") or {}) for one in runs] for runs in (a, b)]
-    kinds = list(dict.fromkeys(kind for arm in costs for run in arm for kind in run))
-    return {kind: {key: [_mean_cost(arm, kind, key) for arm in costs] for key in ("count", "ms")} for kind in kinds}
-
-
-def _mean_cost(runs, kind, key):
-    values = [(run.get(kind) or {}).get(key) for run in runs]
-    return None if None in values else stats.mean(values)
+    means: dict[str, dict[str, list[float | None]]] = {}
+    for kind in dict.fromkeys(kind for arm in costs for run in arm for kind in run):
+        for key in ("count", "ms"):
+            values = [[(run.get(kind) or {}).get(key) for run in arm] for arm in costs]
+            means.setdefault(kind, {})[key] = [None if None in of_arm else stats.mean(of_arm) for of_arm in values]
+    return means
 
 
 def _telemetry(a, b):
@@ -184,11 +199,61 @@ def _words(diagnosis, names):
         sentences.append(f"{part} is in {name.removesuffix('_ms')}: {ms}")
     for kind, cost in diagnosis["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
-            a, b = (f"{_per_run(cost, index)} in {name}" for index, name in enumerate(names))
-            sentences.append(f"{kind.replace('_', ' ')}: {a}, {b}")
+            known = []
+            for name, count, ms in zip(names, cost["count"], cost["ms"]):
+                per_run = "not watched" if count is None else f"{count:.3g} a run" + f" costing {ms:.3g} ms" * bool(ms)
+                known.append(f"{per_run} in {name}")
+            sentences.append(f"{kind.replace('_', ' ')}: {', '.join(known)}")
     return sentences
 
 
-def _per_run(cost, arm_index):
-    count, ms = cost["count"][arm_index], cost["ms"][arm_index]
-    return "not watched" if count is None else f"{count:.3g} a run" + (f" costing {ms:.3g} ms" if ms else "")
+# ---- for a reader
+
+
+def blocks(diagnosis: Mapping[str, Any]) -> list[Block]:
+    """What of_runs() gave, perhaps with "traces", of any version; [] for nothing known."""
+    shown = [*(_steps(diagnosis) if diagnosis.get("regions") else [])]
+    if traces := diagnosis.get("traces"):
+        shown += [trace_text.difference_verdict(traces, traces["a"], traces["b"])]
+        shown += trace_text.difference_tables(traces)
+        more = traces["num_lines"] - len(traces["lines"])
+        shown += [Lines([f"and {more} more: ./run.sh analyze diff has all"] if more else [])]
+    return [Lines([f"{diagnosis['label']}: where to look; it is not a test"]), *shown] if shown else []
+
+
+def cause(diagnosis: Mapping[str, Any]) -> str | None:
+    """The region that makes most of the change of a step; None where none stands out."""
+    shares = {
+        name: pair["share_frac"] or 0 for name, pair in (diagnosis.get("regions") or {}).items() if name != "step_ms"
+    }
+    name = max(shares, key=lambda name: shares[name], default=None)
+    if name is None or shares[name] < MIN_SHARE_FRAC:
+        return None
+    return f"{name.removesuffix('_ms')} makes {100 * shares[name]:.0f} % of the change of a step"
+
+
+def _steps(diagnosis: Mapping[str, Any]) -> Iterator[Block]:
+    pairs = {name.removesuffix("_ms"): pair for name, pair in diagnosis["regions"].items()}
+    pairs |= {f"steps {one['first_step']} to {one['last_step']}": one for one in diagnosis["stretches"]}
+    rows = []
+    for name, pair in pairs.items():
+        pct, share = pair["change_pct"], pair.get("share_frac")
+        times = f"{pair['a_ms']:.3f}", f"{pair['b_ms']:.3f}", f"{pair['change_ms']:+.3f}"
+        shares = None if pct is None else f"{pct:+.1f}", None if share is None else f"{100 * share:.0f}"
+        rows.append([name, *times, *shares])
+    (num_a, num_b), (a, b) = diagnosis["runs"], diagnosis.get("arms", "AB")  # older race.json: no names
+    heads = ("ms a step", f"{a}, {counted(num_a, 'run')}", f"{b}, {num_b}", "change", "change %", "share %")
+    yield Table(heads, rows, [False] + [True] * 5)
+    ranks = []
+    if diagnosis["ranks"]:
+        spread = diagnosis["ranks"]["spread_pct"]
+        ranks = [f"slowest rank against fastest: {a} {spread[0]:.2f} %, {b} {spread[1]:.2f} %"]
+    yield Lines([*diagnosis["words"], *ranks])
+    telemetry = [(words, per, diagnosis["telemetry"].get(name)) for name, (words, per) in TELEMETRY.items()]
+    known = [
+        [words, *(None if mean is None else f"{per * mean:,.4g}" for mean in means)]
+        for words, per, means in telemetry
+        if means
+    ]
+    if known:
+        yield Table(("telemetry, mean of runs", a, b), known, (False, True, True))

@@ -21,13 +21,26 @@ then, as far as these do not explain the stall, what the process did in the rest
     computing, waiting               cpu_ms above its running median, or time off the CPU: asleep, I/O, a lock, a device
 then what only coincides, without milliseconds: throttling (slowed_frac of the step), after_validation, first_step.
 Causes that overlap are each given in full, so they may add up to more than the stall.
+
+A finished run keeps this as run.json["costs"], ["skew"] and events:
+    costs   {kind: {"count", "ms"}}; a kind is there only if it was measured; ms null: it has no duration
+      stall             stalled steps, and the milliseconds above the usual
+      gc, recompile     in the timed region, of the rank that lost most; the instruments of that work see them
+      graph_break       seen by the same instrument
+      allocator_retry   of the rank that lost most
+      late_rank         steps with a late rank, and the others' waiting over all steps
+      non_finite_loss   ends the run
+No sum is given because it would count milliseconds twice: a collection that stalls a step is in both.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 
-from bench.base import stats
+from bench.base import stats, utc
+from bench.record import step_files
 
 REACH_STEPS = 15  # to either side
 MIN_REACH_STEPS = 5  # at the ends
@@ -43,6 +56,8 @@ REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 COLUMNS = {"loader_wait": "data_ms", "foreign_load": "runqueue_ms"}
 UNEXPLAINED = ("unknown", "waiting")  # first causes that do not say what was waited for
 SHARE = 0.1  # of a stall: what explains less of it is not named
+WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recompiles", "allocator_retry": "memory"}
+NO_DURATION = ("graph_break", "non_finite_loss")
 
 
 def find(rows: list[dict]) -> list[dict]:
@@ -192,19 +207,15 @@ def _explained(stall, by_step, events, columns, late):
 
 def _event_ms(name, row, events):
     """Milliseconds of such events in the step, of the rank that lost most; an event without ms counts 0."""
-    by_rank = {}
+    by_rank, begin_ns = {}, row.get("t_ns")
     for event in events:
-        if event["event"] == name and _is_in(event, row):
+        is_in_step = event.get("step") == row["step"]  # a GPU's host runs ahead of it: by time only without a step
+        if event.get("step") is None and begin_ns is not None:
+            is_in_step = 0 <= event["t_ns"] - begin_ns < row["step_ms"] * 1e6
+        if event["event"] == name and is_in_step:
             rank = event.get("rank", 0)
             by_rank[rank] = by_rank.get(rank, 0.0) + (event.get("ms") or 0.0)
     return max(by_rank.values(), default=0.0)
-
-
-def _is_in(event, row):
-    """By the step that the event names (a GPU's host runs ahead of it), else by time."""
-    if event.get("step") is not None:
-        return event["step"] == row["step"]
-    return row.get("t_ns") is not None and 0 <= event["t_ns"] - row["t_ns"] < row["step_ms"] * 1e6
 
 
 def _rest(stall, cpu_ms, measured):
@@ -225,3 +236,59 @@ def _coincident(by_step, step):
         yield "first_step"
     elif by_step.get(step - 1, {}).get("val_loss") is not None:
         yield "after_validation"
+
+
+# ---- what a finished run keeps of it
+
+
+def event_costs(folder: Path | str, run: dict, rows: list[dict]) -> dict:
+    """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
+    events = step_files.read_events(folder)
+    flagged = {row["step"] for row in rows if row.get("flags")}
+    by_rank = {
+        name: [{row: ms for row, ms in of_rank.items() if row not in flagged} for of_rank in of_ranks]
+        for name, of_ranks in step_files.read_by_rank(folder).items()
+    }
+    stalled = with_causes(find(rows), rows, events, by_rank)
+    skewed = skew_summary(by_rank)
+    costs = {"stall": {"count": len(stalled), "ms": sum(stall["ms"] for stall in stalled)}}
+    for kind, instrument in WATCHED_BY.items():
+        if instrument in run["instruments"]:
+            costs[kind] = _of_worst_rank(kind, events)
+    if skewed:
+        late = skewed.get("own_ms") or skewed["step_ms"]
+        costs["late_rank"] = {"count": late["num_late_steps"], "ms": late["late_ms_sum"]}
+    costs["non_finite_loss"] = _of_worst_rank("non_finite_loss", events)
+    return {"costs": costs, "skew": skewed, "events": _as_events(stalled, skewed, rows, events)}
+
+
+def _of_worst_rank(kind, events):
+    """Count and milliseconds of the rank that lost most; a total that it recorded has the short ones too."""
+    by_rank = {}
+    for event in events:
+        if event["event"] == kind:
+            cost = by_rank.setdefault(event.get("rank", 0), {"count": 0, "ms": 0.0})
+            cost["count"] += event.get("count", 1)
+            cost["ms"] += event.get("ms") or 0.0
+    for event in events:
+        if event["event"] == f"{kind}_total":
+            by_rank[event.get("rank", 0)] = {"count": event["count"], "ms": event["ms"]}
+    worst = max(by_rank.values(), key=lambda cost: (cost["ms"], cost["count"]), default={"count": 0, "ms": 0.0})
+    return worst | ({"ms": None} if kind in NO_DURATION else {})
+
+
+def _as_events(stalled, skewed, rows, events):
+    """Stalls at the time of their steps, then the skew at that of the last one."""
+    at_ns = {row["step"]: row.get("t_ns") for row in rows}
+    made = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
+    if skewed and rows:
+        made.append({"t_ns": rows[-1].get("t_ns"), "event": "rank_skew", **(skewed.get("own_ms") or skewed["step_ms"])})
+    return [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in made]
+
+
+def _utc(t_ns, events):
+    """The wall clock's time of t_ns, by an event of the same boot that has both."""
+    for event in events:
+        if t_ns is not None and event.get("utc"):
+            return utc.text(utc.parse(event["utc"]) + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3))
+    return None

@@ -1,4 +1,4 @@
-"""Ranks of one job -> the account of their steps: the --json answer of ./run.sh explain for a trace.
+"""Ranks of one job -> the account of their steps: the --json answer of ./run.sh explain.  And of two, what differs.
 
     {"of": "device" | "host", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness", "next": [...]}
 
@@ -13,10 +13,13 @@ own account has more of than the median of the others: parts other than waiting,
 
 import collections
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from bench.analysis.explain import device_steps, host, parts, ranking
 from bench.analysis.explain.ceilings import Ceilings
+from bench.analysis.explain.parts import Piece, Pieces
 from bench.analysis.trace import categories, skew, window
 from bench.analysis.trace.analysis import device_name
 from bench.analysis.trace.load import Rank
@@ -25,6 +28,19 @@ from bench.machine.passport import figures
 
 NUM_REASONS = 5
 MAX_PIECES = 200
+NUM_LINES = 20  # of a difference
+
+
+class Account(NamedTuple):
+    """Of one rank.  rank: None of a record; host_step_ms: None where the host's steps were not recorded."""
+
+    rank: Rank | None
+    pieces: Pieces
+    ceilings: Ceilings
+    host_step_ms: float | None = None
+
+
+Accounts = Mapping[int, Account]  # by rank, at least one
 
 
 def of_ranks(
@@ -32,66 +48,85 @@ def of_ranks(
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
     measured_of: Callable[[int, str | None], figures.Ceilings | None] = lambda rank, device: None,
-) -> dict:
+) -> dict[str, Any]:
     """Ranks of load.load_all() or load.by_window().  ValueError where none of them recorded anything that has time.
 
     measured_of: what the device of a rank, by the trace's name of it, reached by its passport, or None.
     """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
-    ceilings = {rank.rank: Ceilings(name := device_name(rank), measured_of(rank.rank, name)) for rank in ranks}
-    if on_device:
-        accounts = _on_device(on_device, rules, include_last_step, ceilings)
-    else:
-        accounts = _on_host(ranks, include_last_step, ceilings)
-    accounts = {number: one for number, one in accounts.items() if one is not None}
+    waits, accounts = _waits(on_device, rules, include_last_step), {}
+    for rank in on_device or ranks:
+        spans = device_steps.spans if on_device else host.host_spans
+        steps, name = spans(rank, include_last_step), device_name(rank)
+        if not any(end > begin for _, begin, end in steps):
+            continue
+        ceilings = Ceilings(name, measured_of(rank.rank, name))
+        if on_device:
+            pieces = device_steps.pieces(device_steps.Device(rank, rules, waits[rank.rank]), steps, ceilings)
+        else:
+            pieces = host.host_pieces(rank, steps, ceilings)
+        on_host = window.steps(rank, include_last_step) if rank.steps() else []
+        host_ms = ms_from_ns(on_host[-1][2] - on_host[0][1]) / len(on_host) if on_host else None
+        accounts[rank.rank] = Account(rank, pieces, ceilings, host_ms)
     if not accounts:
         raise ValueError("the trace holds no kernel and no operator: record one with profile=window")
     return answer(accounts, "device" if on_device else "host")
 
 
-def answer(accounts: dict, of: str) -> dict:
-    """{rank: {"rank": Rank or None, "steps": [(number, begin ns, end ns)], "pieces", "ceilings", "host_step_ms"}} of at
-    least one rank -> the answer; of: what was measured."""
+def _waits(ranks, rules, include_last_step):
+    """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share."""
+    rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
+    waits = {number: {} for number in rows}
+    for line in skew.waits(rows)[0]:
+        for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
+            waits[number][row] = (wait_ns, line["late_rank"], line["call"])
+    return waits
+
+
+def answer(accounts: Accounts, of: str) -> dict[str, Any]:
+    """of: what was measured: device, host or record."""
     by_rank = {str(number): _of_rank(one) for number, one in accounts.items()}
     step_ms = _mean(one["step_ms"] for one in by_rank.values())
-    lines, ns_by_part = [], {number: one["pieces"].by_part() for number, one in accounts.items()}
+    lines, ns_by_part = [], {number: one.pieces.by_part() for number, one in accounts.items()}
     for part in parts.ORDER:
-        of_part = [_mean_ns(ns_by_part[number].get(part, 0), one) for number, one in accounts.items()]
+        of_part = [one.pieces.mean_ms(ns_by_part[number].get(part, 0)) for number, one in accounts.items()]
         if any(of_part):
-            sources = set().union(*(one["ceilings"].sources.get(part, ()) for one in accounts.values()))
+            sources = set().union(*(one.ceilings.sources.get(part, ()) for one in accounts.values()))
             lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})
-    answer = {"of": of, "step_ms": step_ms, "num_steps": len(next(iter(accounts.values()))["steps"])}
-    answer |= {"limit_ms": sum(line["ms"] for line in lines if line["is_limit"]), "parts": lines, "ranks": by_rank}
-    answer["lateness"] = lateness_of(accounts)
-    return answer | {"next": ranking.of(accounts, step_ms)}
-
-
-def _of_rank(one):
-    """{"step_ms", "step_sum_ns", "host_step_ms", "device", "ceiling", "steps", "parts", "pieces"} of one rank."""
-    pieces, steps = one["pieces"], one["steps"]
-    sum_ns = sum(end - begin for _, begin, end in steps)
-    total = pieces.total()
-    lines = [
-        _line(part, _mean_ns(ns, one), ms_from_ns(sum_ns) / len(steps)) | {"sum_ns": ns}
-        for part, ns in pieces.by_part().items()
-    ]
     return {
-        "file": one["rank"] and one["rank"].path.name,
-        "step_ms": ms_from_ns(sum_ns) / len(steps),
-        "step_sum_ns": sum_ns,
-        "host_step_ms": one["host_step_ms"],
-        "device": one["ceilings"].device,
-        "ceiling": one["ceilings"].source,
+        "of": of,
+        "step_ms": step_ms,
+        "num_steps": len(next(iter(accounts.values())).pieces.steps),
+        "limit_ms": sum(line["ms"] for line in lines if line["is_limit"]),
+        "parts": lines,
+        "ranks": by_rank,
+        "lateness": _lateness(accounts),
+        "next": ranking.of({number: one.pieces for number, one in accounts.items()}, step_ms),
+    }
+
+
+def _of_rank(account):
+    """{"step_ms", "step_sum_ns", "host_step_ms", "device", "ceiling", "steps", "parts", "pieces"} of one rank."""
+    pieces = account.pieces
+    total, step_ms = pieces.total(), pieces.mean_ms(pieces.sum_ns)
+    longest = sorted(total.items(), key=lambda item: (-item[1], str(item[0])))[:MAX_PIECES]
+    return {
+        "file": account.rank and account.rank.path.name,
+        "step_ms": step_ms,
+        "step_sum_ns": pieces.sum_ns,
+        "host_step_ms": account.host_step_ms,
+        "device": account.ceilings.device,
+        "ceiling": account.ceilings.source,
         "steps": [
             {"step": number, "ms": ms_from_ns(end - begin), "sum_ns": pieces.by_part(index)}
-            for index, (number, begin, end) in enumerate(steps)
+            for index, (number, begin, end) in enumerate(pieces.steps)
         ],
-        "parts": lines,
+        "parts": [_line(part, pieces.mean_ms(ns), step_ms) | {"sum_ns": ns} for part, ns in pieces.by_part().items()],
         "num_pieces": len(total),
         "pieces": [
-            piece._asdict() | {"ms": _mean_ns(ns, one), "sum_ns": ns, "count": pieces.count[piece]}
-            for piece, ns in sorted(total.items(), key=lambda item: (-item[1], str(item[0])))[:MAX_PIECES]
+            piece._asdict() | {"ms": pieces.mean_ms(ns), "sum_ns": ns, "count": pieces.count[piece]}
+            for piece, ns in longest
         ],
     }
 
@@ -106,124 +141,132 @@ def _mean(values):
     return sum(values) / len(values)
 
 
-def _mean_ns(ns, one):
-    return ms_from_ns(ns) / len(one["steps"])
+# ---- who delays whom
 
 
-def _on_device(ranks, rules, include_last_step, ceilings):
-    """{rank: {"rank", "steps", "pieces", "ceilings", "host_step_ms"}}"""
-    waits, accounts = _waits(ranks, rules, include_last_step), {}
-    for rank in ranks:
-        steps, mine = device_steps.spans(rank, include_last_step), ceilings[rank.rank]
-        pieces = device_steps.pieces(device_steps.Device(rank, rules, waits.get(rank.rank)), steps, mine)
-        accounts[rank.rank] = _account(rank, steps, pieces, mine, include_last_step)
-    return accounts
-
-
-def _waits(ranks, rules, include_last_step):
-    """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share."""
-    rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
-    waits = {number: {} for number in rows}
-    for line in skew.waits(rows)[0]:
-        for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
-            waits[number][row] = (wait_ns, line["late_rank"], line["call"])
-    return waits
-
-
-def _on_host(ranks, include_last_step, ceilings):
-    accounts = {}
-    for rank in ranks:
-        if steps := host.host_spans(rank, include_last_step):
-            pieces = host.host_pieces(rank, steps, ceilings[rank.rank])
-            accounts[rank.rank] = _account(rank, steps, pieces, ceilings[rank.rank], include_last_step)
-    return accounts
-
-
-def _account(rank, steps, pieces, ceilings, include_last_step):
-    on_host = window.steps(rank, include_last_step) if rank.steps() else []
-    host_ms = ms_from_ns(on_host[-1][2] - on_host[0][1]) / len(on_host) if on_host else None
-    named = {"rank": rank, "steps": steps, "pieces": pieces, "ceilings": ceilings, "host_step_ms": host_ms}
-    return named if any(end > begin for _, begin, end in steps) else None
-
-
-def lateness_of(accounts: dict) -> list[dict]:
-    """{rank: account} -> [{"rank", "wait_ms", "waits_ms", "without_ms", "collectives", "more", "reasons"}], the latest
-    first; empty for one rank.
+def _lateness(accounts: Accounts) -> list[dict[str, Any]]:
+    """[{"rank", "wait_ms", "waits_ms", "without_ms", "collectives", "more", "reasons"}], the latest first; empty for
+    one rank.
 
     Milliseconds a step.  wait_ms: median of the other ranks' exposed waiting for it; waits_ms: of each of them;
-    without_ms: the median of what their step would be without it; more: {part: ms} that it has more of than the median
-    of the others, the largest first; reasons: pieces likewise, [{"part", "what", "where", "ms"}].
+    without_ms: the median of what their step would be without it; collectives: [{"what", "ms"}], where the others wait
+    for it, mean over all of them; more: {part: ms} that it has more of than the median of the others, the largest
+    first; reasons: pieces likewise, [{"part", "what", "where", "ms"}].
     """
-    if len(accounts) < 2:
-        return []
-    waiting = {number: _waiting(one) for number, one in accounts.items()}
+    waiting = {number: one.pieces.ms_by(lambda piece: piece.late_rank) for number, one in accounts.items()}
     lines = []
     for late in accounts:
-        others = [number for number in accounts if number != late]
-        waits_ms = {number: waiting[number][late] for number in others}
+        others = [one.pieces for number, one in accounts.items() if number != late]
+        waits_ms = {number: waiting[number][late] for number in accounts if number != late}
         if not any(waits_ms.values()):
             continue
-        without_ms = [_step_ms(accounts[number]) - waits_ms[number] for number in others]
-        line = {"rank": late, "wait_ms": statistics.median(waits_ms.values()), "waits_ms": waits_ms}
-        line |= {"without_ms": statistics.median(without_ms), "collectives": _collectives(accounts, late)}
-        lines.append(line | {"more": _more(accounts, late), "reasons": _reasons(accounts, late)})
+        without_ms = [one.mean_ms(one.sum_ns) - wait_ms for one, wait_ms in zip(others, waits_ms.values())]
+        mine, waited_ms = accounts[late].pieces, collections.Counter[str | None]()
+        for one in others:
+            by_call = one.ms_by(lambda piece: (piece.late_rank, piece.what))
+            waited_ms.update({what: ms for (rank, what), ms in by_call.items() if rank == late})
+        where = {(piece.part, piece.what): piece.where for piece in mine.total()}
+        reasons = list(_more(mine, others, lambda piece: (piece.part, piece.what)).items())[:NUM_REASONS]
+        line = {
+            "rank": late,
+            "wait_ms": statistics.median(waits_ms.values()),
+            "waits_ms": waits_ms,
+            "without_ms": statistics.median(without_ms),
+            "collectives": [{"what": what, "ms": ms / len(others)} for what, ms in waited_ms.most_common(NUM_REASONS)],
+            "more": _more(mine, others, lambda piece: piece.part),
+            "reasons": [
+                {"part": part, "what": what, "where": where[part, what], "ms": ms} for (part, what), ms in reasons
+            ],
+        }
+        lines.append(line)
     return sorted(lines, key=lambda line: -line["wait_ms"])
 
 
-def _waiting(one):
-    """Late rank -> ms that this rank waited for it, exposed."""
-    waited_ms = collections.Counter()
-    for piece, ms in _by_piece(one).items():
-        if piece.part == parts.WAITING:
-            waited_ms[piece.late_rank] += ms
-    return waited_ms
+def _more(mine, others, name_of):
+    """{name: ms} of what a rank did itself more of than the median of the others, the largest first.
+
+    Where it did it has names of its own on each rank, so names are of what it did.
+    """
+
+    def own(piece: Piece):
+        return None if piece.part in (parts.WAITING, parts.EXPOSED) else name_of(piece)
+
+    theirs = [one.ms_by(own) for one in others]
+    more = {name: ms - statistics.median(one[name] for one in theirs) for name, ms in mine.ms_by(own).items()}
+    return {name: more[name] for name in sorted(more, key=lambda name: -more[name]) if more[name] > 0}
 
 
-def _collectives(accounts, late):
-    """[{"what", "ms"}]: where the others wait for a rank, mean over all of them, longest first."""
-    waited_ms = collections.Counter()
-    for one in accounts.values():
-        for piece, ms in _by_piece(one).items():
-            if piece.part == parts.WAITING and piece.late_rank == late:
-                waited_ms[piece.what] += ms / (len(accounts) - 1)
-    return [{"what": what, "ms": ms} for what, ms in waited_ms.most_common(NUM_REASONS)]
+# ---- the difference of two
 
 
-def _more(accounts, late):
-    """{part: ms} of which a rank has more than the median of the others, the largest first."""
-    by_part = {number: _by_part(one) for number, one in accounts.items()}
-    mine = by_part.pop(late)
-    more = {part: ms - statistics.median(other[part] for other in by_part.values()) for part, ms in mine.items()}
-    return {part: more[part] for part in sorted(more, key=lambda part: -more[part]) if more[part] > 0}
+def difference(a: dict, b: dict) -> dict[str, Any]:
+    """Two answers -> {"a", "b": {"step_ms", "step_ns", "of"}, "change_ms", "change_ns", "change_pct", "parts": [row],
+    "lines": [line], "rest_ms"}.
+
+    A row: {"part", "meaning", "a_ns", "b_ns", "change_ns", "a_ms", "b_ms", "change_ms"}, change_ns of all adds up to
+    change_ns.  A line, the largest change first: {"part", "what", "where", "a_ms", "b_ms", "change_ms"}: the kernels,
+    operators, lines of Python that changed; rest_ms: what of change_ms is in none of them.
+    ValueError: one was measured on a device and the other on its host.
+    """
+    if a["of"] != b["of"]:
+        raise ValueError(f"one account is of the {a['of']}, the other of the {b['of']}: compare runs recorded alike")
+    of_a, of_b = whole_ns(a), whole_ns(b)
+    rows = []
+    for part in parts.ORDER:
+        if part in of_a | of_b:
+            ns = {"a": of_a.get(part, 0), "b": of_b.get(part, 0)}
+            ns["change"] = ns["b"] - ns["a"]
+            row = {"part": part, "meaning": parts.MEANING[part]} | {f"{name}_ns": value for name, value in ns.items()}
+            rows.append(row | {f"{name}_ms": ms_from_ns(value) for name, value in ns.items()})
+    a_ns, b_ns = sum(of_a.values()), sum(of_b.values())
+    lines, change_ms = _changed_lines(a, b), ms_from_ns(b_ns - a_ns)
+    return {
+        "a": {"step_ms": ms_from_ns(a_ns), "step_ns": a_ns, "of": a["of"]},
+        "b": {"step_ms": ms_from_ns(b_ns), "step_ns": b_ns, "of": b["of"]},
+        "change_ms": change_ms,
+        "change_ns": b_ns - a_ns,
+        "change_pct": 100 * (b_ns / a_ns - 1) if a_ns else None,
+        "parts": rows,
+        "lines": lines,
+        "rest_ms": change_ms - sum(line["change_ms"] for line in lines),
+    }
 
 
-def _by_part(one):
-    by_part_ms = collections.Counter()
-    for (part, _), ms in _by_origin(one).items():
-        by_part_ms[part] += ms
-    return by_part_ms
+def whole_ns(answer: dict) -> dict[str, int]:
+    """{part: ns of a mean step}, whole, adding up to the rounded step: the largest remainders are rounded up.
+
+    So the integers of a difference add up to the steps' difference, whatever the numbers of steps.
+    """
+    exact: dict[str, Fraction] = collections.defaultdict(Fraction)
+    for one in answer["ranks"].values():
+        for line in one["parts"]:
+            exact[line["part"]] += Fraction(line["sum_ns"], len(one["steps"]) * len(answer["ranks"]))
+    whole = {part: int(ns) for part, ns in exact.items()}
+    missing = round(sum(exact.values())) - sum(whole.values())
+    for part in sorted(exact, key=lambda part: whole[part] - exact[part])[:missing]:
+        whole[part] += 1
+    return whole
 
 
-def _reasons(accounts, late):
-    mine, others = _by_origin(accounts[late]), [_by_origin(one) for number, one in accounts.items() if number != late]
-    more = {key: ms - statistics.median(other[key] for other in others) for key, ms in mine.items()}
-    longest = sorted((key for key in more if more[key] > 0), key=lambda key: -more[key])[:NUM_REASONS]
-    where = {(piece.part, piece.what): piece.where for piece in accounts[late]["pieces"].total()}
-    return [{"part": part, "what": what, "where": where[part, what], "ms": more[part, what]} for part, what in longest]
+def _changed_lines(a, b):
+    of_a, of_b = _by_origin(a), _by_origin(b)
+    lines = []
+    for key in of_a | of_b:
+        (a_ms, a_piece), (b_ms, b_piece) = (one.get(key, (0.0, None)) for one in (of_a, of_b))
+        piece = b_piece or a_piece
+        line = {"part": key[0], "what": piece["what"], "where": piece["where"], "a_ms": a_ms, "b_ms": b_ms}
+        lines.append(line | {"change_ms": b_ms - a_ms})
+    lines.sort(key=lambda line: -abs(line["change_ms"]))
+    return [line for line in lines[:NUM_LINES] if line["change_ms"]]
 
 
-def _by_origin(one):
-    """(part, what) -> ms of what a rank did itself; where it did it has names of its own on each rank."""
-    by_origin_ms = collections.Counter()
-    for piece, ms in _by_piece(one).items():
-        if piece.part not in (parts.WAITING, parts.EXPOSED):
-            by_origin_ms[piece.part, piece.what] += ms
-    return by_origin_ms
-
-
-def _by_piece(one):
-    return {piece: ms_from_ns(ns) / len(one["steps"]) for piece, ns in one["pieces"].total().items()}
-
-
-def _step_ms(one):
-    return ms_from_ns(sum(end - begin for _, begin, end in one["steps"])) / len(one["steps"])
+def _by_origin(answer):
+    """{origin: (ms of a mean step, its longest piece)}"""
+    by_origin = {}
+    for one in answer["ranks"].values():
+        for piece in one["pieces"]:
+            key = ranking.origin_of(Piece(*(piece[name] for name in Piece._fields)))
+            ms, longest = by_origin.get(key, (0.0, piece))
+            ms += piece["ms"] / len(answer["ranks"])
+            by_origin[key] = (ms, max(longest, piece, key=lambda piece: piece["ms"]))
+    return by_origin

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bench.analysis.explain import parts
-from bench.analysis.trace import flops, operators
+from bench.analysis.trace import operators
 from bench.analysis.trace.load import Rank
 from bench.base.units import NS_PER_S
 from bench.machine import peak_rates
@@ -63,7 +63,7 @@ class Ceilings:
 
     def peak(self, precision: str | None, flop_per_s: float) -> tuple[str | None, float | None]:
         """(precision, FLOP/s or None): of what an operator of this precision can have run at."""
-        reached = flops.peak_of_rate(precision, flop_per_s, self._peak)
+        reached = operators.peak_of_rate(precision, flop_per_s, self._peak)
         return (precision, self._peak(precision)) if reached[1] is None else reached
 
     def _peak(self, precision):
@@ -116,7 +116,7 @@ class Ceilings:
         return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / of_shape) if of_shape else arithmetic_s)
 
     def _shape_flops(self, facts, precision):
-        shape = flops.product_shape(facts["name"], facts["shapes"]) if self._measured_peak(precision) else None
+        shape = operators.product_shape(facts["name"], facts["shapes"]) if self._measured_peak(precision) else None
         return shape and self.measured.shape_flops(precision, shape)
 
     def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
@@ -124,7 +124,7 @@ class Ceilings:
 
         collective: as the trace names it; num_elements: that this rank sends.
         """
-        size = flops.BYTES.get(str(dtype).lower(), flops.BYTES.get(f"c10::{dtype}".lower()))
+        size = operators.BYTES.get(str(dtype).lower(), operators.BYTES.get(f"c10::{dtype}".lower()))
         if self.measured is None or size is None or num_elements <= 0 or num_ranks < 2:
             return None
         for pattern, name, factor in COLLECTIVES:
@@ -175,7 +175,7 @@ def moved_bytes(facts: dict) -> int | None:
 def _tensors(shapes, types):
     """[(dims, bytes of an element or None)] of the arguments that have a shape."""
     return [
-        (dims, flops.BYTES.get(str(kind).lower()))
+        (dims, operators.BYTES.get(str(kind).lower()))
         for dims, kind in zip(shapes or (), types or ())
         if isinstance(dims, list) and dims and all(type(size) is int and size >= 0 for size in dims)
     ]

@@ -95,7 +95,7 @@ class Device:
 
 def pieces(device, counted, ceilings):
     """counted: of spans() -> Pieces."""
-    pieces, known = parts.Pieces(len(counted)), Operators(device.rank, ceilings)
+    pieces, known = parts.Pieces(counted), Operators(device.rank, ceilings)
     threads = _Threads(device.rank)
     for index, (_, begin, end) in enumerate(counted):
         ranges = _ranges(device, begin, end)

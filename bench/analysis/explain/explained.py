@@ -10,6 +10,7 @@ steps that no instrument disturbed), steps_by_rank.csv, events.jsonl and run.jso
 The rest is forward and backward, of which nothing more is known.  Events and waiting lie somewhere in these.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,22 +118,19 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
         events_by_step.setdefault(event.get("step"), []).append(event)
     own = step_files.read_by_rank(folder).get("own_ms", [])
     late = stalls.lateness(own)
-    pieces, steps, at_ns = parts.Pieces(len(rows)), [], 0
+    ends_ns = [0, *itertools.accumulate(round(row["step_ms"] * NS_PER_MS) for row in rows)]
+    pieces = parts.Pieces(list(zip((row["step"] for row in rows), ends_ns, ends_ns[1:])))
     gpus = run["environment"].get("gpus") or [{}]
     name = gpus[0].get("name")
     ceilings = Ceilings(name, kept.of_run(run) if passport is None else kept.of_file(passport, name))
-    for index, row in enumerate(rows):
-        step_ns, number = round(row["step_ms"] * NS_PER_MS), row["step"]
+    for index, (row, (_, begin_ns, end_ns)) in enumerate(zip(rows, pieces.steps)):
+        number = row["step"]
         rank = late[number][1] if number in late else None
         waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
-        for piece, ns in _of_step(
-            row, step_ns, events_by_step.get(number, ()), waited, _arithmetic_ns(run, number, ceilings)
-        ):
+        seen, arithmetic_ns = events_by_step.get(number, ()), _arithmetic_ns(run, number, ceilings)
+        for piece, ns in _of_step(row, end_ns - begin_ns, seen, waited, arithmetic_ns):
             pieces.add(index, piece, ns)
-        steps.append((number, at_ns, at_ns + step_ns))
-        at_ns += step_ns
-    account_of_rank = {"rank": None, "steps": steps, "pieces": pieces, "host_step_ms": None}
-    return account.answer({0: account_of_rank | {"ceilings": ceilings}}, "record")
+    return account.answer({0: account.Account(None, pieces, ceilings)}, "record")
 
 
 def _of_step(row, step_ns, events, waited, arithmetic_ns):
@@ -171,20 +169,17 @@ def _of_step(row, step_ns, events, waited, arithmetic_ns):
 
 def _arithmetic_ns(run, step, ceilings):
     """What a step's FLOPs take at the peak of rank 0's device; 0 where FLOPs or peak are not known."""
-    flop = [_flop_until(run, last) for last in (step - 1, step)]
-    if None in flop or flop[1] <= flop[0]:
+    flop = []
+    for last in (step - 1, step):
+        tokens, per_token = metrics.tokens_in_steps(run["measured"], last), metrics.flops_per_token(run, last)
+        if tokens is None or per_token["flops_per_token"] is None:
+            return 0
+        flop.append(tokens * per_token["flops_per_token"])
+    if flop[1] <= flop[0]:
         return 0
-    precision, of_rank = run["measured"].get("dtype"), (flop[1] - flop[0]) / run["world_size"]
-    facts = {"name": "the model's FLOPs", "shapes": None, "types": None, "bytes": None, "flop": of_rank}
-    bound = ceilings.bound(facts | {"precision": "tf32" if _is_tf32(run) else precision}, float("inf"))
+    precision = run["measured"].get("dtype")
+    if precision == "float32" and run["hardware"].get("tf32"):
+        precision = "tf32"
+    facts = {"name": "the model's FLOPs", "shapes": None, "types": None, "bytes": None, "precision": precision}
+    bound = ceilings.bound(facts | {"flop": (flop[1] - flop[0]) / run["world_size"]}, float("inf"))
     return 0 if bound is None else round(bound.limit_s * NS_PER_S)
-
-
-def _is_tf32(run):
-    return bool(run["hardware"].get("tf32")) and run["measured"].get("dtype") == "float32"
-
-
-def _flop_until(run, num_steps):
-    tokens = metrics.tokens_in_steps(run["measured"], num_steps)
-    per_token = metrics.flops_per_token(run, num_steps)["flops_per_token"]
-    return None if tokens is None or per_token is None else tokens * per_token

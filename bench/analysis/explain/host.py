@@ -145,7 +145,7 @@ def host_spans(rank, include_last_step=False):
 
 def host_pieces(rank, counted, ceilings):
     """counted: of spans() -> Pieces of the main thread."""
-    thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(len(counted))
+    thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(counted)
     known = Operators(rank, ceilings)
     for index, (_, begin, end) in enumerate(counted):
         for low, high, row in thread.segments(begin, end):

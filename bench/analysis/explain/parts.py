@@ -4,7 +4,10 @@ Every nanosecond of a step is in exactly one piece, so pieces add up to the step
 """
 
 import collections
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from bench.base.units import ms_from_ns
 
 ARITHMETIC, BANDWIDTH, WIRE = "arithmetic at peak", "memory at bandwidth", "communication at bandwidth"
 LATENCY = "launch at its latency"
@@ -53,11 +56,15 @@ class Piece(NamedTuple):
     late_rank: int | None = None
 
 
+Step = tuple[int | None, int, int]  # number, begin ns, end ns
+
+
 class Pieces:
     """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds."""
 
-    def __init__(self, num_steps: int):
-        self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in range(num_steps)]
+    def __init__(self, steps: Sequence[Step]):
+        self.steps = steps
+        self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in steps]
         self.count: collections.Counter[Piece] = collections.Counter()
 
     def add(self, step: int, piece: Piece, ns: int, count: int = 1) -> None:
@@ -65,6 +72,15 @@ class Pieces:
         if ns > 0:
             self.ns[step][piece] += int(ns)
             self.count[piece] += count
+
+    @property
+    def sum_ns(self) -> int:
+        """Of all steps."""
+        return sum(end - begin for _, begin, end in self.steps)
+
+    def mean_ms(self, ns: int) -> float:
+        """Of a step, of what all steps have."""
+        return ms_from_ns(ns) / len(self.steps)
 
     def total(self) -> collections.Counter[Piece]:
         """Piece -> nanoseconds over all steps."""
@@ -79,3 +95,11 @@ class Pieces:
         for piece, of_piece in (self.total() if step is None else self.ns[step]).items():
             ns[piece.part] += of_piece
         return {part: ns[part] for part in ORDER if ns[part]}
+
+    def ms_by(self, key: Callable[[Piece], Any]) -> collections.Counter[Any]:
+        """key(Piece) -> milliseconds of a mean step; pieces of which it is None do not count."""
+        ns: collections.Counter[Any] = collections.Counter()
+        for piece, of_piece in self.total().items():
+            if (name := key(piece)) is not None:
+                ns[name] += of_piece
+        return collections.Counter({name: self.mean_ms(of_name) for name, of_name in ns.items()})

@@ -17,10 +17,11 @@ its work among several.
 import collections
 import functools
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from bench.analysis.explain import parts
-from bench.analysis.trace import categories, flops
-from bench.base.units import ms_from_ns
+from bench.analysis.trace import categories, operators
 from models import ladder
 
 RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
@@ -53,25 +54,23 @@ ADVICE = {
 }
 
 
-def of(accounts: dict, step_ms: float) -> list[dict]:
-    """{rank: account} and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "count",
+def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float) -> list[dict[str, Any]]:
+    """Pieces of each rank and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "count",
     "advice", "ladder"}], the largest gain first.
 
     rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
     that gained at such a place.
     """
     origins: dict[tuple, _Origin] = {}
-    for number, one in accounts.items():
-        pieces, num_steps = one["pieces"], len(one["steps"])
+    for number, pieces in pieces_by_rank.items():
         for piece, ns in pieces.total().items():
             if piece.part not in NO_GAIN:
                 origin = origins.setdefault(origin_of(piece), _Origin())
-                origin.add(number, piece, ms_from_ns(ns) / num_steps, pieces.count[piece] / num_steps)
-    lines = [_line(key, origin, len(accounts), step_ms) for key, origin in origins.items()]
-    bounded: list[dict] = []
-    unbounded: list[dict] = []
-    for line in sorted(lines, key=lambda line: -line["gain_ms"]):
-        (unbounded if line["part"] in parts.NO_BOUND else bounded).append(line)
+                origin.add(number, piece, pieces.mean_ms(ns), pieces.count[piece] / len(pieces.steps))
+    lines = [_line(key, origin, len(pieces_by_rank), step_ms) for key, origin in origins.items()]
+    lines.sort(key=lambda line: -line["gain_ms"])
+    bounded = [line for line in lines if line["part"] not in parts.NO_BOUND]
+    unbounded = [line for line in lines if line["part"] in parts.NO_BOUND]
     return bounded[:NUM_LINES] + unbounded[:NUM_LINES]
 
 
@@ -127,7 +126,7 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
     if part == parts.OPTIMIZER or MUON.search(what):
         return ["r06"] * several + (["r38"] if MUON.search(what) else ["r39"])
     name = what.split(" ")[0]
-    if name.split("::")[-1] in flops.PRODUCTS:
+    if name.split("::")[-1] in operators.PRODUCTS:
         return _of_product(what)
     if ACTIVATION.search(name):
         return ["r28"]  # and record 27

@@ -1,121 +1,131 @@
-"""Drawings of a device's memory: chart specs over time, and a map of its segments as SVG."""
+"""Drawings of a device's memory: chart specs over time, bars of modules, and a map of its segments as SVG."""
 
-import itertools
+from typing import Any
 
-from bench.analysis.memory import timeline
-from bench.analysis.memory.lives import OTHER
+from bench.analysis.memory.lives import OTHER, Name, Timeline, sampled, segments_of
+from bench.analysis.memory.uses import USES
 from bench.base.units import GIB, MIB, format_bytes
+from bench.web import lanes
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.page import Safe, join, tag
 
 NUM_SITES = 6  # with an area each; the rest is one area
+NUM_MODULES = 12
 MAX_POINTS = 1600  # moments; each is drawn as a step of two points
 MAX_SEGMENTS = 40
 MAX_BLOCKS = 4000
 WIDTH, ROW = 1000, 14  # of the map, in its own units
+COLOURS = {use: f"series-{number}" for number, use in enumerate(USES)}  # as the chart has them
 FILL = {
     "active_allocated": "var(--series-0)",
     "active_awaiting_free": "var(--series-4)",
     "active_pending_free": "var(--series-4)",
 }
+Spec = dict[str, Any]
 
 
-def unit_of(num_bytes):
-    return (GIB, "GiB") if num_bytes >= 4 * GIB else (MIB, "MiB")
-
-
-def charts(held, marks=(), id="memory"):
-    """Timeline -> two specs: who held how much, and what was used of what was reserved.  marks: [(x, label)]."""
-    if not held.changes and not held.reserved_changes:
+def of_places(held: Timeline[str], id: str) -> list[Spec]:
+    """Who held how much, and what was used of what was reserved."""
+    if not held.changes and not held.lives.reserved_changes:
         return []
-    sites = [site for site, _ in sorted(held.at_peak.items(), key=lambda one: -one[1])[:NUM_SITES]]
-    points, scale, common = _drawn(held, sites, marks, id)
-    note = "; dashed lines are the marks of the table below" if marks else ""
+    places = [place for place, _ in by_size(held.at_peak)[:NUM_SITES]]
+    note = "; dashed lines are the marks of the table below" if held.lives.marks else ""
     about = f"largest {format_bytes(held.peak_bytes)}{note}"
-    areas = _areas(points, sites, scale)
-    specs = [chart(f"{id}-held-{held.device}", "Who held memory", about, series=areas, **common)]
-    if any(point[3] for point in points):
-        both = [_series("used", points, lambda point: point[2], scale, "line")]
-        both += [_series("reserved by the allocator", points, lambda point: point[3], scale, "line")]
-        between, id = "what lies between them is rounding, gaps and cache", f"{id}-reserved-{held.device}"
-        specs.append(chart(id, "Used and reserved", between, series=both, **common))
+    points, scale, common = _drawn(held, places, id)
+    areas = _areas(points, places, scale)
+    specs = [chart(f"{id}-held-{held.lives.device}", "Who held memory", about, series=areas, **common)]
+    if any(reserved for *_, reserved in points):
+        both = [series_of("used", [used / scale for _, _, used, _ in points], "line")]
+        both += [series_of("reserved by the allocator", [reserved / scale for *_, reserved in points], "line")]
+        between = "what lies between them is rounding, gaps and cache"
+        specs.append(chart(f"{id}-reserved-{held.lives.device}", "Used and reserved", between, series=both, **common))
     return specs
 
 
-def of_names(held, names, marks, id, title, about):
-    """Timeline -> one spec: how much each of these names held, in their order; [] where nothing changed."""
+def of_uses(held: Timeline[str], id: str) -> list[Spec]:
+    """How much of the memory was for what; [] where nothing changed."""
     if not held.changes:
         return []
-    points, scale, common = _drawn(held, names, marks, id)
-    return [chart(f"{id}-{held.device}", title, about, series=_areas(points, names, scale), **common)]
+    about = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(held.at_peak))
+    points, scale, common = _drawn(held, USES, id)
+    areas, about = _areas(points, USES, scale), f"at the largest moment {about}"
+    return [chart(f"{id}-{held.lives.device}", "What memory was for", about, series=areas, **common)]
 
 
-def _drawn(held, names, marks, id):
-    """(points of timeline.sampled, bytes of the y axis' unit, what the charts of a device share)."""
-    points = _stepped(timeline.sampled(held, names, MAX_POINTS))
-    scale, unit = unit_of(max(held.peak_bytes, max(point[3] for point in points)))
-    x, x_label = axis(held)
-    lines = [mark_of(where, label, "validation") for where, label in marks]
-    lines += [mark_of(x[oom["entry"]], "out of memory", "stall") for oom in held.ooms]
-    at = [x[entry] for entry, *_ in points]
-    common = {"x_label": x_label, "y_label": unit, "x": at, "marks": lines, "sync": f"{id}-{held.device}"}
-    return points, scale, common
+def _drawn(held, names, id):
+    """(points of lives.sampled, bytes of the y axis' unit, what the charts of a device share).
+
+    What is held stays held until it changes: each point is preceded by the values before it.
+    """
+    lives, points = held.lives, []
+    for point in sampled(held, names, MAX_POINTS):
+        if points and point[0] > points[-1][0]:
+            points.append((point[0], *points[-1][1:]))
+        points.append(point)
+    is_large = max(held.peak_bytes, *(reserved for *_, reserved in points)) >= 4 * GIB
+    lines = [mark_of(where, label, "validation") for where, label in lives.marks]
+    lines += [mark_of(lives.x[oom["entry"]], "out of memory", "stall") for oom in lives.ooms]
+    common = {
+        "x_label": "event" if lives.times_us is None else "ms since the recording's first event",
+        "y_label": "GiB" if is_large else "MiB",
+        "x": [lives.x[entry] for entry, *_ in points],
+        "marks": lines,
+        "sync": f"{id}-{lives.device}",
+    }
+    return points, GIB if is_large else MIB, common
 
 
 def _areas(points, names, scale):
-    areas = [_series(name, points, lambda point, name=name: point[1][name], scale, "area") for name in names]
-    if any(by_name[None] for _, by_name, _, _ in points):
-        areas.append(_series(OTHER, points, lambda point: point[1][None], scale, "area"))
-    return areas
+    shown = [(name, name) for name in names] + [(None, OTHER)] * any(held[None] for _, held, _, _ in points)
+    return [series_of(label, [held[name] / scale for _, held, _, _ in points], "area") for name, label in shown]
 
 
-def _series(name, points, value_of, scale, kind):
-    return series_of(name, [value_of(point) / scale for point in points], kind)
+def of_modules(held: Timeline[tuple[str, str]]) -> lanes.Panel:
+    """Timeline by (module, use): at the fullest moment, each module's bytes by use."""
+    by_module: dict[str, dict[str, int]] = {}
+    for (module, use), size in held.at_peak.items():
+        by_module.setdefault(module, {})[use] = size
+    drawn = []
+    for module, sizes in sorted(by_module.items(), key=lambda one: -sum(one[1].values()))[:NUM_MODULES]:
+        known = [(use, sizes[use]) for use in USES if use in sizes]
+        bars = lanes.stacked([(size / MIB, COLOURS[use], f"{use} {format_bytes(size)}") for use, size in known])
+        words = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(sizes))
+        drawn.append(lanes.Lane(module, words, bars))
+    names = [(COLOURS[use], use) for use in USES if any(use in sizes for sizes in by_module.values())]
+    more = f"the largest {NUM_MODULES} of {len(by_module)}; " if len(by_module) > NUM_MODULES else ""
+    about = f"{more}whose forward, or whose construction, asked"
+    return lanes.Panel("modules", "By nn.Module at the largest moment", about, "MiB", drawn, names)
 
 
-def _stepped(points):
-    """What is held stays held until it changes: each point is preceded by the values before it."""
-    steps = points[:1]
-    for before, point in zip(points, points[1:]):
-        if point[0] > before[0]:
-            steps.append((point[0], *before[1:]))
-        steps.append(point)
-    return steps
+def by_size(sizes: dict[Name, int]) -> list[tuple[Name, int]]:
+    """What holds something, the largest first."""
+    return sorted(((name, size) for name, size in sizes.items() if size), key=lambda one: -one[1])
 
 
-def axis(held):
-    """(x of each entry, label): milliseconds since the first one, never backwards; without times their numbers."""
-    if held.times_us is None:
-        return list(range(max(1, held.num_entries))), "event"
-    x_ms = [(time_us - held.times_us[0]) / 1e3 for time_us in held.times_us]
-    return list(itertools.accumulate(x_ms, max)), "ms since the recording's first event"
-
-
-def segment_map(snapshot, device):
+def segment_map(snapshot: dict[str, Any], device: int) -> Safe:
     """The largest segments as bars of blocks, to one scale.  A block too thin to see joins its equal neighbours."""
-    largest, num_all = timeline.largest_segments(snapshot, device, MAX_SEGMENTS)
-    if not largest:
+    segments = segments_of(snapshot, device)
+    segments.sort(key=lambda segment: (-segment["total_size"], segment.get("address") or 0))
+    if not segments:
         return Safe("")
-    scale = WIDTH / largest[0]["total_size"]
-    rows, num_blocks = [], 0
-    for segment in largest:
-        bars = _bars(segment, scale)
+    largest = segments[0]["total_size"]
+    rows: list[Safe] = []
+    num_blocks = 0
+    for segment in segments[:MAX_SEGMENTS]:
+        bars = _bars(segment, WIDTH / largest)
         num_blocks += len(bars)
         if num_blocks > MAX_BLOCKS:
             break
-        rows.append(_row(segment, bars, len(rows), scale))
-    caption = f"{len(rows)} of {num_all} segments, the largest {format_bytes(largest[0]['total_size'])}"
+        rows.append(_row(segment, bars, len(rows), WIDTH / largest))
+    caption = f"{len(rows)} of {len(segments)} segments, the largest {format_bytes(largest)}"
     caption = caption if rows else "too many blocks to draw"
     box = {"viewBox": f"0 0 {WIDTH} {ROW * max(1, len(rows))}", "style": "width:100%;display:block"}
     drawing = tag("svg", *rows, **box, role="img", aria_label=f"Map of {caption}")
-    return tag("figure", tag("figcaption", tag("b", "Segments"), " ", tag("span", caption + ". "), _key()), drawing)
-
-
-def _key():
     used, waiting = FILL["active_allocated"], FILL["active_awaiting_free"]
-    words = (("used", used), ("waiting for a stream", waiting), ("free", "var(--card)"))
     square = "display:inline-block;width:.8em;height:.8em;border:1px solid var(--soft);margin:0 .3em 0 .8em;background:"
-    return join([join([tag("span", style=square + fill), word]) for word, fill in words])
+    keys = (("used", used), ("waiting for a stream", waiting), ("free", "var(--card)"))
+    key = join(join([tag("span", style=square + fill), word]) for word, fill in keys)
+    return tag("figure", tag("figcaption", tag("b", "Segments"), " ", tag("span", caption + ". "), key), drawing)
 
 
 def _row(segment, bars, number, scale):

@@ -5,11 +5,19 @@
 2. What was freed without having been allocated in the trace was there before it began; so was what is still there at
    the end without having been allocated in the trace.
 3. So the sum at the beginning is known, and the sum at the end is that of the final blocks, to the byte.
-Sizes are those asked for; the allocator rounds up, which bench/analysis/memory/timeline.py shows.
+
+Lives grouped by what names them are a Timeline: how many bytes each name held, at every moment.  Sizes are those asked
+for.  Segments say how full the memory is that the allocator holds, what is lost to rounding and to gaps:
+    reserved = used + rounding + waiting + free;  free = in gaps (of segments that are partly used) + whole segments
+Gaps cannot be freed and serve only what fits into them; empty_cache() frees whole free segments.
 """
 
+import functools
+import itertools
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 INSIDE_TORCH = re.compile(r"(^|/)torch/|^<(?!eval_with_key)")
 PYTHON = re.compile(r"\.py$|^<")  # the rest is C++, where stacks=all recorded it
@@ -43,19 +51,37 @@ class Lives:
     device: int
     num_entries: int
     times_us: list[float] | None  # of each entry; None where the snapshot has no times
+    marks_us: list[tuple[float, str]] = field(
+        default_factory=list
+    )  # of the recording, a phase each; none without times
     found: list[Life] = field(default_factory=list)
     reserved_initial: int = 0
     reserved_changes: list[tuple[int, int]] = field(default_factory=list)  # (entry, bytes)
-    ooms: list[dict] = field(default_factory=list)  # {"entry", "size", "device_free", "stack"}
+    ooms: list[dict[str, Any]] = field(default_factory=list)  # {"entry", "size", "device_free", "stack"}
     final_bytes: int | None = None  # of the final blocks; None: a snapshot without segments
 
+    @functools.cached_property
+    def x(self) -> list[float]:
+        """Of each entry: ms since the first one, never backwards; without times its number."""
+        if self.times_us is None:
+            return list(range(max(1, self.num_entries)))
+        x_ms = ((time_us - self.times_us[0]) / 1e3 for time_us in self.times_us)
+        return list(itertools.accumulate(x_ms, max))
 
-def of_device(snapshot: dict, device: int) -> Lives:
+    @property
+    def marks(self) -> list[tuple[float, str]]:
+        """[(x, phase)]"""
+        first_us = self.times_us[0] if self.times_us else 0.0
+        return [((time_us - first_us) / 1e3, name) for time_us, name in self.marks_us]
+
+
+def of_device(snapshot: dict[str, Any], device: int) -> Lives:
     """Snapshot, number of the device -> Lives, in the order in which they ended, those that did not end last."""
     traces = snapshot["device_traces"]
     entries = traces[device] if device < len(traces) else []
     has_times = entries and all("time_us" in entry for entry in entries)
     lives = Lives(device, len(entries), [entry["time_us"] for entry in entries] if has_times else None)
+    lives.marks_us = _marks(about(snapshot).get("marks")) if has_times else []
     alive = _walk(entries, lives)
     blocks, reserved = _final(snapshot, device)
     lives.found += [Life(size, BEFORE_ALL, None, frames) for at, (size, frames) in blocks.items() if at not in alive]
@@ -65,26 +91,40 @@ def of_device(snapshot: dict, device: int) -> Lives:
     return lives
 
 
-def devices(snapshot: dict) -> list[int]:
+def about(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """What this project's own recording says of itself; {} of a foreign snapshot."""
+    return snapshot["speedrun"] if isinstance(snapshot.get("speedrun"), dict) else {}
+
+
+def _marks(marks):
+    """[[time_us, name], ...] -> the same; what is none is skipped."""
+    marks = marks if isinstance(marks, list) else ()
+    pairs = [mark for mark in marks if isinstance(mark, (list, tuple)) and len(mark) == 2]
+    return [(time_us, str(name)) for time_us, name in pairs if isinstance(time_us, (int, float))]
+
+
+def devices(snapshot: dict[str, Any]) -> list[int]:
     """Numbers of the devices that the snapshot says something about."""
     with_trace = {number for number, trace in enumerate(snapshot["device_traces"]) if trace}
     return sorted(with_trace | {segment.get("device", 0) for segment in snapshot["segments"]})
 
 
+def segments_of(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
+    """Of one device."""
+    return [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
+
+
 def _final(snapshot, device):
     """{address: (bytes asked for, stack or None)} of the blocks alive at the end, and the bytes reserved."""
-    blocks, reserved = {}, 0
-    for segment in snapshot["segments"]:
-        if segment.get("device", 0) != device:
-            continue
-        reserved += segment["total_size"]
+    blocks, segments = {}, segments_of(snapshot, device)
+    for segment in segments:
         address = segment.get("address") or 0
         for block in segment["blocks"]:
             if block["state"] in ALIVE:
                 size = block.get("requested_size", block["size"])
                 blocks[block.get("address", address)] = (size, block.get("frames") or None)
             address += block["size"]
-    return blocks, reserved
+    return blocks, sum(segment["total_size"] for segment in segments)
 
 
 def _walk(entries, lives):
@@ -117,39 +157,158 @@ def _walk(entries, lives):
 class Sites:
     """Names of stacks.  It remembers what each source file is: a snapshot has millions of frames, but few files."""
 
-    def __init__(self):
-        self._kinds = {}  # file -> "ours", "torch" or "native"
-        self.stacks = {}  # name -> one stack that led there, innermost first, as lines of text
+    def __init__(self) -> None:
+        self._kinds: dict[str, str] = {}  # file -> "ours", "torch" or "native"
+        self.stacks: dict[str, list[str]] = {}  # name -> one stack that led there, innermost first, as lines of text
 
-    def of(self, frames):
+    def of(self, frames: list[dict[str, Any]]) -> str:
         """[{"filename", "line", "name"}, ...innermost first] -> "models/gpt2.py:45 forward".
 
         The innermost frame outside of torch; else the innermost of Python; else NO_STACK.
         """
         inside = None
         for frame in frames:
-            kind = self._kind(frame.get("filename"))
+            kind = self._kind(str(frame.get("filename")))
             if kind == "ours":
-                return self._named(line_of(frame, short=True), frames)
+                name = line_of(frame, short=True)
+                break
             if kind == "torch" and inside is None:
                 inside = frame
-        return NO_STACK if inside is None else self._named(f"{line_of(inside, short=True)} (torch)", frames)
-
-    def _named(self, name, frames):
+        else:
+            if inside is None:
+                return NO_STACK
+            name = f"{line_of(inside, short=True)} (torch)"
         if name not in self.stacks:
             self.stacks[name] = [line_of(frame) for frame in frames[:MAX_STACK_FRAMES]]
         return name
 
     def _kind(self, filename):
-        filename = str(filename)
         if filename not in self._kinds:
             python, torch = PYTHON.search(filename), INSIDE_TORCH.search(filename)
             self._kinds[filename] = "native" if not python else "torch" if torch else "ours"
         return self._kinds[filename]
 
 
-def line_of(frame, short=False):
+def line_of(frame: dict[str, Any], short: bool = False) -> str:
     path = str(frame.get("filename", "?"))
     if short:
         path = "compiled " + path.rpartition("/")[2] if INDUCTOR.search(path) else "/".join(path.split("/")[-2:])
     return f"{path}:{frame.get('line', '?')} {frame.get('name', '?')}"
+
+
+# ---- who held how much, when
+
+Name = TypeVar("Name")  # of what held memory: a place in the code, a use, a module
+
+
+@dataclass
+class Timeline(Generic[Name]):
+    """One device.  Changes are (entry, name, bytes); an entry is a number in the trace."""
+
+    lives: Lives
+    initial: dict[Name, int] = field(default_factory=dict)  # name -> bytes before the first entry
+    changes: list[tuple[int, Name, int]] = field(default_factory=list)
+    allocated: dict[Name, list[int]] = field(default_factory=dict)  # name -> [allocations, bytes] during the recording
+    end_bytes: int = 0  # by the walk
+    peak_bytes: int = 0
+    peak_entry: int = BEFORE_ALL
+    at_peak: dict[Name, int] = field(default_factory=dict)  # name -> bytes
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """By the walk, minus by the final blocks: 0 in a whole snapshot."""
+        return 0 if self.lives.final_bytes is None else self.end_bytes - self.lives.final_bytes
+
+
+def by_place(sites: Sites) -> Callable[[Life], str]:
+    """The line of code that asked, for held_by()."""
+    return lambda life: BEFORE if life.frames is None else sites.of(life.frames)
+
+
+def held_by(lives: Lives, name_of: Callable[[Life], Name]) -> Timeline[Name]:
+    """Lives, what each is called -> Timeline."""
+    held = Timeline[Name](lives)
+    for life in lives.found:
+        name = name_of(life)
+        if life.start == BEFORE_ALL:
+            held.initial[name] = held.initial.get(name, 0) + life.size
+        else:
+            count = held.allocated.setdefault(name, [0, 0])
+            count[0] += 1
+            count[1] += life.size
+            held.changes.append((life.start, name, life.size))
+        if life.stop is not None:
+            held.changes.append((life.stop, name, -life.size))
+    held.changes.sort(key=lambda change: (change[0], change[2] > 0))  # what makes room first
+    total = held.peak_bytes = sum(held.initial.values())
+    for number, _, change in held.changes:
+        total += change
+        if total > held.peak_bytes:
+            held.peak_bytes, held.peak_entry = total, number
+    held.end_bytes, held.at_peak = total, held_at(held, held.peak_entry)
+    return held
+
+
+def held_at(timeline: Timeline[Name], entry: int) -> dict[Name, int]:
+    """{name: bytes} once that entry of the trace has happened; names that hold nothing are omitted."""
+    held = dict(timeline.initial)
+    for number, name, change in timeline.changes:
+        if number > entry:
+            break
+        held[name] = held.get(name, 0) + change
+    return {name: size for name, size in held.items() if size}
+
+
+def sampled(
+    timeline: Timeline[Name], names: Iterable[Name], max_points: int
+) -> list[tuple[int, dict[Name | None, int], int, int]]:
+    """Bytes over time at no more than max_points moments: [(entry, {name: bytes}, bytes of all, reserved)].
+
+    Of each segment of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
+    names: those listed; the rest is under None.
+    """
+    changes: list[tuple[int, Name | None, int, int]]
+    changes = [(number, name, change, 0) for number, name, change in timeline.changes]
+    changes += [(number, None, 0, change) for number, change in timeline.lives.reserved_changes]
+    changes.sort(key=lambda one: one[0])
+    length = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
+    held: dict[Name | None, int] = {name: timeline.initial.get(name, 0) for name in names}
+    total, reserved = sum(timeline.initial.values()), timeline.lives.reserved_initial
+    held[None] = total - sum(held.values())
+    points = [(0, dict(held), total, reserved)]
+    for start in range(0, len(changes), length):
+        extremes: dict[int, tuple[int, dict[Name | None, int], int, int]] = {}
+        for number, name, change, grown in changes[start : start + length]:
+            held[name if name in held else None] += change
+            total, reserved = total + change, reserved + grown
+            for sign in (1, -1):
+                if sign not in extremes or sign * total > sign * extremes[sign][2]:
+                    extremes[sign] = (number, dict(held), total, reserved)
+        points += sorted(extremes.values(), key=lambda point: point[0])
+    points.append((max(0, timeline.lives.num_entries - 1), dict(held), total, reserved))
+    return points
+
+
+def segment_totals(snapshot: dict[str, Any], device: int) -> dict[str, int]:
+    """{"num_segments", and bytes: "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", ...}."""
+    sizes = ("reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free")
+    totals = dict.fromkeys(("num_segments", *sizes), 0)
+    for segment in segments_of(snapshot, device):
+        totals["num_segments"] += 1
+        totals["reserved"] += segment["total_size"]
+        is_used = any(block["state"] in ALIVE for block in segment["blocks"])
+        for block in segment["blocks"]:
+            size = block["size"]
+            if block["state"] == "active_allocated":
+                asked = block.get("requested_size", size)
+                totals["used"] += asked
+                totals["rounding"] += size - asked
+            elif block["state"] in ALIVE:
+                totals["waiting"] += size
+            else:
+                totals["free"] += size
+                totals["largest_free"] = max(totals["largest_free"], size)
+                if is_used:
+                    totals["in_gaps"] += size
+                    totals["largest_gap"] = max(totals["largest_gap"], size)
+    return totals

@@ -1,58 +1,68 @@
-"""A snapshot -> one page that needs nothing else: who held the GPU's memory, when, and how full its segments are."""
+"""A file of memory as a Document: who held the GPU's memory, when, what for, and how full its segments are.
 
-from bench.analysis.memory import charts, lives, timeline
-from bench.analysis.memory.lives import BEFORE, NO_STACK, Sites
-from bench.analysis.memory.uses import use_section
+A text has the largest holders, a page all of it, --json the bytes.  Without a GPU the samples of a resident set.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.memory import charts, lives, pickles, uses
+from bench.analysis.memory.charts import by_size
+from bench.analysis.memory.lives import BEFORE, NO_STACK, Lives, Sites, Timeline, held_at, held_by
 from bench.base.units import MIB, format_bytes
-from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, section, soft, table, tag, tiles
+from bench.web.chart import chart, mark_of, series_of
+from bench.web.document import Block, Chart, Document, Lines, Picture, Section, Table, Verbatim, Verdict
+from bench.web.page import tiles
 
 MAX_ROWS = 50
 NUM_SUMMARY_ROWS = 10
+NUM_SHOWN = 8  # rows of a text
 MAX_STACKS = 20
+OF_PROCESS = "resident set of the process: without a GPU, torch keeps no history of allocations"
 
 
-def of_snapshot(snapshot: dict, title: str) -> str:
-    """Snapshot as load() gives it, or any of its shape; title: words -> html."""
-    sites, about = Sites(), _about(snapshot)
-    result = _lives(snapshot)
-    specs = []
-    what = about.get("what") or "CUDA memory as torch's allocator saw it"
-    body = [tag("h1", title), soft(str(what)), _recorded(about)]
-    for one in result:
-        held, marks = timeline.of(one, timeline.by_place(sites)), _marks(about, one)
-        drawn, uses = charts.charts(held, marks), use_section(one, marks, "memory-use")
-        body += _device(snapshot, held, about, drawn, uses, sites, len(result) > 1)
-        specs += drawn + uses.charts
-    if not result:
-        body.append(tag("p", "The snapshot is empty: nothing was allocated, and no history was recorded."))
-    body.append(_settings(snapshot))
-    return page(title, *body, data={"charts": specs}, styles=REPORT_STYLES)
+def of_file(path: Path) -> Document:
+    """A snapshot's pickle, or samples.  ValueError for another file."""
+    title = f"{path.stem.removesuffix('.rss')}: memory"
+    if path.name.endswith(pickles.RSS_SUFFIX):
+        return of_samples(pickles.load_rss(path), title)
+    return of_snapshot(pickles.load(path), title)
 
 
-def summary(snapshot: dict, id: str) -> tuple[list[dict], Safe]:
-    """Snapshot, prefix of the charts' ids -> (chart specs, html of what was held and who held it), a part of a page."""
-    about, specs, parts = _about(snapshot), [], []
-    for one in _lives(snapshot):
-        held, marks = timeline.of(one, timeline.by_place(Sites())), _marks(about, one)
-        drawn, uses = charts.charts(held, marks, id), use_section(one, marks, f"{id}-use")
-        specs += drawn + uses.charts
-        parts += [_tiles(held, timeline.segment_totals(snapshot, held.device)), *map(figure, drawn), uses.markup]
-        parts += [_by_phase(held, about), _sites(held, NUM_SUMMARY_ROWS)]
-    return specs, join(parts)
+def summary(path: Path, id: str) -> list[Block]:
+    """The same as a part of a page; id: what those of its charts begin with."""
+    if path.name.endswith(pickles.RSS_SUFFIX):
+        return [Lines([OF_PROCESS + "."], is_soft=True), Chart(_rss_chart(pickles.load_rss(path), id))]
+    blocks: list[Block] = []
+    for one in _devices(pickles.load(path), Sites()):
+        specs = charts.of_places(one.held, id)
+        blocks += [_tiles(one), *map(Chart, specs), *_uses(one, f"{id}-use"), *_by_phase(one.held)]
+        blocks.append(_places(one.held, NUM_SUMMARY_ROWS))
+    return blocks
 
 
-def _lives(snapshot):
-    return [lives.of_device(snapshot, device) for device in lives.devices(snapshot)]
-
-
-def _about(snapshot):
-    return snapshot["speedrun"] if isinstance(snapshot.get("speedrun"), dict) else {}
-
-
-def _recorded(about):
-    plain = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
-    words = [_fact(str(key), value) for key, value in plain.items() if key not in ("what", "marks")]
-    return soft(", ".join(words)) if words else Safe("")
+def of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
+    """Snapshot as pickles.load() gives it, or any of its shape."""
+    about, sites = lives.about(snapshot), Sites()
+    devices = list(_devices(snapshot, sites))
+    what = str(about.get("what") or "CUDA memory as torch's allocator saw it")
+    known = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
+    words = ", ".join(_fact(str(key), value) for key, value in known.items() if key not in ("what", "marks"))
+    verdicts = [_verdict(one) for one in devices]
+    if not devices:
+        verdicts = [Verdict("The snapshot is empty: nothing was allocated, and no history was recorded.", "")]
+    blocks: list[Block] = []
+    for one in devices:
+        blocks += _device(snapshot, one, sites, f", device {one.number}" if len(devices) > 1 else "")
+    settings = snapshot.get("allocator_settings")
+    if isinstance(settings, dict):
+        rows = [(str(key), str(value)) for key, value in settings.items()]
+        folded = Section(f"{len(rows)} settings", [Table((), rows)], is_folded=True)
+        blocks.append(Section("Settings of the allocator", [folded], is_page_only=True))
+    about_page = [what, words] if words else [what]
+    return Document(title, verdicts, blocks, {"devices": [one.facts for one in devices]}, about=about_page)
 
 
 def _fact(key, value):
@@ -62,27 +72,79 @@ def _fact(key, value):
     return f"{key.replace('_', ' ')} {value}"
 
 
-def _device(snapshot, held, about, specs, uses, sites, several):
-    full = timeline.segment_totals(snapshot, held.device)
-    end = f", device {held.device}" if several else ""
-    figures = [figure(spec) for spec in specs]
-    yield section("What was held" + end, _tiles(held, full), *_ooms(held, full), *figures, _by_phase(held, about))
-    yield section("What it was for" + end, uses.markup) if uses.markup else Safe("")
-    yield section("Who held it" + end, _sites(held), _notes(held), _stacks(held, sites))
-    if full["num_segments"]:
-        yield section("How full the memory is" + end, _fullness(full), charts.segment_map(snapshot, held.device))
+# ---- a device
 
 
-def _tiles(held, full):
+@dataclass(frozen=True)
+class _Device:
+    number: int
+    lives: Lives
+    held: Timeline[str]  # by place
+    full: dict[str, int]  # lives.segment_totals
+    judged: uses.Uses
+    by_use: Timeline[str]
+    by_module: Timeline[tuple[str, str]]  # and use
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        held, modules = self.held, dict[str, int]()
+        for (module, _), size in self.by_module.at_peak.items():
+            modules[module] = modules.get(module, 0) + size
+        return {
+            "device": self.number,
+            "num_events": self.lives.num_entries,
+            "peak_bytes": held.peak_bytes,
+            "end_bytes": held.end_bytes,
+            "unexplained_bytes": held.unexplained_bytes,
+            "places_at_peak": [{"place": place, "bytes": size} for place, size in by_size(held.at_peak)],
+            "uses_at_peak": dict(by_size(self.by_use.at_peak)),
+            "modules_at_peak": dict(by_size(modules)),
+            "segments": {key if key == "num_segments" else f"{key}_bytes": size for key, size in self.full.items()},
+            "ooms": [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in self.lives.ooms],
+        }
+
+
+def _devices(snapshot: dict[str, Any], sites: Sites) -> Iterator[_Device]:
+    for number in lives.devices(snapshot):
+        found = lives.of_device(snapshot, number)
+        judged, full = uses.Uses(found), lives.segment_totals(snapshot, number)
+        held = held_by(found, lives.by_place(sites))
+        yield _Device(number, found, held, full, judged, held_by(found, judged.of), held_by(found, judged.with_module))
+
+
+def _verdict(one: _Device) -> Verdict:
+    sizes = one.held.peak_bytes, one.full["reserved"], one.full["in_gaps"]
+    largest, reserved, gaps = map(format_bytes, sizes)
+    events = f"{one.lives.num_entries:,} events"
+    return Verdict(f"device {one.number}: largest {largest}, reserved {reserved}, lost to gaps {gaps}, {events}", "")
+
+
+def _device(snapshot: dict[str, Any], one: _Device, sites: Sites, end: str) -> Iterator[Block]:
+    held = one.held
+    drawn: list[Block] = [_tiles(one), *_ooms(one), *map(Chart, charts.of_places(held, "memory")), *_by_phase(held)]
+    yield Section("What was held" + end, drawn, is_page_only=not one.lives.ooms)
+    yield Section("What it was for" + end, _uses(one, "memory-use"), is_page_only=True)
+    holders: list[Block] = [_places(held), _notes(held), _stacks(held, sites)]
+    yield Section("Who held it" + end, holders)
+    if one.full["num_segments"]:
+        segments: list[Block] = [_fullness(one.full), Picture(charts.segment_map(snapshot, one.number))]
+        yield Section("How full the memory is" + end, segments, is_page_only=True)
+
+
+def _tiles(one: _Device) -> Block:
+    held, full = one.held, one.full
     sizes = {"largest": held.peak_bytes, "at the beginning": sum(held.initial.values()), "at the end": held.end_bytes}
     if full["num_segments"]:
         sizes |= {"reserved at the end": full["reserved"], "lost to gaps": full["in_gaps"]}
-    return tiles([*((name, format_bytes(size)) for name, size in sizes.items()), ("events", f"{held.num_entries:,}")])
+    facts = [(name, format_bytes(size)) for name, size in sizes.items()]
+    return Picture(tiles([*facts, ("events", f"{one.lives.num_entries:,}")]))
 
 
-def _ooms(held, full):
+def _ooms(one: _Device) -> Iterator[Block]:
     """What was asked for in vain, and whether it was gaps that prevented it."""
-    for oom in held.ooms:
+    full = one.full
+    for oom in one.lives.ooms:
         words = f"Out of memory: {format_bytes(oom['size'])} were asked for"
         if isinstance(oom["device_free"], int):
             words += f", {format_bytes(oom['device_free'])} were free on the GPU"
@@ -91,36 +153,28 @@ def _ooms(held, full):
             words += f"; of what the allocator holds, {free} are free, {largest} of them in one piece"
             if full["free"] >= oom["size"] > full["largest_free"]:
                 words += ". It is in pieces too small: try PYTORCH_ALLOC_CONF=expandable_segments:True"
-        stack = details("asked by", tag("pre", "\n".join(oom["stack"]))) if oom["stack"] else ""
-        yield tag("div", tag("p", words + ".", class_="bad"), stack)
+        yield Lines([words + "."])
+        if oom["stack"]:
+            yield Section("asked by", [Verbatim("\n".join(oom["stack"]))], is_folded=True, is_page_only=True)
 
 
-def marks_of(snapshot: dict, one: lives.Lives) -> list[tuple[float, str]]:
-    """[(ms since the device's first entry, phase)] of the recording's own marks; [] for a foreign snapshot."""
-    return _marks(_about(snapshot), one)
-
-
-def _marks(about, held):
-    if not held.times_us:
+def _uses(one: _Device, id: str) -> list[Block]:
+    if not one.lives.found:
         return []
-    return [((time_us - held.times_us[0]) / 1e3, name) for time_us, name in _edges(about)]
+    has_marks = one.judged.has_marks
+    how = "the recording's phases" if has_marks else "the stacks alone, as the recording marks no phases"
+    words = f"Judged from where each piece was asked for and in which phase it was freed, by {how}."
+    modules = Picture(charts.of_modules(one.by_module))
+    return [*map(Chart, charts.of_uses(one.by_use, id)), modules, Lines([words], is_soft=True)]
 
 
-def _edges(about):
-    """[(time_us, name)] of the recording's marks; others are skipped."""
-    marks = about.get("marks")
-    marks = marks if isinstance(marks, list) else ()
-    pairs = [mark for mark in marks if isinstance(mark, (list, tuple)) and len(mark) == 2]
-    return [(time_us, str(name)) for time_us, name in pairs if isinstance(time_us, (int, float))]
-
-
-def _by_phase(held, about):
+def _by_phase(held: Timeline[str]) -> list[Block]:
     """Largest and final bytes between one mark and the next."""
-    edges = _edges(about)
-    if not edges or held.times_us is None:
-        return Safe("")
+    edges, times_us = held.lives.marks_us, held.lives.times_us
+    if not edges or times_us is None:
+        return []
     ends_us = [time_us for time_us, _ in edges[1:]] + [float("inf")]
-    changes = sorted([(held.times_us[entry], size) for entry, _, size in held.changes], key=lambda change: change[0])
+    changes = sorted([(times_us[entry], size) for entry, _, size in held.changes], key=lambda change: change[0])
     total = sum(held.initial.values()) + sum(size for time_us, size in changes if time_us < edges[0][0])
     number = sum(time_us < edges[0][0] for time_us, _ in changes)
     rows = []
@@ -131,26 +185,27 @@ def _by_phase(held, about):
             largest = max(largest, total)
             number += 1
         if name:
-            rows.append([name, *(_mib(value) for value in (first, largest, total))])
-    head = ("from this mark to the next", "begin, MiB", "largest, MiB", "end, MiB")
-    return table(head, rows[:MAX_ROWS], caption="Marks of the recording")
+            rows.append([name, *map(_mib, (first, largest, total))])
+    heads = ("from this mark to the next", "begin, MiB", "largest, MiB", "end, MiB")
+    return [Table(heads, rows[:MAX_ROWS], (False, True, True, True), "Marks of the recording")]
 
 
-def _sites(held, max_rows=MAX_ROWS):
+def _places(held: Timeline[str], max_rows: int = MAX_ROWS) -> Table:
     """All that held something at the peak or asked for something, the largest first."""
-    end = timeline.held_at(held, held.num_entries)
-    asked = {site: held.allocated.get(site, (0, 0)) for site in {*held.at_peak, *held.allocated}}
+    end = held_at(held, held.lives.num_entries)
+    asked = {place: held.allocated.get(place, (0, 0)) for place in {*held.at_peak, *held.allocated}}
     rows = []
-    for site in sorted(asked, key=lambda site: (-held.at_peak.get(site, 0), -asked[site][1], site))[:max_rows]:
-        size, (count, asked_bytes) = held.at_peak.get(site, 0), asked[site]
-        share = round(100 * size / held.peak_bytes, 1) if held.peak_bytes else None
-        rows.append([site, _mib(size), share, _mib(end.get(site, 0)), count, _mib(asked_bytes)])
-    head = ("place", "at the largest moment, MiB", "%", "at the end, MiB", "allocations", "asked for in all, MiB")
+    for place in sorted(asked, key=lambda place: (-held.at_peak.get(place, 0), -asked[place][1], place))[:max_rows]:
+        size, (count, asked_bytes) = held.at_peak.get(place, 0), asked[place]
+        share = f"{100 * size / held.peak_bytes:.1f}" if held.peak_bytes else None
+        rows.append([place, _mib(size), share, _mib(end.get(place, 0)), str(count), _mib(asked_bytes)])
+    heads = ("place", "at the largest moment, MiB", "%", "at the end, MiB", "allocations", "asked for in all, MiB")
     more = f", the first {max_rows} of {len(asked)}" if len(asked) > max_rows else ""
-    return table(head, rows, caption="Places in the code" + more)
+    right = [False] + [True] * (len(heads) - 1)
+    return Table(heads, rows, right, "Places in the code" + more, NUM_SHOWN, "; --json has all")
 
 
-def _notes(held):
+def _notes(held: Timeline[str]) -> Lines:
     seen, notes = {*held.at_peak, *held.allocated}, []
     if BEFORE in seen:
         notes.append(f"“{BEFORE}”: allocated earlier, without a stack.")
@@ -161,16 +216,20 @@ def _notes(held):
     if held.unexplained_bytes:
         differ = f"Trace and final blocks differ by {format_bytes(held.unexplained_bytes)}"
         notes.append(f"{differ}: the snapshot is incomplete, so the times are not exact.")
-    return join([soft(note) for note in notes])
+    return Lines(notes, is_soft=True)
 
 
-def _stacks(held, sites):
-    first = sorted({*held.at_peak, *held.allocated}, key=lambda site: -held.at_peak.get(site, 0))[:MAX_STACKS]
-    stacks = [details(site, tag("pre", "\n".join(sites.stacks[site]))) for site in first if site in sites.stacks]
-    return join([tag("p", "How each place was reached, the innermost call first:"), *stacks]) if stacks else Safe("")
+def _stacks(held: Timeline[str], sites: Sites) -> Section:
+    largest = sorted({*held.at_peak, *held.allocated}, key=lambda place: -held.at_peak.get(place, 0))[:MAX_STACKS]
+    stacks = [
+        Section(place, [Verbatim("\n".join(sites.stacks[place]))], is_folded=True)
+        for place in largest
+        if place in sites.stacks
+    ]
+    return Section("How each place was reached, the innermost call first", stacks, is_page_only=True)
 
 
-def _fullness(full):
+def _fullness(full: dict[str, int]) -> Table:
     gaps = f"between used blocks, the largest {format_bytes(full['largest_gap'])}: only what fits can use them"
     rows = [
         ("used", full["used"], "asked for by tensors that are alive"),
@@ -180,18 +239,43 @@ def _fullness(full):
         ("free, whole segments", full["free"] - full["in_gaps"], "torch.cuda.empty_cache() would free them"),
         ("reserved", full["reserved"], f"{full['num_segments']} segments that cudaMalloc gave"),
     ]
-    share = full["reserved"] or 1
-    cells = [[name, _mib(size), round(100 * size / share, 1), why] for name, size, why in rows]
-    return table(("", "MiB", "%", ""), cells, caption="At the end")
+    reserved = full["reserved"] or 1
+    cells = [(name, _mib(size), f"{100 * size / reserved:.1f}", why) for name, size, why in rows]
+    return Table(("", "MiB", "%", ""), cells, (False, True, True, False), "At the end")
 
 
-def _settings(snapshot):
-    settings = snapshot.get("allocator_settings")
-    if not isinstance(settings, dict):
-        return Safe("")
-    rows = [[str(key), str(value)] for key, value in settings.items()]
-    return section("Settings of the allocator", details(f"{len(rows)} settings", table((), rows)))
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.2f}"
 
 
-def _mib(num_bytes):
-    return round(num_bytes / MIB, 2)
+# ---- a resident set
+
+
+def of_samples(samples: pickles.Samples, title: str) -> Document:
+    """As pickles.load_rss() gives them."""
+    rss_bytes, marks = samples["rss_bytes"], samples["marks"]
+    largest, end = format_bytes(max(rss_bytes)), format_bytes(rss_bytes[-1])
+    rows = [(name, f"{at_ms:.3f}", _mib(size)) for (_, name), at_ms, size in zip(marks, _ms(marks), rss_bytes)]
+    table = Table(("mark", "ms", "resident set, MiB"), rows, (False, True, True))
+    facts = {
+        "what": OF_PROCESS,
+        "num_samples": len(rss_bytes),
+        "peak_bytes": max(rss_bytes),
+        "end_bytes": rss_bytes[-1],
+    }
+    verdict = Verdict(f"{OF_PROCESS}; largest {largest}, at the end {end}", "")
+    return Document(
+        title, [verdict], [Chart(_rss_chart(samples, "rss")), Section("Marks", [table], False, True)], facts
+    )
+
+
+def _rss_chart(samples, id):
+    marks, rss_bytes, x_ms = samples["marks"], samples["rss_bytes"], _ms(samples["marks"])
+    series = [series_of("resident set", [size / MIB for size in rss_bytes], "line")]
+    lines = [mark_of(at_ms, name, "validation") for at_ms, (_, name) in zip(x_ms, marks) if name.startswith("step")]
+    caption = f"largest {format_bytes(max(rss_bytes))}, at the end {format_bytes(rss_bytes[-1])}"
+    return chart(id, "Resident set", caption, "ms since the first mark", "MiB", x_ms, series, lines)
+
+
+def _ms(marks: Sequence[tuple[float, str]]) -> list[float]:
+    return [(time_us - marks[0][0]) / 1e3 for time_us, _ in marks]

@@ -10,16 +10,12 @@ process held, the interpreter and its libraries included; who asked for it is no
 
 import pickle
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
-from bench.base.units import MIB, format_bytes
-from bench.web.chart import chart, mark_of, series_of
-from bench.web.page import figure, page, section, soft, table, tag
 
 RSS_SUFFIX = ".rss.json"
-WHAT = "resident set of the process: without a GPU, torch keeps no history of allocations"
 MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
 PATTERNS = ("memory/*.pickle", "memory/*" + RSS_SUFFIX, "traces/**/*_mem.pickle")
 
@@ -32,7 +28,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside the file")
 
 
-def load(path: Path | str) -> dict:
+def load(path: Path | str) -> dict[str, Any]:
     """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
         with plain_file.opened(path) as file:
@@ -50,7 +46,7 @@ def load(path: Path | str) -> dict:
         raise ValueError(f"{path}: {error}: give what torch.cuda.memory._dump_snapshot wrote") from None
 
 
-def checked(snapshot: object) -> dict:
+def checked(snapshot: object) -> dict[str, Any]:
     """The snapshot itself, if it has the shape of one.  ValueError says what is wrong with it.
 
     A list is taken for the segments alone, as torch.cuda.memory_snapshot() gives them.
@@ -69,7 +65,12 @@ def checked(snapshot: object) -> dict:
         raise ValueError(f"it has more than {MAX_ENTRIES} trace entries")
     for device, trace in enumerate(traces):
         for number, entry in enumerate(trace):
-            _check_entry(entry, f"entry {number} of device {device}")
+            where = f"entry {number} of device {device}"
+            if not _has(entry, action=str, size=int):
+                raise ValueError(f"{where} has no action and size")
+            if not _is(entry.get("addr", 0), int) or not _is(entry.get("time_us", 0), (int, float)):
+                raise ValueError(f"{where} has an address or a time that is not a number")
+            _check_frames(entry.get("frames", ()), where)
     return snapshot
 
 
@@ -95,14 +96,6 @@ def _check_segment(segment, where):
         _check_frames(block.get("frames", ()), where)
 
 
-def _check_entry(entry, where):
-    if not _has(entry, action=str, size=int):
-        raise ValueError(f"{where} has no action and size")
-    if not _is(entry.get("addr", 0), int) or not _is(entry.get("time_us", 0), (int, float)):
-        raise ValueError(f"{where} has an address or a time that is not a number")
-    _check_frames(entry.get("frames", ()), where)
-
-
 def _check_frames(frames, where):
     if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
         raise ValueError(f"{where} has frames that are not dicts")
@@ -124,36 +117,9 @@ class Samples(TypedDict):
     rss_bytes: list[int]
 
 
-def load_rss(path: Path) -> dict:
+def load_rss(path: Path) -> Samples:
     """The samples as a dict.  ValueError for a file without any."""
-    samples = json_file.read(path, Samples, plain_file.MAX_LINES_BYTES)
+    samples = cast(Samples, json_file.read(path, Samples, plain_file.MAX_LINES_BYTES))
     if not len(samples["marks"]) == len(samples["rss_bytes"]) > 0:
         raise ValueError(f"{path}: holds no samples of a process: as many rss_bytes as marks, at least one")
     return samples
-
-
-def rss_facts(samples: dict) -> dict:
-    """Samples as load() gives them -> {"what", "num_samples", "peak_bytes", "end_bytes"}."""
-    rss_bytes = samples["rss_bytes"]
-    return {"what": WHAT, "num_samples": len(rss_bytes), "peak_bytes": max(rss_bytes), "end_bytes": rss_bytes[-1]}
-
-
-def rss_chart(samples: dict, id: str = "rss") -> dict:
-    """Samples as load() gives them -> a chart spec."""
-    marks, rss_bytes, x_ms = samples["marks"], samples["rss_bytes"], _ms(samples["marks"])
-    series = [series_of("resident set", [size / MIB for size in rss_bytes], "line")]
-    lines = [mark_of(where, name, "validation") for where, (_, name) in zip(x_ms, marks) if name.startswith("step")]
-    caption = f"largest {format_bytes(max(rss_bytes))}, at the end {format_bytes(rss_bytes[-1])}"
-    return chart(id, "Resident set", caption, "ms since the first mark", "MiB", x_ms, series, lines)
-
-
-def rss_page(samples: dict, title: str) -> str:
-    """Samples as load() gives them -> html."""
-    drawn, columns = rss_chart(samples), (samples["marks"], _ms(samples["marks"]), samples["rss_bytes"])
-    rows = [[name, round(where, 3), round(size / MIB, 2)] for (_, name), where, size in zip(*columns)]
-    marks = section("Marks", table(("mark", "ms", "resident set, MiB"), rows))
-    return page(title, tag("h1", title), soft(WHAT + "."), figure(drawn), marks, data={"charts": [drawn]})
-
-
-def _ms(marks):
-    return [(time_us - marks[0][0]) / 1e3 for time_us, _ in marks]

@@ -22,17 +22,11 @@ import bisect
 import functools
 import itertools
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
 
-from bench.analysis.memory import charts, timeline
 from bench.analysis.memory.lives import BEFORE_ALL, INSIDE_TORCH, Life, Lives
 from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.base.units import MIB, format_bytes
-from bench.web import lanes
-from bench.web.page import Safe, figure, join, soft
 
 PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
 ACTIVATIONS, TEMPORARY, OTHER = "activations", "temporary", "other"
@@ -46,51 +40,50 @@ CALLS = ("_call_impl", "_wrapped_call_impl")
 MODULE_FILE = re.compile(r"(^|/)torch/nn/modules/module\.py$")
 MAX_DEPTH = 3  # the innermost ones of a chain
 OUTSIDE, UNKNOWN = "outside of modules", "before the recording"
-NUM_MODULES = 12
-COLOURS = {use: f"series-{number}" for number, use in enumerate(USES)}  # as the chart has them
 
 
 class Uses:
-    """of(life) -> one of USES.  edges: [(entry, phase)] of the recording's marks in their order, () for none."""
+    """of(life) -> one of USES."""
 
-    def __init__(self, lives: Lives, edges: Sequence[tuple[int, str]] = ()):
-        self._kinds: dict[
-            str, str | None
-        ] = {}  # name of a file -> what it is: a snapshot has millions of frames, but few files
-        self.has_marks = any(name in KEPT for _, name in edges)
-        self._edges = edges if self.has_marks else self._by_stacks(lives)
+    def __init__(self, lives: Lives):
+        # name of a file -> what it is: a snapshot has millions of frames, but few files
+        self._kinds: dict[str, str | None] = {}
+        marks = sorted(lives.marks, key=lambda mark: mark[0])
+        self.has_marks = any(name in KEPT for _, name in marks)
+        self._edges: list[tuple[int, str]]  # (entry, the phase that begins there)
+        if self.has_marks:
+            self._edges = [(bisect.bisect_left(lives.x, at_ms), name) for at_ms, name in marks]
+        else:
+            begun = sorted(
+                ((life.start, life.frames) for life in lives.found if life.start >= 0), key=lambda one: one[0]
+            )
+            phases = [(entry, self._phase_of_stack(frames or [])) for entry, frames in begun]
+            self._edges = [next(group) for _, group in itertools.groupby(phases, key=lambda one: one[1])]
         self._entries = [entry for entry, _ in self._edges]
 
     def of(self, life: Life) -> str:
+        """What a piece of memory was for."""
         stack = None if life.frames is None else self._phase_of_stack(life.frames)
         if life.start == BEFORE_ALL:
-            return self._before(life, stack)
+            if stack in (OPTIMIZER, BACKWARD):
+                return KEPT[stack]
+            return PARAMETERS if stack is not None and life.stop is None else OTHER
         number, phase = self._segment(life.start)
         if stack == OPTIMIZER:
             phase = OPTIMIZER
         if life.stop is not None and self._segment(life.stop)[0] == number:
             return TEMPORARY
-        if life.stop is None and _is_built(life.frames):
-            return PARAMETERS
-        return KEPT.get(phase, OTHER)
+        is_built = any(str(frame.get("name")) in BUILDERS for frame in life.frames or ())  # or moved to the device
+        return PARAMETERS if life.stop is None and is_built else KEPT.get(phase, OTHER)
 
-    def _before(self, life, stack):
-        if stack is None:
-            return OTHER
-        if stack in (OPTIMIZER, BACKWARD):
-            return KEPT[stack]
-        return PARAMETERS if life.stop is None else OTHER
+    def with_module(self, life: Life) -> tuple[str, str]:
+        """(module, use)"""
+        return module_of(life), self.of(life)
 
     def _segment(self, entry):
         """(number, phase) of the segment in which an entry lies."""
         number = bisect.bisect_right(self._entries, entry) - 1
         return number, self._edges[number][1] if number >= 0 else None
-
-    def _by_stacks(self, lives):
-        """[(entry, phase)] where the stacks of the allocations change from one phase to another."""
-        begun = sorted(((life.start, life.frames) for life in lives.found if life.start >= 0), key=lambda one: one[0])
-        phases = [(entry, self._phase_of_stack(frames)) for entry, frames in begun]
-        return [next(group) for _, group in itertools.groupby(phases, key=lambda one: one[1])]
 
     def _phase_of_stack(self, frames):
         kinds = {self._kind(frame) for frame in frames}
@@ -107,11 +100,6 @@ class Uses:
         kind = self._kinds[filename]
         name = str(frame.get("name"))
         return kind if kind != BACKWARD or "backward" in name or "recompute" in name or "unpack_hook" in name else None
-
-
-def _is_built(frames):
-    """Whether a module's construction, or its move to the device, asked."""
-    return any(str(frame.get("name")) in BUILDERS for frame in frames or ())
 
 
 def module_of(life: Life) -> str:
@@ -160,64 +148,3 @@ def _methods(filename):
         for node in owner.body
         if isinstance(node, ast.FunctionDef)
     ]
-
-
-class UseSection(NamedTuple):
-    """charts: specs whose slots stand in markup; "" where nothing was recorded."""
-
-    charts: list[dict]
-    markup: Safe
-
-
-def use_section(lives: Lives, marks: list[tuple[float, str]], id: str) -> UseSection:
-    """marks: [(ms since the first entry, phase)] of the recording; id: of the charts."""
-    if not lives.found:
-        return UseSection([], Safe(""))
-    judged = Uses(lives, _edges(lives, marks))
-    held = timeline.of(lives, judged.of)
-    about = ", ".join(f"{use} {format_bytes(size)}" for use, size in _by_size(held.at_peak))
-    specs = charts.of_names(held, USES, marks, id, "What memory was for", f"at the largest moment {about}")
-    how = "the recording's phases" if judged.has_marks else "the stacks alone, as the recording marks no phases"
-    words = soft(f"Judged from where each piece was asked for and in which phase it was freed, by {how}.")
-    return UseSection(specs, join([*map(figure, specs), _by_module(lives, judged).markup, words]))
-
-
-def use_facts(lives: Lives, marks: list[tuple[float, str]]) -> dict:
-    """For programs: {"uses_at_peak": {use: bytes}, "modules_at_peak": {module: bytes}}."""
-    judged = Uses(lives, _edges(lives, marks))
-    by_use, by_module = (timeline.of(lives, name_of) for name_of in (judged.of, module_of))
-    return {"uses_at_peak": dict(_by_size(by_use.at_peak)), "modules_at_peak": dict(_by_size(by_module.at_peak))}
-
-
-def _edges(lives, marks):
-    """[(entry, phase)]: the first entry at or after each mark."""
-    if lives.times_us is None:
-        return []
-    x_ms, edges, entry = charts.axis(lives)[0], [], 0
-    for at_ms, name in sorted(marks, key=lambda mark: mark[0]):
-        while entry < len(x_ms) and x_ms[entry] < at_ms:
-            entry += 1
-        edges.append((entry, name))
-    return edges
-
-
-def _by_module(lives, judged):
-    """At the fullest moment, each module's bytes by use."""
-    both = timeline.of(lives, lambda life: (module_of(life), judged.of(life)))
-    by_module = {}
-    for (module, use), size in both.at_peak.items():
-        by_module.setdefault(module, {})[use] = size
-    drawn = []
-    for module, sizes in sorted(by_module.items(), key=lambda one: -sum(one[1].values()))[:NUM_MODULES]:
-        known = [(use, sizes[use]) for use in USES if use in sizes]
-        parts = [(size / MIB, COLOURS[use], f"{use} {format_bytes(size)}") for use, size in known]
-        words = ", ".join(f"{use} {format_bytes(size)}" for use, size in _by_size(sizes))
-        drawn.append(lanes.Lane(module, words, lanes.stacked(parts)))
-    names = [(COLOURS[use], use) for use in USES if any(use in sizes for sizes in by_module.values())]
-    more = f"the largest {NUM_MODULES} of {len(by_module)}; " if len(by_module) > NUM_MODULES else ""
-    about = f"{more}whose forward, or whose construction, asked"
-    return lanes.Panel("modules", "By nn.Module at the largest moment", about, "MiB", drawn, names)
-
-
-def _by_size(sizes):
-    return sorted(((name, size) for name, size in sizes.items() if size), key=lambda one: -one[1])

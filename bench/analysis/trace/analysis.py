@@ -2,7 +2,7 @@
 
 import pickle
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +14,10 @@ from bench.analysis.trace import (
     critical,
     device_time,
     events,
-    flops,
     launches,
     load,
     operators,
     skew,
-    timeline,
     window,
 )
 from bench.base.text_table import counted
@@ -50,24 +48,12 @@ class Digest(NamedTuple):
     answer: dict
 
 
-def analyze(
-    paths: Sequence[str | Path], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
-) -> dict:
-    """Trace files of one job -> {"ranks": {"0": {...}}, "overall": {...}}: the --json answer."""
-    return of_ranks(load.load_all(paths), rules, include_last_step)
-
-
-def of_ranks(
-    ranks: Iterable[load.Rank], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
-) -> dict:
-    """Ranks of one job, of load.load_all() or load.by_window() -> the same."""
-    return _of_job([_digest(rank, rules, include_last_step) for rank in ranks])
-
-
 def of_files(
     paths: Sequence[str | Path], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
 ) -> dict[str | None, dict]:
-    """Files -> {window: analysis}, the earliest first.  A file that is not a trace raises NoTrace.
+    """Files -> {window: {"ranks": {"0": {...}}, "overall": {...}}}, the earliest window first.
+
+    A file that is not a trace raises NoTrace.
 
     Each of several large files is read and analysed by one process, which hands on its device rows alone.  Traces of
     this project say of which window they are; the others are one, None.
@@ -142,7 +128,7 @@ def of_rank(
         },
     }
     answer["pictures"] = {
-        "gap": timeline.of_gap(rank, rows[leads], kinds[leads], answer["gaps"]),
+        "gap": critical.picture_of_gap(rank, rows[leads], kinds[leads], answer["gaps"]),
         "critical_path": critical.links(rank, rows[leads], kinds[leads]),
         "queues": launches.depth(rank, rows[leads]),
     }
@@ -184,7 +170,7 @@ def _of_device(rank, rows, kinds, steps):
 
 def _of_operators(rank, rows, until_ns, device_us):
     table = operators.table(rank, rows, until_ns)
-    rates, whole = flops.achieved(table, device_us, *_peaks(device_name(rank)))
+    rates, whole = operators.achieved(table, device_us, *_peaks(device_name(rank)))
     return {
         "operators": _leading(table),
         "num_operators": len(table),
@@ -240,7 +226,7 @@ def _overall(by_rank, digests):
     overall["step_skew"] = skew.steps({number: by_rank[str(number)]["steps"] for number in ranks})
     calls, num_unmatched = skew.waits(ranks)
     overall["collectives"] = skew.collectives(ranks, calls, num_unmatched)
-    overall["pictures"] = {"collective": timeline.of_collective(ranks, calls)}
+    overall["pictures"] = {"collective": skew.picture_of_collective(ranks, calls)}
     return overall
 
 

@@ -4,20 +4,29 @@ The chain is walked backwards from the end of the last row.  A row that began as
 that one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of
 the span is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a
 stream waited for, without a row of its own, is not seen.
+
+A picture is a short stretch of a trace as bars, [start_us, us, kind, index into "names"] each; kind: index into
+device_time.TYPES, HOST_CALL for a call, of the chain into KINDS.  Bars too thin to see are joined with their neighbours
+of the same kind; such a bar's name says how many it holds.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bench.analysis.trace import attribution, events, timeline, window
+from bench.analysis.trace import attribution, events, window
 from bench.analysis.trace.columns import US, gaps_between, groups, merged_intervals
+from bench.analysis.trace.device_time import COMMUNICATION, TYPES
 from bench.analysis.trace.load import Rank
 
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
 LAUNCH, HOST, WAIT = 3, 4, 5
 NUM_GAPS = 10
+HOST_CALL = len(TYPES)
+NUM_COLUMNS = 600  # of a picture: what is narrower cannot be seen
+MAX_LANES = 16
+AROUND_GAP = 0.6  # of the gap, on either side
 
 
 def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None) -> dict:
@@ -87,7 +96,7 @@ def _rows_of_steps(rank, rows, kinds):
 
 
 def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict | None:
-    """The chain of the longest step as bars for a picture (timeline.bars_of), kinds of KINDS; None without a row.
+    """The chain of the longest step as bars for a picture (bars_of), kinds of KINDS; None without a row.
 
     {"step": its number, None: of the whole trace, as it has no steps, "us", "bars", "names"}.
     """
@@ -97,14 +106,14 @@ def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict | None:
     number, chosen = max(of_steps, key=lambda one: rank.end[one[1][0]].max() - rank.ts[one[1][0]].min())
     low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
     picture = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
-    names = timeline.Names()
+    names = Names()
 
     def name_of(index):
         _, _, kind, row = picture[index]
         return KINDS[kind] if row is None else rank.names[rank.name[row]]
 
     start, end, of_kind, _ = zip(*picture) if picture else ((), (), (), ())
-    bars = timeline.bars_of(start, end, of_kind, name_of, low, high, names)
+    bars = bars_of(start, end, of_kind, name_of, low, high, names)
     return {"step": number, "us": (high - low) / US, "bars": bars, "names": list(names)}
 
 
@@ -156,6 +165,90 @@ def _doing(rank, calls, moments):
 
 def _names(rank, rows):
     return [rank.names[rank.name[row]] if row >= 0 else None for row in rows]
+
+
+def picture_of_gap(rank: Rank, rows: np.ndarray, kinds: np.ndarray, gaps: list[dict]) -> dict | None:
+    """The streams of a device, and the thread that launched what came next, around its longest gap; None without one.
+
+    gaps: of gaps().  {"gap_us", "start_us": of the gap, "us", "lanes": [{"rank": None, "stream": a number or
+    "host", "bars"}], "names"}; start_us counts from the beginning of what is shown.
+    """
+    if not gaps or not gaps[0]["us"]:
+        return None
+    gap_ns = round(gaps[0]["us"] * US)
+    begin = int(rank.ts[rows].min()) + round(gaps[0]["start_us"] * US)
+    around = int(AROUND_GAP * gap_ns) + 1
+    low, high = begin - around, begin + gap_ns + around
+    names, lanes = Names(), []
+    for track in np.unique(rank.track[rows]):
+        mine = rank.track[rows] == track
+        if bars := bars_of_rows(rank, rows[mine], kinds[mine], low, high, names):
+            lanes.append({"rank": None, "stream": str(rank.tracks[track][2]), "bars": bars})
+    after = rows[np.searchsorted(rank.ts[rows], begin + gap_ns)]  # rows are by start
+    call = window.launches(rank, np.array([after]))[0]
+    if call >= 0:
+        calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.track == rank.track[call]))
+        calls = calls[np.argsort(rank.ts[calls], kind="stable")]
+        bars = bars_of_rows(rank, calls, np.full(len(calls), HOST_CALL, np.int8), low, high, names)
+        lanes.append({"rank": None, "stream": "host", "bars": bars})
+    facts = {"gap_us": gap_ns / US, "start_us": around / US, "us": (high - low) / US}
+    return facts | {"lanes": lanes[:MAX_LANES], "names": list(names)}
+
+
+def bars_of(
+    start: Sequence[int],
+    end: Sequence[int],
+    kinds: Sequence[int],
+    name_of: Callable[[int], str],
+    low: int,
+    high: int,
+    names: "Names",
+) -> list[list]:
+    """Ranges by start, as sequences of nanoseconds -> bars from low to high, cut at both.
+
+    name_of(index): the name of a range; names: Names, in which a bar's is looked up.
+    """
+    thin, bars = (high - low) / NUM_COLUMNS, []
+    open_of: dict[int, list[int]] = {}
+    for index, (begin, stop, kind) in enumerate(zip(start, end, kinds)):
+        begin, stop = max(begin, low), min(stop, high)
+        if stop < begin:
+            continue
+        last = open_of.get(kind)
+        if last and stop - begin < thin and begin - last[1] < thin and last[1] - last[0] < 4 * thin:
+            last[1], last[4] = max(last[1], stop), last[4] + 1
+            continue
+        open_of[kind] = [begin, stop, kind, index, 1]
+        bars.append(open_of[kind])
+    return [
+        [
+            (begin - low) / US,
+            (stop - begin) / US,
+            kind,
+            names.index(name_of(index) if num == 1 else f"{num:,} of these"),
+        ]
+        for begin, stop, kind, index, num in bars
+    ]
+
+
+class Names(dict):
+    """Name -> its number, in the order in which they came."""
+
+    def index(self, name: str) -> int:
+        return self.setdefault(name, len(self))
+
+
+def bars_of_rows(rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int, high: int, names: Names) -> list[list]:
+    """Of device rows or calls, by start."""
+    inside = (rank.end[rows] > low) & (rank.ts[rows] < high)
+    rows, kinds = rows[inside], kinds[inside]
+    order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))
+    rows, kinds = rows[order], kinds[order]
+
+    def name_of(index):
+        return rank.names[rank.name[rows[index]]]
+
+    return bars_of(rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist(), name_of, low, high, names)
 
 
 def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict]:

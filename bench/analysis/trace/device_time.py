@@ -17,14 +17,12 @@ from bench.analysis.trace.columns import (
     merged_intervals,
     ns_by_combination,
     shared_ns,
-    sums,
 )
 from bench.analysis.trace.load import Rank
 
 TYPES = ("COMPUTATION", "COMMUNICATION", "MEMORY")
 COMPUTATION, COMMUNICATION, MEMORY = range(3)
 COPY_NAMES = ("Memcpy", "Memset", "hipMemcpy", "hipMemset", "Copy", "FillBuffer")
-INT64 = np.iinfo(np.int64)
 KERNEL_WAIT_BELOW_NS = 30_000  # HolisticTraceAnalysis' effective limit: its constant 30 is compared with microseconds
 PARTS = ("idle", "compute", "non_compute")
 TIMES = ("span_us", *(f"{part}_us" for part in PARTS), *(f"{part}_pct" for part in PARTS))
@@ -54,28 +52,20 @@ def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict]:
 
 
 def by_name(rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[Rule, ...] = RULES) -> list[dict]:
-    """[{"name", "type", "category", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}], longest first.
-
-    std is of a sample (n - 1); 0 for one.
-    """
-    if not len(rows):
-        return []
-    keys, index = np.unique(rank.name[rows].astype(np.int64) * len(TYPES) + kinds, return_inverse=True)
-    dur, count = rank.dur[rows], np.bincount(index)
-    total, low, high = sums(index, len(keys), dur), np.full(len(keys), INT64.max), np.full(len(keys), INT64.min)
-    np.minimum.at(low, index, dur)
-    np.maximum.at(high, index, dur)
-    mean = total / count
-    squares = np.bincount(index, weights=(dur.astype(np.float64) - mean[index]) ** 2)
-    std = np.sqrt(squares / np.maximum(count - 1, 1))
+    """[{"name", "type", "category", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}], longest first."""
     lines = []
-    for number in np.argsort(-total, kind="stable"):
-        name = rank.names[keys[number] // len(TYPES)]
-        line = {"name": name, "type": TYPES[keys[number] % len(TYPES)], "category": category(name, rules=rules)}
-        line["count"] = int(count[number])
-        columns = {"sum_us": total, "mean_us": mean, "min_us": low, "max_us": high, "std_us": std}
-        lines.append(line | {column: values[number].item() / US for column, values in columns.items()})
-    return lines
+    for key, mine in groups(rank.name[rows].astype(np.int64) * len(TYPES) + kinds):
+        name, kind = rank.names[key // len(TYPES)], TYPES[key % len(TYPES)]
+        line = {"name": name, "type": kind, "category": category(name, rules=rules)}
+        lines.append(line | _durations(rank.dur[rows[mine]]))
+    return sorted(lines, key=lambda line: -line["sum_us"])
+
+
+def _durations(dur):
+    """Nanoseconds, at least one -> count, sum, mean, min, max, standard deviation of a sample (n - 1; 0 for one)."""
+    std_ns = dur.std(ddof=1) if len(dur) > 1 else np.zeros(1)
+    ns = {"sum": dur.sum(), "mean": dur.sum() / len(dur), "min": dur.min(), "max": dur.max(), "std": std_ns}
+    return {"count": len(dur)} | {f"{name}_us": value.item() / US for name, value in ns.items()}
 
 
 def by_category(table: list[dict]) -> list[dict]:
@@ -158,20 +148,8 @@ def annotations(rank: Rank, kind: int = events.ANNOTATION, until_ns: int | None 
     """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges,
     longest first.
 
-    Those that count, see window.  std is of a sample (n - 1); 0 for one.
+    Those that count, see window.
     """
     rows = window.annotation_rows(rank, kind, until_ns)
-    lines = []
-    for name, mine in groups(rank.name[rows]):
-        dur = rank.dur[rows[mine]]
-        std_ns = dur.std(ddof=1) if len(dur) > 1 else np.zeros(1)
-        ns = {
-            "sum_us": dur.sum(),
-            "mean_us": dur.sum() / len(dur),
-            "min_us": dur.min(),
-            "max_us": dur.max(),
-            "std_us": std_ns,
-        }
-        line = {"name": rank.names[name], "count": len(dur)}
-        lines.append(line | {column: value.item() / US for column, value in ns.items()})
+    lines = [{"name": rank.names[name]} | _durations(rank.dur[rows[mine]]) for name, mine in groups(rank.name[rows])]
     return sorted(lines, key=lambda line: -line["sum_us"])

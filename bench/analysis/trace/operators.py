@@ -1,18 +1,185 @@
-"""CPU operators: their own time, the kernels they launched, what they allocated, FLOPs and bytes from their shapes."""
+"""CPU operators: their own time, the kernels they launched, what they allocated, FLOPs and bytes from their shapes.
+
+Formulas; a multiply-add is 2 FLOPs: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T
+queries and S keys of K numbers and values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five
+products for two, 2 B H T S (3 K + 2 V), the scores once more among them, as FlashAttention's authors count (Dao et al.
+2022) and torch's own FLOP counter does.  Everything else is unknown, None, and counted in the share that is.
+"""
 
 import functools
 import json
+import math
+from collections.abc import Callable
 
 import numpy as np
 
 from bench.analysis.trace import attribution, events, window
 from bench.analysis.trace.columns import US, Nest, groups, index_of, sums
 from bench.analysis.trace.events import whole
-from bench.analysis.trace.flops import flops, precision, traffic_bytes
 from bench.analysis.trace.load import Rank
+
+# ---- FLOPs, bytes and rates from recorded shapes
+
+
+def flops(name: str, dims: list | None) -> int | None:
+    """FLOPs of one call; None for an operator without a formula, without shapes, or with shapes that do not fit."""
+    if not dims:
+        return None
+    op = name.split("::")[-1]
+    if op in PRODUCTS:
+        a, b = (_sizes(dims, number) for number in PRODUCTS[op])
+        return _product(a, b)
+    if op == "linear":  # y = x W^T
+        a, b = _sizes(dims, 0), _sizes(dims, 1)
+        return 2 * math.prod(a) * b[0] if a and len(b or ()) == 2 and a[-1] == b[1] else None
+    if axes := _attention_axes(name, op):
+        return _attention(dims, axes, "backward" in op)
+    return None
+
+
+def product_shape(name: str, dims: list | None) -> tuple[int, int, int] | None:
+    """(m, k, n) of a product of two matrices, or of rows of any number of axes by one; None for any other operator."""
+    op = name.split("::")[-1]
+    if op not in PRODUCTS and op != "linear" or not dims or not flops(name, dims):
+        return None
+    a, b = (_sizes(dims, number) for number in PRODUCTS.get(op, (0, 1)))
+    if len(b) != 2:
+        return None  # many small ones: no rate of one tells theirs
+    return math.prod(a[:-1]), a[-1], b[0] if op == "linear" else b[1]
+
+
+def _attention_axes(name, op):
+    if "scaled_dot_product" in op or op.startswith("_cudnn_attention"):
+        return HEADS_FIRST
+    if op.startswith(("_flash_attention_", "_efficient_attention_")) or (
+        name.startswith("flash_attn") and op.startswith(("_flash_attn_forward", "_flash_attn_backward"))
+    ):
+        return TIME_FIRST
+    return None
+
+
+def _sizes(dims, number):
+    """The shape of an argument; None if there is none (a number, a list of tensors) or if no tensor has it."""
+    shape = dims[number] if number < len(dims) else None
+    if not isinstance(shape, list) or not 0 < len(shape) < 9:
+        return None
+    return shape if all(type(size) is int and 0 <= size < 2**40 for size in shape) else None
+
+
+def _product(a, b):
+    """[..., m, k] by [..., k, n]; None if they do not fit."""
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+        return None
+    batch = a[:-2] if len(a) >= len(b) else b[:-2]
+    return 2 * math.prod(batch) * a[-2] * a[-1] * b[-1]
+
+
+def _attention(dims, axes, is_backward):
+    """The first three shapes are queries, keys and values; in backward the output's gradient stands before them."""
+    shapes = [_sizes(dims, number) for number in range(is_backward, is_backward + 3)]
+    if any(shape is None or len(shape) != 4 for shape in shapes):
+        return None  # packed sequences: how long each is stands in no shape
+    query, key, value = shapes
+    heads, time = axes
+    pairs = query[0] * query[heads] * query[time] * key[time]
+    return 2 * pairs * (3 * query[3] + 2 * value[3]) if is_backward else 2 * pairs * (query[3] + value[3])
+
+
+def traffic_bytes(name: str, dims: list | None, types: list | None) -> int | None:
+    """Bytes that a product must move at least: both factors and the result once; None for any other operator."""
+    op = name.split("::")[-1]
+    if op not in PRODUCTS or op == "matmul" or not dims or not types or flops(name, dims) is None:
+        return None
+    first, second = PRODUCTS[op]
+    a, b = dims[first], dims[second]
+    kinds = [str(types[number]).lower() if number < len(types) else "" for number in (first, second)]
+    if any(kind not in BYTES for kind in kinds):
+        return None
+    batch = math.prod(a[:-2])
+    out_bytes = max(2, BYTES[kinds[0]])  # of an 8-bit product the result is wider: 2 at least
+    return batch * (BYTES[kinds[0]] * a[-2] * a[-1] + BYTES[kinds[1]] * b[-2] * b[-1] + out_bytes * a[-2] * b[-1])
+
+
+def precision(types: list | None) -> str | None:
+    """The name in bench.machine.peak_rates of the first type that has a peak, None without one."""
+    return next((PRECISIONS[str(kind).lower()] for kind in types or () if str(kind).lower() in PRECISIONS), None)
+
+
+def achieved(
+    lines: list[dict],
+    device_us: float | None,
+    peak_of: Callable[[str], float | None],
+    mem_bytes_per_s: float | None = None,
+) -> tuple[list[dict], dict]:
+    """Operators with known FLOPs -> (lines with their rates, whole), the longest first.
+
+    lines: of operators.table; these get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound".  device_us:
+    of all rows of the device together, None in a trace without one.  The time is that of the kernels that the operator
+    launched, or without a device its own on the CPU, with what it called.  peak_of(precision) -> FLOP/s or None.
+    bound: compute or memory, by which side of the roofline's ridge it lies on (Williams, Waterman and Patterson
+    2009).  whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these together, and
+    their share of the device's or all operators' time, 0 to 1 or None.
+    """
+    of, time = ("cpu", "flop_us") if device_us is None else ("device", "device_us")
+    total_us = sum(line["self_cpu_us"] for line in lines) if device_us is None else device_us
+    known = [line | {"time_us": line[time]} for line in lines if line["flop"] and line[time]]
+    rates = [_rate(line, peak_of if of == "device" else lambda precision: None, mem_bytes_per_s) for line in known]
+    flop, time_us = sum(line["flop"] for line in known), sum(line["time_us"] for line in known)
+    whole = {
+        "of": of,
+        "flop": flop,
+        "time_us": time_us,
+        "tflop_per_s": flop / time_us / 1e6 if time_us else None,
+        "known_frac": time_us / total_us if total_us else None,
+    }
+    return sorted(rates, key=lambda line: -line["time_us"]), whole
+
+
+def _rate(line, peak_of, mem_bytes_per_s):
+    rate = line["flop"] / (line["time_us"] / 1e6)
+    kind, peak = peak_of_rate(line["precision"], rate, peak_of)
+    intensity = line["flop"] / line["bytes"] if line["bytes"] else None
+    ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
+    bound = None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory"
+    kept = {name: line[name] for name in ("name", "shapes", "precision", "count", "flop", "time_us")}
+    pct = 100 * rate / peak if peak else None
+    return kept | {
+        "precision": kind,
+        "tflop_per_s": rate / 1e12,
+        "pct_of_peak": pct,
+        "flop_per_byte": intensity,
+        "bound": bound,
+    }
+
+
+def peak_of_rate(
+    kind: str | None, flop_per_s: float, peak_of: Callable[[str], float | None]
+) -> tuple[str | None, float | None]:
+    """(precision, its peak in FLOP/s or None) of what ran at this rate; peak_of(precision) -> FLOP/s or None."""
+    peak = peak_of(kind) if kind else None
+    if kind == "float32" and peak and flop_per_s > peak:  # more than FP32 can: on tensor cores, as TF32
+        kind, peak = "tf32", peak_of("tf32")
+    return kind, peak
+
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed
+BYTES = {
+    name: size
+    for size, names in {
+        8: ("double", "float64", "long int", "int64", "long"),
+        4: ("float", "float32", "int", "int32"),
+        2: ("c10::bfloat16", "bfloat16", "c10::half", "half", "float16"),
+        1: ("unsigned char", "signed char", "bool", "c10::float8_e4m3fn", "c10::float8_e5m2"),
+    }.items()
+    for name in names
+}
+PRECISIONS = {"c10::bfloat16": "bfloat16", "c10::half": "float16", "float": "float32", "c10::float8_e4m3fn": "float8"}
+# Which of an operator's arguments are the two factors.
+PRODUCTS = dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm"), (0, 1))
+PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "_addmm_activation"), (1, 2))
+# Attention: the axes of heads and of time.  torch's public forms are [B, H, T, K], FlashAttention's own [B, T, H, K].
+HEADS_FIRST, TIME_FIRST = (1, 2), (2, 1)
 
 
 def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:

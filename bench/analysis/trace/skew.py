@@ -7,10 +7,12 @@ ran shortest came last, and the others waited for it: wait = own duration - the 
 import numpy as np
 
 from bench.analysis.trace.columns import US
+from bench.analysis.trace.critical import MAX_LANES, Names, bars_of_rows
 from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.load import Rank
 
 NUM_WORST = 10
+LEAD, TAIL = 0.5, 0.15  # of the slowest collective's time that is shown before and after it
 Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, device_time.types of them
 
 
@@ -73,6 +75,31 @@ def collectives(ranks: Ranks, matched: list[dict], num_unmatched: int) -> dict |
     worst.sort(key=lambda line: -line["longest_wait_us"])
     lines = [{"rank": number, "wait_us": sums_ns[number] / US, "num_last": num_last[number]} for number in ranks]
     return {"num_matched": len(matched), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
+
+
+def picture_of_collective(ranks: Ranks, calls: list[dict]) -> dict | None:
+    """Ranks side by side around the collective for which one of them waited longest; None without one.
+
+    calls: of waits().  {"name", "late_rank", "wait_us", "us", "lanes": [{"rank", "stream": None, "bars"}],
+    "names"}; us: what is shown.  Clocks of ranks are not compared: each is set by the end of this collective, which all
+    leave at about the same time.
+    """
+    if not calls:
+        return None
+    slowest = max(calls, key=lambda call: max(call["wait_ns"]))
+    members = list(zip(ranks, slowest["rows"], slowest["wait_ns"]))
+    longest_ns = max(int(ranks[number][0].dur[row]) for number, row, _ in members)
+    lead, tail = int(LEAD * longest_ns) + 1, int(TAIL * longest_ns) + 1
+    late = slowest["late_rank"]
+    shown = sorted(members, key=lambda one: (one[0] != late, -one[2]))[:MAX_LANES]
+    names, lanes = Names(), []
+    for number, row, _ in sorted(shown):
+        rank, rows, kinds = ranks[number]
+        end = int(rank.end[row])
+        bars = bars_of_rows(rank, rows, kinds, end - longest_ns - lead, end + tail, names)
+        lanes.append({"rank": number, "stream": None, "bars": bars})
+    facts = {"name": slowest["name"], "late_rank": late, "wait_us": max(slowest["wait_ns"]) / US}
+    return facts | {"us": (longest_ns + lead + tail) / US, "lanes": lanes, "names": list(names)}
 
 
 def _sequences(rank, rows, kinds):

@@ -60,7 +60,7 @@ def table(lines: Sequence[dict[str, Any]], columns: Sequence[Column], limit: int
 
 
 def document(answer: dict[str, Any], title: str) -> Document:
-    """answer: of analysis.of_ranks(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
+    """answer: of analysis.of_files(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
     about = plain(title, 200)
     return Document(f"Trace analysis: {about}", [verdict(answer, about)], [*remarks(answer), *tables(answer)], answer)
 

@@ -11,6 +11,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from bench.base import utc
 from bench.base.paths import REPO, results_root
@@ -25,19 +26,20 @@ from bench.record import certificates, failures, run_folder, step_files
 from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
 
 LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "+script")
+Run = dict[str, Any]  # a record; of a complete one no section is None
 Say = Callable[[str, str], None]
 
 
-def audit(folder: Path, kinds: Sequence[str], say: Say) -> dict:
+def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     """Audit a complete run -> what audit.json says, which is written.  ValueError: it cannot be audited."""
-    run = run_folder.read(folder)
+    run = cast(Run, run_folder.read(folder))
     _refuse(folder, run)
     job = _job(folder, run, say)
-    found = []
+    found = list[Any]()
     for kind in kinds:
         found.append({"kind": kind} | _of_kind(kind, job, run, say))
         say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
-    result = {
+    result: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
         "config_id": run["config_id"],
         "source_sha256": run["code"]["source_sha256"],
@@ -60,7 +62,7 @@ def outcome_of(outcomes: Sequence[str]) -> str:
     return PASSED if all(one in (PASSED, NOT_POSSIBLE) for one in outcomes) else DOUBTED
 
 
-def _refuse(folder, run):
+def _refuse(folder: Path, run: Run) -> None:
     if run.get("imported"):
         raise ValueError(f"{folder.name}: was imported from a log, so there is nothing to run again")
     if run["status"] != "complete":
@@ -73,16 +75,17 @@ def _refuse(folder, run):
         raise ValueError(f"{folder.name}: cannot be audited: it ran on several nodes; audit a run on one node")
 
 
-def _job(folder, run, say) -> Job:
+def _job(folder: Path, run: Run, say: Say) -> Job:
     """The run as it would be started now.  ValueError: its settings or its code are not here."""
-    path = folder / "overrides.yaml"
+    path, hardware = folder / "overrides.yaml", run["hardware"]
     typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
     words = [word for word in typed if not word.lstrip("+~").startswith(LEFT_OUT)]
-    words += [f"seed={run['seed']}", f"hardware.device={run['hardware']['device']}"]
-    words += [f"hardware.num_processes={run['hardware']['num_processes']}"]
+    words += [f"seed={run['seed']}", f"hardware.device={hardware['device']}"]
+    words += [f"hardware.num_processes={hardware['num_processes']}"]
     words = list(dict.fromkeys(words))
     if run.get("script"):
-        words.append(f"script={_script_path(folder)}")
+        script = yaml_file.read(folder / "config.yaml")["script"]["path"]
+        words.append(f"script={REPO / script[2:] if script.startswith('./') else os.path.expanduser(script)}")
     job = prepare(words, say=lambda text: say("data", text))
     if job.script:
         differing = job.script.sha256_by_name != run["script"]["sha256_by_file"]
@@ -96,38 +99,29 @@ def _job(folder, run, say) -> Job:
     return job
 
 
-def _script_path(folder):
-    path = yaml_file.read(folder / "config.yaml")["script"]["path"]
-    return REPO / path[2:] if path.startswith("./") else Path(os.path.expanduser(path))
-
-
-def _of_kind(kind, job, run, say):
+def _of_kind(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
     """{"outcome", "why", "run", ...} of one audit run."""
     seed = random.SystemRandom().getrandbits(63)
-    eos_token = datasets.chosen(job.config.data).eos_token
-    claimed_nats, root = run["metrics"]["val_loss"], data_root()
+    eos_token, root = datasets.chosen(job.config.data).eos_token, data_root()
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as made:
         try:
             val_tokens = job.config.goal.val_tokens
-            data = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(made), seed)
+            dataset, facts = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(made), seed)
         except NotPossible as error:
             return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
-        about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **data.facts}
+        about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **facts}
         say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
         with _elsewhere(Path(made)):
-            audited = launcher.launch(
-                dataclasses.replace(job, dataset=data.dataset), ["audit", run["run_id"]], audit=about
-            )
-    name = f"{audited['track']}/{audited['run_id']}"
+            audited = launcher.launch(dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], audit=about)
+    name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
     if failures.is_interrupt(audited["failure"]):
         raise KeyboardInterrupt
     if audited["status"] != "complete":
-        why = f"the audit run ended as {audited['status']}: {(audited['failure'] or {}).get('message')}"
+        why = f"the audit run ended as {audited['status']}: {failure.get('message')}"
         return {"outcome": DOUBTED, "why": why, "run": name}
-    rows = step_files.read(audited["folder"])
-    nats = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-    return counterfactual.verdict(kind, data.facts, claimed_nats, nats) | {"run": name}
+    nats = [row["val_loss"] for row in step_files.read(audited["folder"]) if row["val_loss"] is not None]
+    return counterfactual.verdict(kind, facts, run["metrics"]["val_loss"], nats) | {"run": name}
 
 
 @contextlib.contextmanager

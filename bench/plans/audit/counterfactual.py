@@ -18,21 +18,20 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.base import stats
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
-from bench.plans.audit import power
 from bench.record.certificates import DOUBTED, FAILED, PASSED
 
 if TYPE_CHECKING:
     import numpy as np
 
+Draw = Callable[[int], "np.ndarray[Any, Any]"]
 KINDS = ("random_tokens", "few_tokens", "random_training", "held_out")
 LEAST_TOKENS = 1024  # that a validation is of, where a contestant chooses: it may draw a few batches
 LEAST_VOCAB = 16
@@ -51,44 +50,39 @@ class NotPossible(ValueError):
     """This run cannot be audited so."""
 
 
-@dataclass(frozen=True)
-class Counterfactual:
-    """Data for one audit run, and what is known of them."""
-
-    kind: str
-    dataset: Dataset
-    seed: int
-    facts: dict  # for the record, and for verdict()
-
-
 class NoFloor:
     """In the place of a source that knows its floor: a run to a gap above it then never ends early."""
 
     @staticmethod
-    def floor_nats(tokens: "np.ndarray") -> float:
+    def floor_nats(tokens: "np.ndarray[Any, Any]") -> float:
         return 0.0
 
 
 def make(
     kind: str, dataset: Dataset, val_tokens: int, eos_token: int | None, folder: Path, seed: int
-) -> Counterfactual:
-    """Write the files of an audit run into folder.  Raises NotPossible."""
+) -> tuple[Dataset, dict[str, Any]]:
+    """Write the files of an audit run into folder -> (its data, their facts: for the record, and for verdict()).
+
+    Raises NotPossible.
+    """
     import numpy as np
 
     rng, vocab_size = np.random.default_rng(seed), dataset.vocab_size
     if vocab_size < LEAST_VOCAB:
         raise NotPossible(f"a vocabulary of {vocab_size} tokens is too small to audit")
-    facts = {"vocab_size": vocab_size, "val_tokens": val_tokens}
+    facts: dict[str, Any] = {"vocab_size": vocab_size, "val_tokens": val_tokens}
     if kind == "held_out":
         facts |= _reference(dataset, val_tokens)
-        train, val = dataset.train, _write_held_out(dataset.val, val_tokens, folder)
+        tokens = _joined(dataset.val)
+        beyond = np.resize(tokens[val_tokens + 1 :], len(tokens))  # over and over: none of the validation is left
+        train, val = dataset.train, _write(dataset.val, folder, beyond)
     elif kind in ("random_tokens", "few_tokens"):
         draw, drawn = _uniform(dataset, eos_token, NUM_FEW if kind == "few_tokens" else None, rng)
         facts |= drawn
         train, val = _write_random(dataset.train, draw, folder), _write_random(dataset.val, draw, folder)
     else:
-        own = _joined(dataset.val, val_tokens)
-        counts = np.bincount(own, minlength=vocab_size)
+        own = _joined(dataset.val)
+        counts = np.bincount(own[:val_tokens], minlength=vocab_size)
         if eos_token is not None:
             counts[eos_token] = len(own) + 1
         easy = int(counts.argmin())
@@ -96,44 +90,49 @@ def make(
 
         draw, _ = _uniform(dataset, eos_token, None, rng)
 
-        def often_easy(num):
+        def often_easy(num: int) -> "np.ndarray[Any, Any]":
             tokens = draw(num)
             tokens[rng.random(num, dtype=np.float32) < EASY_FRAC] = easy
             return tokens
 
         train = _write_random(dataset.train, often_easy, folder)
-        val = _write(dataset.val, folder, _with_easy_head(_joined(dataset.val), easy, facts["num_easy"]))
+        head = np.full(facts["num_easy"], easy, own.dtype)
+        val = _write(dataset.val, folder, np.concatenate([head, own])[: len(own)])
     floor = NoFloor() if dataset.floor_source is not None else None
-    made = dataclasses.replace(dataset, train=train, val=val, floor_source=floor, origin=None)
-    return Counterfactual(kind, made, seed, facts)
+    return dataclasses.replace(dataset, train=train, val=val, floor_source=floor, origin=None), facts
 
 
-def verdict(kind: str, facts: dict, claimed_nats: float, nats: Sequence[float]) -> dict:
+def verdict(kind: str, facts: Mapping[str, Any], claimed_nats: float, nats: Sequence[float]) -> dict[str, Any]:
     """{"outcome", "why", "nats", "least_nats", ...} of the validations that an audit run printed.
 
     claimed_nats: the last validation of the run that is audited.
     """
     if not nats or not all(map(math.isfinite, nats)):
-        return {"outcome": FAILED, "why": "it printed no finite validation loss", "nats": None, "least_nats": None}
+        return _verdict(FAILED, "it printed no finite validation loss", None)
     if kind in ("random_tokens", "few_tokens"):
         return _of_random_tokens(facts, nats)
-    judge = {"random_training": _of_random_training, "held_out": _of_held_out}[kind]
-    return judge(facts, claimed_nats, nats)
+    if kind == "random_training":
+        return _of_random_training(facts, claimed_nats, min(nats))
+    return _of_held_out(facts, claimed_nats, nats[-1])
 
 
-def _of_random_tokens(facts, nats):
+def _verdict(outcome: str, why: str, nats: float | None, least: float | None = None) -> dict[str, Any]:
+    return {"outcome": outcome, "why": why, "nats": nats, "least_nats": least}
+
+
+def _of_random_tokens(facts: Mapping[str, Any], nats: Sequence[float]) -> dict[str, Any]:
     """Nobody is below the tokens' own nats but by luck (base/stats.py).  The last loss is what a run claims."""
     num_tokens, lowest, last = min(facts["val_tokens"], LEAST_TOKENS), min(nats), nats[-1]
     floor = floor_nats(facts["num_alphabet"], facts["eos_frac"], num_tokens)
-    least = stats.least_nats(floor, num_tokens) - _half_digit_nats(lowest)
+    rounding_nats = 0.5 * 10.0 ** int(Decimal(repr(lowest)).as_tuple().exponent)  # of the last digit that is printed
+    least = stats.least_nats(floor, num_tokens) - rounding_nats
     words = f"its loss on tokens drawn from {facts['num_alphabet']} is {lowest:.4f}"
     if lowest < least:
         why = f"{words}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
-        return _said(FAILED, why, lowest, least)
-    unnoticed_nats, leak_frac = power.unnoticed(last, least)
-    why = f"{words}, above the bound of {least:.4f}: a last loss {unnoticed_nats:.4f} nats lower, or a leak of "
-    why += f"{leak_frac:.2%} of the tokens, would have passed too"
-    return _said(PASSED, why, lowest, least) | {"unnoticed_nats": unnoticed_nats}
+        return _verdict(FAILED, why, lowest, least)
+    why = f"{words}, above the bound of {least:.4f}: a last loss {last - least:.4f} nats lower, or a leak of "
+    why += f"{1 - least / last:.2%} of the tokens, would have passed too"
+    return _verdict(PASSED, why, lowest, least) | {"unnoticed_nats": last - least}
 
 
 def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
@@ -150,51 +149,43 @@ def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
     return of_others - (of_others + math.log(eos_frac)) * min(1.0, most / num_tokens)
 
 
-def _half_digit_nats(nats):
-    """What a printed loss may have been rounded by."""
-    return 0.5 * 10.0 ** Decimal(repr(nats)).as_tuple().exponent
-
-
-def _of_random_training(facts, claimed_nats, nats):
+def _of_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest: float) -> dict[str, Any]:
     """Most of the validation is the track's, on which random training leaves ln V; its easy head has 0 at least."""
-    ln_v, lowest = math.log(facts["vocab_size"]), min(nats)
+    ln_v = math.log(facts["vocab_size"])
     if claimed_nats > 0.95 * ln_v:
-        return _said(
-            DOUBTED, f"its claimed loss {claimed_nats:.4f} is too close to ln V = {ln_v:.4f} to tell", lowest, None
+        return _verdict(
+            DOUBTED, f"its claimed loss {claimed_nats:.4f} is too close to ln V = {ln_v:.4f} to tell", lowest
         )
     least = (ln_v - KNOWN_FRAC * (ln_v - claimed_nats)) * (1 - facts["num_easy"] / facts["val_tokens"])
     words = f"trained on random tokens, its validation loss is {lowest:.4f}"
     if lowest >= least:
-        return _said(PASSED, f"{words}: above the bound of {least:.4f}", lowest, least)
+        return _verdict(PASSED, f"{words}: above the bound of {least:.4f}", lowest, least)
     why = f"{words}, below the bound of {least:.4f}: it has seen the validation data, or validates on a part of them"
-    return _said(FAILED, why, lowest, least)
+    return _verdict(FAILED, why, lowest, least)
 
 
-def _of_held_out(facts, claimed_nats, nats):
+def _of_held_out(facts: Mapping[str, Any], claimed_nats: float, last: float) -> dict[str, Any]:
     """The claimed loss, as far as two slices of the data differ: doubted by their spread, failed by four blocks'."""
-    last, harder = nats[-1], max(0.0, facts["harder_nats"])
-    num_blocks = max(1, facts["val_tokens"] // BLOCK_TOKENS)
 
-    def most(num):
-        return HELD_OUT_SE * facts["sd_of_blocks_nats"] * math.sqrt(2 / num) + HELD_OUT_FRAC * claimed_nats + harder
+    def limit(num_blocks: int) -> float:
+        spread_nats = HELD_OUT_SE * float(facts["sd_of_blocks_nats"]) * math.sqrt(2 / num_blocks)
+        return spread_nats + HELD_OUT_FRAC * claimed_nats + max(0.0, facts["harder_nats"])
 
-    limit = most(num_blocks)
+    num_blocks, more = max(1, facts["val_tokens"] // BLOCK_TOKENS), last - claimed_nats
     words = f"its loss is {last:.4f} on a held-out slice, and it claims {claimed_nats:.4f} on the validation data"
-    more = last - claimed_nats
-    if more <= limit:
-        return _said(PASSED, f"{words}: within the limit of {limit:.4f} that two slices may differ by", last, None)
-    outcome = FAILED if more > most(min(4, num_blocks)) else DOUBTED
-    return _said(outcome, f"{words}, {more:.4f} higher; two slices may differ by {limit:.4f}", last, None)
-
-
-def _said(outcome, why, nats, least):
-    return {"outcome": outcome, "why": why, "nats": nats, "least_nats": least}
+    if more <= limit(num_blocks):
+        why = f"{words}: within the limit of {limit(num_blocks):.4f} that two slices may differ by"
+        return _verdict(PASSED, why, last)
+    outcome = FAILED if more > limit(min(4, num_blocks)) else DOUBTED
+    return _verdict(outcome, f"{words}, {more:.4f} higher; two slices may differ by {limit(num_blocks):.4f}", last)
 
 
 # ---- files
 
 
-def _uniform(dataset, eos_token, num_alphabet, rng):
+def _uniform(
+    dataset: Dataset, eos_token: int | None, num_alphabet: int | None, rng: "np.random.Generator"
+) -> tuple[Draw, dict[str, Any]]:
     """(a function that draws so many tokens, uint16; their facts): uniform over the vocabulary or num_alphabet of it.
 
     The token that ends documents is none of these: loaders and models look for it, so it is as frequent as in the data.
@@ -208,7 +199,7 @@ def _uniform(dataset, eos_token, num_alphabet, rng):
     if num_alphabet is not None:
         alphabet = np.sort(rng.choice(alphabet, num_alphabet, replace=False))
 
-    def draw(num):
+    def draw(num: int) -> "np.ndarray[Any, Any]":
         tokens = alphabet[rng.integers(len(alphabet), size=num, dtype=np.uint16)]
         tokens[rng.random(num, dtype=np.float32) < eos_frac] = eos_token or 0
         return tokens
@@ -216,10 +207,10 @@ def _uniform(dataset, eos_token, num_alphabet, rng):
     return draw, {"num_alphabet": len(alphabet), "eos_frac": eos_frac}
 
 
-def _write_random(files: Sequence[ShardFile], draw, folder: Path) -> tuple[ShardFile, ...]:
+def _write_random(files: Sequence[ShardFile], draw: Draw, folder: Path) -> tuple[ShardFile, ...]:
     """Files of one size are one file: none of them is worth remembering."""
     made: dict[int, Path] = {}
-    result = []
+    written = []
     for file in files:
         path = _path(folder, file)
         if file.num_tokens in made:
@@ -227,51 +218,33 @@ def _write_random(files: Sequence[ShardFile], draw, folder: Path) -> tuple[Shard
         else:
             shards.write(path, draw(file.num_tokens))
             made[file.num_tokens] = path
-        result.append(_shard(path))
-    return tuple(result)
+        written.append(_shard(path))
+    return tuple(written)
 
 
-def _write(files, folder, tokens):
+def _write(files: Sequence[ShardFile], folder: Path, tokens: "np.ndarray[Any, Any]") -> tuple[ShardFile, ...]:
     """The tokens of all files together, into files of the same names and sizes."""
-    result, start = [], 0
+    written, start = [], 0
     for file in files:
         path = _path(folder, file)
         shards.write(path, tokens[start : start + file.num_tokens])
-        result.append(_shard(path))
+        written.append(_shard(path))
         start += file.num_tokens
-    return tuple(result)
+    return tuple(written)
 
 
-def _write_held_out(files, val_tokens, folder):
-    """What lies beyond the validation, over and over: none of its tokens is left."""
+def _joined(files: Sequence[ShardFile], most: int | None = None) -> "np.ndarray[Any, Any]":
     import numpy as np
 
-    tokens = _joined(files)
-    rest = tokens[val_tokens + 1 :]
-    return _write(files, folder, np.resize(rest, len(tokens)))
+    return np.concatenate([np.asarray(shards.check(file.path).tokens()) for file in files])[:most]
 
 
-def _with_easy_head(tokens, easy, num_easy):
-    """The easy token, then the validation from its start."""
-    import numpy as np
-
-    head = np.full(num_easy, easy, tokens.dtype)
-    return np.concatenate([head, tokens])[: len(tokens)]
-
-
-def _joined(files, most=None):
-    import numpy as np
-
-    tokens = [np.asarray(shards.check(file.path).tokens()) for file in files]
-    return np.concatenate(tokens)[:most]
-
-
-def _path(folder, file):
+def _path(folder: Path, file: ShardFile) -> Path:
     """A folder for each: files of one name may lie in several."""
     return Path(tempfile.mkdtemp(dir=folder)) / file.path.name
 
 
-def _shard(path):
+def _shard(path: Path) -> ShardFile:
     shard = shards.check(path)
     return ShardFile(path, shard.num_tokens, shard.num_bytes, shards.sha256(path), shards.max_token(shard))
 
@@ -279,7 +252,7 @@ def _shard(path):
 # ---- how hard a slice is
 
 
-def _reference(dataset, val_tokens):
+def _reference(dataset: Dataset, val_tokens: int) -> dict[str, float]:
     """By bigrams of the training data: how much harder the held-out slice is, and how much blocks of both differ."""
     import numpy as np
 
@@ -295,7 +268,9 @@ def _reference(dataset, val_tokens):
     return {"harder_nats": float(held_out.mean() - val.mean()), "sd_of_blocks_nats": sd_nats}
 
 
-def bigram_nats(tokens: "np.ndarray", vocab_size: int):
+def bigram_nats(
+    tokens: "np.ndarray[Any, Any]", vocab_size: int
+) -> Callable[["np.ndarray[Any, Any]"], "np.ndarray[Any, Any]"]:
     """Tokens to learn from -> a function of other tokens: nats of each but the first, by bigrams and unigrams."""
     import numpy as np
 
@@ -304,7 +279,7 @@ def bigram_nats(tokens: "np.ndarray", vocab_size: int):
     contexts = np.bincount(tokens[:-1], minlength=vocab_size)
     pairs, counts = np.unique(tokens[:-1] * vocab_size + tokens[1:], return_counts=True)
 
-    def nats(others):
+    def nats(others: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         others = others.astype(np.int64)
         before, after = others[:-1], others[1:]
         wanted = before * vocab_size + after

@@ -1,18 +1,19 @@
 """The answer of a ladder: the staircase, each change against the rung below, numbers, curves, what the size changed."""
 
-import csv
-import io
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from bench.base import text_table
 from bench.compare import wording
-from bench.plans.ladder import forecast
-from bench.plans.ladder.staircase import Rung, Staircase
+from bench.plans.ladder import request
+from bench.plans.ladder.staircase import Level, Rung, Staircase, Step
 from bench.record import race_folder
 from bench.report import curves
 from bench.web import forest, stairs
 from bench.web.document import (
+    Block,
     Bullets,
     Chart,
     Columns,
@@ -42,7 +43,6 @@ FOREST = (  # of a step, title, unit, end of its keys, of its change below and a
 )
 LEVELS = ("rung", "steps to the target", "time to it, s", "val_loss", "ms a step", "8x H100, min")
 CHANGED = ("rung", "time to the target", "verdict", "steps to it", "val_loss", "ms a step", "8x H100")
-COLUMNS = ("rung", "what", "num_runs", "num_reached", "verdict", "why")
 CHANGES = {  # column of a level: (key of the Step, end of the keys of its change)
     "steps_to_target": ("steps", "pct"),
     "to_target_s": ("to_target", "pct"),
@@ -56,106 +56,109 @@ ABOUT = (
 RECORD = ("minutes", "num_steps", "step_ms", "val_loss")  # of a rung, on 8x H100
 
 
-def document(folder: Path | str, result: Staircase) -> Document:
+def document(folder: Path | str, staircase: Staircase) -> Document:
     """A race's folder and its staircase -> the answer, whose page is to lie in that folder."""
-    race, names = race_folder.read(folder), [rung["rung"]["name"] for rung in result["rungs"]]
+    race, rungs = race_folder.read(folder), staircase["rungs"]
+    names = [rung["rung"]["name"] for rung in rungs]
     title = f"Ladder: {names[0]} to {names[-1]}"
-    about = [f"size {result['size']}: {result['about']}", f"track {result['track']}", race["status"].replace("_", " ")]
-    about += [race["started_at"], Link(result["race_id"], "race.html")]
-    charts = [Chart(spec) for spec in _curves(folder, race, result)]
-    blocks = [
-        Bullets(sentences(result)),
-        Section("Staircase", [Picture(stairs.plot(_panels(result)))], is_page_only=True),
-        Section("Each against the rung below", [Picture(forest.plot(_changes(result, names))), *_why(result)]),
-        Section("Numbers", _tables(result)),
-        Section("Curves", [Columns(charts)]),
-        _size(result),
+    about = [f"size {staircase['size']}: {staircase['about']}", f"track {staircase['track']}"]
+    about += [race["status"].replace("_", " "), race["started_at"], Link(staircase["race_id"], "race.html")]
+    verdicts = Counter(rung["step"]["verdict"].replace("_", " ") for rung in rungs if rung["step"])
+    of_each = ", ".join(f"{num} {verdict}" for verdict, num in verdicts.items())
+    changes = text_table.counted(len(rungs) - 1, "change")
+    folders = {}
+    for rung in rungs:
+        paths = (race_folder.run_folder_of(Path(folder), run) for run in race["arms"][rung["arm"]]["runs"] or ())
+        folders[rung["rung"]["name"]] = [path for path in paths if path]
+    changed = request.change_rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in rungs})
+    folded = Section("Each change", [Table(request.CHANGE_COLUMNS, changed)], is_folded=True)
+    blocks: list[Block] = [
+        Bullets(sentences(staircase)),
+        Section("Staircase", [Picture(stairs.plot(_panels(staircase)))], is_page_only=True),
+        Section("Each against the rung below", [Picture(forest.plot(_changes(rungs, names))), *_why(rungs)]),
+        Section("Numbers", _tables(rungs)),
+        Section("Curves", [Columns([Chart(spec) for spec in curves.arm_charts(folders)])]),
+        Section("What this size changes", [Lines([request.KEPT]), folded], is_page_only=True),
     ]
-    return Document(title, [_verdict(result)], blocks, result, f"{title}, {result['size']}", about)
+    verdict = Verdict(f"{changes} against the rung below, by time to the target: {of_each}", "")
+    return Document(title, [verdict], blocks, staircase, f"{title}, {staircase['size']}", about)
 
 
-def _verdict(result):
-    """How many of the changes are what, each against the rung below."""
-    steps = [rung["step"]["verdict"].replace("_", " ") for rung in result["rungs"] if rung["step"]]
-    of_each = ", ".join(f"{num} {verdict}" for verdict, num in Counter(steps).items())
-    changes = text_table.counted(len(steps), "change")
-    return Verdict(f"{changes} against the rung below, by time to the target: {of_each}", "")
-
-
-def sentences(result: Staircase) -> list[str]:
+def sentences(staircase: Staircase) -> list[str]:
     """Target, how fine the way to it is known, doubts, excluded rungs: a sentence each."""
-    goal = "none" if result["target_val_loss"] is None else f"{result['target_val_loss']:.4f}"
-    every = " or ".join(map(str, result["val_every_steps"]))
-    point = "interpolated between validations" if result["interpolated"] else "the first validation at or below it"
-    lines = [
-        f"target val_loss {goal}: {result['target_words']}",
+    goal = "none" if staircase["target_val_loss"] is None else f"{staircase['target_val_loss']:.4f}"
+    every = " or ".join(map(str, staircase["val_every_steps"]))
+    point = "interpolated between validations" if staircase["interpolated"] else "the first validation at or below it"
+    return [
+        f"target val_loss {goal}: {staircase['target_words']}",
         f"reached: {point}, which come every {every} steps; time is of training alone",
-        *result["notes"],
-    ]
-    return lines + [
-        f"{name} is not here, it cannot run at this size: {why}" for name, why in result["excluded"].items()
+        *staircase["notes"],
+        *(f"{name} is not here, it cannot run at this size: {why}" for name, why in staircase["excluded"].items()),
     ]
 
 
 # ---- the staircase
 
 
-def _panels(result):
+def _panels(staircase: Staircase) -> list[stairs.Panel]:
     panels = [
-        stairs.Panel(title, unit, [_row(rung, key, form) for rung in result["rungs"]], axis)
+        stairs.Panel(title, unit, [_row(rung, key, form) for rung in staircase["rungs"]], axis)
         for key, title, unit, form, axis in PANELS
     ]
-    return [*panels[:2], _beside_the_records(result), *panels[2:]]
+    return [*panels[:2], _beside_the_records(staircase["rungs"]), *panels[2:]]
 
 
-def _row(rung, key, form):
-    of, name = rung["levels"][key], rung["rung"]["name"]
-    if of["mean"] is None:
-        return stairs.Row(name, _missed(rung), None)
-    edges = of["ci95"]
+def _row(rung: Mapping[str, Any], key: str, form: str) -> stairs.Row:
+    level, name = rung["levels"][key], rung["rung"]["name"]
+    if level["mean"] is None:
+        return stairs.Row(name, _reached(rung), None)
     is_timed = key in ("to_target_s", "step_ms")
     runs = [run[key] for run in rung["runs"] if run[key] is not None and (run["is_timed"] or not is_timed)]
-    return stairs.Row(name, f"{of['mean']:{form}}", of["mean"], edges and tuple(edges), runs)
+    interval = (level["ci95"][0], level["ci95"][1]) if level["ci95"] else None
+    return stairs.Row(name, f"{level['mean']:{form}}", level["mean"], interval, runs)
 
 
-def _missed(rung):
+def _reached(rung: Mapping[str, Any]) -> str:
     return f"{rung['num_reached']} of {len(rung['runs'])} runs reach it"
 
 
-def _beside_the_records(result):
+def _beside_the_records(rungs: Sequence[Rung]) -> stairs.Panel:
     """Time to the target here and on 8x H100 by the records, each as a part of the lowest rung's."""
-    first, rows = result["rungs"][0], []
-    base_s, base_minutes = first["levels"]["to_target_s"]["mean"], first["rung"]["minutes"]
-    for rung in result["rungs"]:
-        here, minutes = rung["levels"]["to_target_s"]["mean"], rung["rung"]["minutes"]
-        own = None if None in (here, base_s) else here / base_s
-        other = None if None in (minutes, base_minutes) else minutes / base_minutes
-        said = [f"{own:.3f}" if own is not None else "missed"] + ([] if other is None else [f"{other:.3f}"])
-        rows.append(stairs.Row(rung["rung"]["name"], ", ".join(said), own, None, () if own is None else (own,), other))
+    rows, lowest = [], rungs[0]
+    base_s, base_minutes = lowest["levels"]["to_target_s"]["mean"], lowest["rung"]["minutes"]
+    for rung in rungs:
+        to_target_s, minutes = rung["levels"]["to_target_s"]["mean"], rung["rung"]["minutes"]
+        here = None if to_target_s is None or base_s is None else to_target_s / base_s
+        there = None if None in (minutes, base_minutes) else minutes / base_minutes
+        words = [f"{here:.3f}" if here is not None else "missed"] + ([] if there is None else [f"{there:.3f}"])
+        rows.append(
+            stairs.Row(rung["rung"]["name"], ", ".join(words), here, None, () if here is None else (here,), there)
+        )
     names = ("here", "the records on 8x H100")
-    return stairs.Panel("Time to the target", f"part of {first['rung']['name']}'s", rows, "log", names)
+    return stairs.Panel("Time to the target", f"part of {lowest['rung']['name']}'s", rows, "log", names)
 
 
 # ---- each against the one below
 
 
-def _changes(result, names):
+def _changes(rungs: Sequence[Rung], names: Sequence[str]) -> list[forest.Panel]:
     panels = []
     for key, title, unit, end, ways in FOREST:
         rows = []
-        for rung in result["rungs"][1:]:
-            numbers, name = rung["step"][key], rung["rung"]["name"]
-            if numbers[f"change_{end}"] is not None:
-                edges = numbers[f"ci95_{end}"] or (None, None)
-                rows.append(forest.Row(name, numbers[f"change_{end}"], *edges, names.index(name)))
+        for number, rung in enumerate(rungs):
+            step: Mapping[str, Any] = rung["step"] or {}
+            numbers = step.get(key, {})
+            if numbers.get(f"change_{end}") is not None:
+                low, high = numbers[f"ci95_{end}"] or (None, None)
+                rows.append(forest.Row(names[number], numbers[f"change_{end}"], low, high, number))
         panels.append(forest.Panel(title, unit, rows, directions=ways, decimals=4 if end == "nats" else 1))
     return panels
 
 
-def _why(result):
+def _why(rungs: Sequence[Rung]) -> list[Block]:
     reasons = [
         f"{rung['rung']['name']}: {'; '.join(rung['step']['why'])}"
-        for rung in result["rungs"]
+        for rung in rungs
         if rung["step"] and rung["step"]["why"]
     ]
     return [Lines(["No change of the way to the target:"], is_soft=True), Bullets(reasons)] if reasons else []
@@ -164,107 +167,85 @@ def _why(result):
 # ---- numbers
 
 
-def _tables(result):
-    rows = [(Named(name, rung["rung"]["what"]), *known) for rung in result["rungs"] for name, *known in [levels(rung)]]
-    steps = [changes(rung) for rung in result["rungs"][1:]]
+def _tables(rungs: Sequence[Rung]) -> list[Block]:
     right = (False, True, False, *(True,) * 4)
     return [
-        Table(LEVELS, _known(rows), (False, *(True,) * 5)),
-        Table(CHANGED, _known(steps), right, caption="Each against the rung below", style="tight"),
+        Table(LEVELS, [_levels(rung) for rung in rungs], (False, *(True,) * 5)),
+        Table(
+            CHANGED,
+            [_changed(rung, rung["step"]) for rung in rungs if rung["step"]],
+            right,
+            caption="Each against the rung below",
+            style="tight",
+        ),
         Lines([ABOUT], is_soft=True),
     ]
 
 
-def _known(rows):
-    return [[cell or None for cell in row] for row in rows]
-
-
-def levels(rung: Rung) -> tuple[str, ...]:
+def _levels(rung: Rung) -> list[str | None]:
     """Cells of LEVELS: means with their 95 % intervals; where not all runs reach the target, how many do."""
-    of, minutes = rung["levels"], rung["rung"]["minutes"]
-    steps = _level(of["steps_to_target"], ",.4g")
-    return (
-        rung["rung"]["name"],
-        steps or f"{rung['num_reached']} of {len(rung['runs'])} runs reach it",
-        _level(of["to_target_s"], ",.2f"),
-        _level(of["val_loss"], ".4f"),
-        _level(of["step_ms"], ",.1f"),
-        "" if minutes is None else f"{minutes:g}",
-    )
+    levels, minutes = rung["levels"], rung["rung"]["minutes"]
+    return [
+        Named(rung["rung"]["name"], rung["rung"]["what"]),
+        _level(levels["steps_to_target"], ",.4g") or _reached(rung),
+        _level(levels["to_target_s"], ",.2f"),
+        _level(levels["val_loss"], ".4f"),
+        _level(levels["step_ms"], ",.1f"),
+        None if minutes is None else f"{minutes:g}",
+    ]
 
 
-def changes(rung: Rung) -> tuple[str, ...]:
-    """Cells of CHANGED, of a rung that has one below."""
-    step = rung["step"]
-    return (
+def _level(level: Level, form: str) -> str | None:
+    if level["mean"] is None:
+        return None
+    edges = level["ci95"]
+    return f"{level['mean']:{form}}" + (f" [{edges[0]:{form}}, {edges[1]:{form}}]" if edges else "")
+
+
+def _changed(rung: Rung, step: Step) -> list[str | None]:
+    """Cells of CHANGED."""
+    return [
         Named(rung["rung"]["name"]),
-        change(step["to_target"], "pct"),
+        _change(step["to_target"], "pct"),
         badge_of(step["verdict"]),
-        change(step["steps"], "pct"),
-        change(step["val_loss"], "nats"),
-        change(step["step_ms"], "pct"),
-        "" if step["record_pct"] is None else f"{step['record_pct']:+.1f} %",
-    )
+        _change(step["steps"], "pct"),
+        _change(step["val_loss"], "nats"),
+        _change(step["step_ms"], "pct"),
+        None if step["record_pct"] is None else f"{step['record_pct']:+.1f} %",
+    ]
 
 
-def _level(of, form):
-    if of["mean"] is None:
-        return ""
-    edges = of["ci95"]
-    return f"{of['mean']:{form}}" + (f" [{edges[0]:{form}}, {edges[1]:{form}}]" if edges else "")
-
-
-def change(numbers: dict, end: str) -> str:
-    """A Change, Time or Loss -> "-25.0 % [-30.1, -19.6]"; end: pct or nats; "" where nothing is known."""
+def _change(numbers: Mapping[str, Any], end: str) -> str | None:
+    """A Change, Time or Loss -> "-25.0 % [-30.1, -19.6]"; end: pct or nats; None where nothing is known."""
     size, edges = numbers[f"change_{end}"], numbers[f"ci95_{end}"]
     if size is None:
-        return ""
+        return None
     _, unit, _ = wording.unit_of("val_loss" if end == "nats" else "time")
     digits = 4 if end == "nats" else 1
-    words = f"{size:+.{digits}f}{unit}"
-    return words if edges is None else f"{words} [{edges[0]:+.{digits}f}, {edges[1]:+.{digits}f}]"
-
-
-def _curves(folder, race, result):
-    runs = {
-        rung["rung"]["name"]: [
-            race_folder.run_folder_of(Path(folder), name) for name in race["arms"][rung["arm"]]["runs"]
-        ]
-        for rung in result["rungs"]
-    }
-    return curves.arm_charts(runs)
-
-
-def _size(result):
-    rows = forecast.rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in result["rungs"]})
-    folded = Section("Each change", [Table(forecast.COLUMNS, rows)], is_folded=True)
-    return Section("What this size changes", [Lines([forecast.KEPT]), folded], is_page_only=True)
+    interval = "" if edges is None else f" [{edges[0]:+.{digits}f}, {edges[1]:+.{digits}f}]"
+    return f"{size:+.{digits}f}{unit}{interval}"
 
 
 # ---- csv
 
 
-def csv_text(result: Staircase) -> str:
-    """A head line and a line a rung, unrounded; changes against the rung below: per cent, of val_loss nats."""
-    head = [*COLUMNS]
-    for key, (_, end) in CHANGES.items():
-        head += [key, f"{key}_low", f"{key}_high", f"{key}_change_{end}", f"{key}_change_low", f"{key}_change_high"]
-    head += ["to_target_p_holm", "target_val_loss", *(f"record_{key}" for key in RECORD), "record_change_pct"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    for rung in result["rungs"]:
-        writer.writerow(_csv_line(rung, result["target_val_loss"]))
-    return out.getvalue()
-
-
-def _csv_line(rung, goal):
-    known, step = rung["rung"], rung["step"]
-    why = "; ".join(step["why"]) if step else ""
-    line = [known["name"], known["what"], len(rung["runs"]), rung["num_reached"], step and step["verdict"], why]
-    for key, (of_step, end) in CHANGES.items():
-        level, numbers = rung["levels"][key], step[of_step] if step else {}
-        line += [level["mean"], *(level["ci95"] or ("", ""))]
-        line += [numbers.get(f"change_{end}"), *(numbers.get(f"ci95_{end}") or ("", ""))]
-    p_holm = step["to_target"]["p_holm"] if step else None
-    return [*line, p_holm, goal, *(known[key] for key in RECORD), step and step["record_pct"]]
+def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
+    """A row a rung, unrounded; changes against the rung below: per cent, of val_loss nats."""
+    rows = []
+    for rung in staircase["rungs"]:
+        known, step = rung["rung"], cast(Mapping[str, Any] | None, rung["step"])
+        row = {"rung": known["name"], "what": known["what"], "num_runs": len(rung["runs"])}
+        row |= {"num_reached": rung["num_reached"], "verdict": step and step["verdict"]}
+        row["why"] = "; ".join(step["why"]) if step else ""
+        for key, (of_step, end) in CHANGES.items():
+            level, numbers = rung["levels"][key], step[of_step] if step else {}
+            low, high = level["ci95"] or (None, None)
+            change_low, change_high = numbers.get(f"ci95_{end}") or (None, None)
+            row |= {key: level["mean"], f"{key}_low": low, f"{key}_high": high}
+            row |= {f"{key}_change_{end}": numbers.get(f"change_{end}")}
+            row |= {f"{key}_change_low": change_low, f"{key}_change_high": change_high}
+        row["to_target_p_holm"] = step["to_target"]["p_holm"] if step else None
+        row["target_val_loss"] = staircase["target_val_loss"]
+        row |= {f"record_{key}": known[key] for key in RECORD}
+        rows.append(row | {"record_change_pct": step and step["record_pct"]})
+    return rows

@@ -1,108 +1,211 @@
-"""What a user types after ./run.sh ladder -> the request of a race, or the folder of an earlier ladder."""
+"""What a user types after ./run.sh ladder: a race's request, what it would run (--dry-run), or an earlier ladder.
 
-from collections.abc import Sequence
+What a size changes of the rungs is a line a setting and not a list a rung: most of them share most of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from bench.base import atomic
+from bench.base import atomic, text_table
+from bench.base.units import format_about_s
+from bench.config import schema
 from bench.launch import prepare
+from bench.launch.series import earlier_s
 from bench.plans.ladder import sizes
-from bench.plans.ladder.sizes import Fitted, Size
+from bench.plans.ladder.sizes import START_S, Fitted, Rung, Size
 from bench.plans.race import plan, state
 from bench.record import named, race_folder
 
 N = 3  # runs a rung
 NAME = "ladder"
-OWN_WORDS = ("size",)
+SIZE = "size="
 TARGET = (
     "goal.target_val_loss of the runs; without one the highest val_loss of the lowest rung's runs at their last step"
 )
+CHANGE_COLUMNS = ("setting", "the record's", "here", "rungs")
+EVERY = "every rung"
+KEPT = "All else is the record's own: learning rates, and whatever is a fraction of the steps."
+S_PER_MIN = 60.0
 
 
-def asked(words: Sequence[str]) -> tuple[Size, list[Fitted], dict]:
+def parse(words: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]:
     """Words -> the size, each rung at it, and the request: of plan.parse_request(), with "ladder" for the plan.
 
     A rung that is not named and cannot run here has its fault and is not an arm.  ValueError: what is wrong.
     """
-    names = [word for word in words if "=" not in word]
-    own = dict(word.split("=", 1) for word in words if word.split("=")[0] in OWN_WORDS and "=" in word)
-    given = [word for word in words if "=" in word and word.split("=")[0] not in OWN_WORDS]
-    size = sizes.named(own["size"]) if "size" in own else sizes.of_machine(prepare.this_machine().num_gpus)
-    settings = plan.parse_request(given)
+    names, size, settings = _parsed(words)
+    if size is None:
+        size = sizes.of_machine(prepare.this_machine().num_gpus)
+    overrides = [word for word in words if "=" in word and word.partition("=")[0] not in (SIZE[:-1], *plan.SETTINGS)]
+    if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
+        raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
+    fitted = sizes.fitted(_chosen(names), size, overrides)
+    runnable = [fit for fit in fitted if fit.fault is None]
+    excluded = {fit.rung.name: fit.fault for fit in fitted if fit.fault}
+    if excluded and (names or len(runnable) < 2):
+        (name, fault), *more = excluded.items()
+        others = f"; {len(more)} others cannot either" if more else ""
+        what = f"{name} cannot run at size={size.name}: {fault}{others}"
+        raise ValueError(f"{what}; name other rungs, or another size: {', '.join(sizes.SIZES)}")
+    kept = {  # in the plan, so that the page needs no yaml of today
+        "size": size.name,
+        "about": size.about,
+        "target": TARGET,
+        "rungs": {fit.rung.arm: asdict(fit.rung) | {"changed": [*map(list, fit.changed)]} for fit in runnable},
+        "excluded": excluded,
+    }
+    arms = {fit.rung.arm: {"overrides": [*size.words, *fit.overrides, *overrides], "rev": None} for fit in runnable}
+    return size, fitted, {"n": N, "name": NAME} | settings | {"arms": arms, "ladder": kept}
+
+
+def check(words: Sequence[str]) -> None:
+    """ValueError for words that make no ladder, as far as that shows without composing the rungs."""
+    names, _, _ = _parsed(words)
+    for name in names:
+        sizes.rung_named(name)
+
+
+def _parsed(words: Sequence[str]) -> tuple[list[str], Size | None, dict[str, Any]]:
+    """-> (names of rungs, the size if one is given, the race's settings).  ValueError."""
+    given = [word for word in words if word.startswith(SIZE)]
+    named_sizes = [sizes.named(word.removeprefix(SIZE)) for word in given]
+    settings = plan.parse_request([word for word in words if "=" in word and word not in given])
     if settings.pop("arms"):
         raise ValueError(
             "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"
         )
-    overrides = [word for word in given if word.partition("=")[0] not in plan.SETTINGS]
-    if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
-        raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
-    fitted = sizes.fitted(_chosen(names), size, overrides)
-    runnable = [one for one in fitted if one.fault is None]
-    _refuse(fitted, runnable, size, named=bool(names))
-    arms = {one.rung.arm: {"overrides": [*size.words, *one.overrides, *overrides], "rev": None} for one in runnable}
-    return size, fitted, {"n": N, "name": NAME} | settings | {"arms": arms, "ladder": _for_the_plan(size, fitted)}
+    return [word for word in words if "=" not in word], named_sizes[-1] if named_sizes else None, settings
 
 
-def _chosen(names):
+def _chosen(names: Sequence[str]) -> list[Rung]:
     """The rungs of these names in the user's order, all that there are without any.  ValueError: not a ladder."""
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{twice[0]}: it is named twice: name each rung once")
-    result = [sizes.rung_named(name) for name in names] or sizes.known_rungs()
-    if len(result) < 2:
-        raise ValueError(f"{result[0].name}: a ladder has two rungs or more: ./run.sh ladder r04 r08, or none for all")
-    return result
+    rungs = [sizes.rung_named(name) for name in names] or sizes.known_rungs()
+    if len(rungs) < 2:
+        raise ValueError(f"{rungs[0].name}: a ladder has two rungs or more: ./run.sh ladder r04 r08, or none for all")
+    return rungs
 
 
-def _refuse(fitted, runnable, size, named):
-    """ValueError: a rung that was named cannot run at this size, or fewer than two of all can."""
-    faults = [f"{one.rung.name} cannot run at size={size.name}: {one.fault}" for one in fitted if one.fault]
-    if faults and (named or len(runnable) < 2):
-        others = f"; {len(faults) - 1} others cannot either" if len(faults) > 1 else ""
-        raise ValueError(f"{faults[0]}{others}; name other rungs, or another size: {', '.join(sizes.SIZES)}")
+# ---- what it would run
 
 
-def _for_the_plan(size, fitted):
-    """What the plan keeps of the rungs, so that the page needs no yaml of today."""
+def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -> dict[str, Any]:
+    """size, fitted, request: of parse() -> what --dry-run prints, and as JSON."""
+    words = {name: arm["overrides"] for name, arm in request["arms"].items()}
+    jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in words.items()}
+    ids = {name: schema.config_id(job.config) for name, job in jobs.items()}
+    known_s = earlier_s({job.config.track.name for job in jobs.values()}, ids.values())
+
+    def run_s(fit: Fitted) -> float:
+        """Of a config that never ran here: as the others, else the size's own guess, else as its record."""
+        if known_s:
+            return known_s.get(ids[fit.rung.arm], sum(known_s.values()) / len(known_s))
+        return START_S + S_PER_MIN * (fit.rung.minutes or 0.0) if size.guess_s is None else size.guess_s
+
+    rungs = {
+        fit.rung.name: {"overrides": words[fit.rung.arm], "run_s": run_s(fit), "changed": fit.changed}
+        for fit in fitted
+        if fit.fault is None
+    }
     return {
         "size": size.name,
         "about": size.about,
-        "target": TARGET,
-        "rungs": {
-            one.rung.arm: asdict(one.rung) | {"changed": [list(change) for change in one.changed]}
-            for one in fitted
-            if one.fault is None
-        },
-        "excluded": {one.rung.name: one.fault for one in fitted if one.fault},
+        "n": request["n"],
+        "num_runs": (request["n"] + 1) * len(rungs),
+        "all_s": (request["n"] + 1) * sum(rung["run_s"] for rung in rungs.values()),
+        "num_known": sum(config_id in known_s for config_id in ids.values()),
+        "rungs": rungs,
+        "excluded": request["ladder"]["excluded"],
     }
+
+
+def forecast_text(forecast: Mapping[str, Any]) -> str:
+    """For a terminal."""
+    rungs, num_known = forecast["rungs"], forecast["num_known"]
+    of_about: dict[str, list[str]] = {}
+    for name, rung in rungs.items():
+        of_about.setdefault(format_about_s(rung["run_s"]), []).append(name)
+    each = ", ".join(f"{about} ({spans(names, list(rungs))})" for about, names in of_about.items())
+    source = f"by earlier runs of {num_known} of {len(rungs)} rungs, the rest is a guess"
+    if num_known in (0, len(rungs)):
+        source = "by earlier runs here" if num_known else "a guess: none has run here"
+    lines = [
+        f"size {forecast['size']}: {forecast['about']}",
+        f"{forecast['num_runs']} runs: {forecast['n']} of each of {len(rungs)} rungs after a warm-up each",
+        f"{format_about_s(forecast['all_s'])} in all, {source}",
+        f"a run: {each}",
+        *(f"{name} cannot run: {why}" for name, why in forecast["excluded"].items()),
+        "",
+        f"{KEPT}  Changed:",
+        text_table.render(CHANGE_COLUMNS, change_rows({name: rung["changed"] for name, rung in rungs.items()})),
+    ]
+    return "\n".join(lines)
+
+
+def change_rows(changed: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[str, str, str, str]]:
+    """{rung: [(setting, the record's value, this size's)]}, the lowest first -> rows of CHANGE_COLUMNS.
+
+    Rungs that come to the same value are in one row, also from several of their own: "1390 to 19560", "r12 to r20".
+    """
+    befores: dict[tuple[str, str], dict[str, str]] = {}
+    for rung, changes in changed.items():
+        for setting, before, after in changes:
+            befores.setdefault((setting, after), {})[rung] = before
+    order = sorted(befores, key=lambda pair: pair[0])  # stable: the values of a setting in the order of the rungs
+    return [(key[0], _values(befores[key].values()), key[1], spans(list(befores[key]), list(changed))) for key in order]
+
+
+def spans(some: Sequence[str], names: Sequence[str]) -> str:
+    """Some of the names, in their order -> "r01, r04 to r08", "every rung" where it is all of them."""
+    if len(some) == len(names):
+        return EVERY
+    runs: list[list[str]] = []
+    for number, name in enumerate(names):
+        if name in some:
+            if not runs or runs[-1][-1] != names[number - 1]:
+                runs.append([])
+            runs[-1].append(name)
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+def _values(values: Iterable[str]) -> str:
+    """ "6 or 12"; of more than two numbers the least and the largest: "1390 to 19560"."""
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) > 2 and all(value.replace(".", "", 1).isdigit() for value in distinct):
+        return f"{min(distinct, key=float)} to {max(distinct, key=float)}"
+    return " or ".join(distinct)
+
+
+# ---- earlier ladders
 
 
 def ended(results: Path, word: str) -> Path:
     """The ladder named, or the latest of these results that has ended.  ValueError: there is none."""
-    if word:
-        return _named(word)
-    result = sorted(path.parent for path in (results / race_folder.FOLDER).glob("*/race.json"))
-    return _latest(result, "has ended")
+    folders = sorted(path.parent for path in (results / race_folder.FOLDER).glob("*/race.json"))
+    return _ladder(word, folders, "has ended")
 
 
 def unfinished(results: Path, word: str) -> Path:
     """The ladder named, or the latest of these results that has not ended.  ValueError: there is none."""
-    return _named(word) if word else _latest(state.unfinished(results), "is unfinished")
+    return _ladder(word, state.unfinished(results), "is unfinished")
 
 
-def _latest(folders, what):
-    result = [folder for folder in folders if _is_ladder(folder)]
-    if not result:
+def _ladder(word: str, folders: Iterable[Path], what: str) -> Path:
+    """The one named by the word; of "" the latest of these folders."""
+    if word:
+        folder = named.Lookup().find(word).race
+        if folder is None or not _is_ladder(folder):
+            raise ValueError(f"{word}: is not a ladder: ./run.sh ladder begins one, and prints its id")
+        return folder
+    ladders = [folder for folder in folders if _is_ladder(folder)]
+    if not ladders:
         raise ValueError(f"no ladder {what}: ./run.sh ladder begins one")
-    return result[-1]
+    return ladders[-1]
 
 
-def _named(word):
-    (one,) = named.find([word])[:1]
-    if one.race is None or not _is_ladder(one.race):
-        raise ValueError(f"{word}: is not a ladder: ./run.sh ladder begins one, and prints its id")
-    return one.race
-
-
-def _is_ladder(folder):
+def _is_ladder(folder: Path) -> bool:
     return "ladder" in atomic.read_json(folder / "plan.json", {})

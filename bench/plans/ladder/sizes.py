@@ -24,10 +24,10 @@ size's tokens are in proportion to its own.
 No learning rate is changed at any size: those of a record are for 124M weights and steps of 524,288 tokens.
 """
 
-import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -41,8 +41,8 @@ IN_A_ROW = ("window_tokens", "first_window_tokens", "end_window_tokens")  # of a
 BLOCK = "block"  # of model.args: tokens
 NUM_GPUS_OF_RECORD = 8
 SHAPE = ("num_layers", "num_heads", "width")
-# of what a size changes
-SAID = ("model.", "optim.", "goal.", "stages", "data.source", "data.seq_len", "data.batch_tokens")
+# what of a config says how a rung trains
+HOW_IT_TRAINS = ("model.", "optim.", "goal.", "stages", "data.source", "data.seq_len", "data.batch_tokens")
 START_S = 150.0  # of a run of the record's size: compilation, data, 20 validations; estimated, not measured
 GROUP = "experiment"
 SOURCE = re.compile(r"\brecords/(track_\d+)")
@@ -74,116 +74,29 @@ class Rung:
 
 def known_rungs() -> list[Rung]:
     """Every rung, the lowest first: track 1's records by their names, then those of other tracks."""
-    result = [rung_named(name) for name in groups.choices(GROUP)]
-    return sorted((rung for rung in result if rung.track), key=lambda rung: (rung.track, rung.name))
+    rungs = [rung_named(name) for name in groups.choices(GROUP)]
+    return sorted((rung for rung in rungs if rung.track), key=lambda rung: (rung.track, rung.name))
 
 
 def rung_named(name: str) -> Rung:
-    """Any experiment as a rung.  ValueError: there is no such experiment."""
+    """Any experiment as a rung, by the comment at the head of its yaml.  ValueError: there is no such experiment."""
     if name not in groups.choices(GROUP):
         names = ", ".join(rung.name for rung in known_rungs())
         raise ValueError(f"{name}: there is no experiment of that name; the rungs are {names}")
-    return rung_of_head(name, _head(groups.path_of(GROUP, name).read_text()))
-
-
-def rung_of_head(name: str, lines: list[str]) -> Rung:
-    """lines: of the comment at the head of its yaml, without #; [] for none."""
-    first, text = (lines or [""])[0], " ".join(lines)
-    source, minutes = SOURCE.search(text), MINUTES.search(first)
-    expected = (EXPECTED.search(" ".join(lines)) or [""])[0]
-    what = first[minutes.end() :] if minutes else first
-    steps, step_ms, val_loss = STEPS.search(expected), STEP_MS.search(expected), VAL_LOSS.search(expected)
+    lines = itertools.takewhile(lambda line: line.startswith("#"), groups.path_of(GROUP, name).read_text().splitlines())
+    head = [line.lstrip("# ").rstrip() for line in lines if not line.startswith("# @package")]
+    first, text = (head or [""])[0], " ".join(head)
+    source, minutes, expected = SOURCE.search(text), MINUTES.search(first), EXPECTED.search(text)
+    steps, step_ms, val_loss = (part.search(expected[0] if expected else "") for part in (STEPS, STEP_MS, VAL_LOSS))
     return Rung(
         name,
-        what.strip(" :.,"),
+        (first[minutes.end() :] if minutes else first).strip(" :.,"),
         track=source and source[1],
         minutes=minutes and float(minutes[1]),
         num_steps=steps and int(steps[1].replace(",", "")),
         step_ms=step_ms and float(step_ms[1]),
         val_loss=val_loss and float(val_loss[1]),
     )
-
-
-def _head(text):
-    """The first lines that are comments, without Hydra's own."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("# @package"):
-            lines.append(line.lstrip("# ").rstrip())
-    return lines
-
-
-def changes(
-    own: schema.Config,
-    sized: schema.Config,
-    batch_tokens: int,
-    seq_len: int | None,
-    is_record: bool,
-    given: Collection[str] = (),
-) -> dict[str, Any]:
-    """{setting: value} that a rung needs beside a size's own overrides; what it does not change is not in it.
-
-    own: the rung as its yaml has it; sized: with the size's overrides and the user's.  batch_tokens, seq_len: the
-    size's, None where tokens in a row stay as they are.  given: settings that are the user's.
-    """
-    batch_frac = batch_tokens / (RECORD_BATCH_TOKENS if is_record else own.data.batch_tokens)
-    row_frac = 1.0 if seq_len is None else seq_len / (RECORD_SEQ_LEN if is_record else own.data.seq_len)
-    num_ranks = sized.hardware.num_processes or 1
-    batch = sized.data.batch_tokens if "data.batch_tokens" in given else round(own.data.batch_tokens * batch_frac)
-
-    def in_a_row(tokens, of_tokens):
-        return min(max(1, round(tokens * row_frac)), of_tokens // num_ranks)
-
-    result = {"data.batch_tokens": batch, "data.seq_len": in_a_row(own.data.seq_len, batch)}
-    if own.goal.val_seq_len is not None:
-        result["goal.val_seq_len"] = in_a_row(own.goal.val_seq_len, sized.goal.val_tokens)
-    if own.goal.val_window_tokens is not None:
-        result["goal.val_window_tokens"] = round(own.goal.val_window_tokens * row_frac)
-    if BLOCK in (own.model.args or {}):
-        result[f"model.args.{BLOCK}"] = max(1, round(own.model.args[BLOCK] * row_frac))
-    if own.stages:
-        steps_frac = sized.goal.num_steps / own.goal.num_steps
-        result["stages"] = [_stage(stage, batch, batch_frac, row_frac, steps_frac, in_a_row) for stage in own.stages]
-    before = said(sized)
-    return {key: value for key, value in result.items() if key not in given and before.get(key) != value}
-
-
-def _stage(
-    stage, batch: int, batch_frac: float, row_frac: float, steps_frac: float, in_a_row: Callable[[int, int], int]
-) -> dict[str, Any]:
-    """What is set of it, in proportion."""
-    result = {key: value for key, value in dataclasses.asdict(stage).items() if value is not None}
-    if stage.batch_tokens is not None:
-        result["batch_tokens"] = batch = round(stage.batch_tokens * batch_frac)
-    if stage.seq_len is not None:
-        result["seq_len"] = in_a_row(stage.seq_len, batch)
-    for key in IN_A_ROW:
-        if key in result:
-            result[key] = round(result[key] * row_frac)
-    if stage.until_step is not None:
-        result["until_step"] = max(1, round(stage.until_step * steps_frac))
-    if stage.frozen_steps is not None:
-        result["frozen_steps"] = {part: max(1, round(num * steps_frac)) for part, num in stage.frozen_steps.items()}
-    return result
-
-
-def word(value: Any) -> str:
-    """A value as Hydra's command line takes it: {first_window_tokens:8,window_tokens:224}."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{word(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(word, value)) + "]"
-    return "null" if value is None else str(value)
-
-
-def said(config: schema.Config) -> dict[str, Any]:
-    """{setting: value} of a config, those of its stages as "stages[0].window_tokens" where they are set."""
-    values = dict(leaves(schema.to_dict(config)))
-    for index, stage in enumerate(values.pop("stages", None) or ()):
-        values |= {f"stages[{index}].{key}": value for key, value in leaves(stage) if value is not None}
-    return values
 
 
 @dataclass(frozen=True)
@@ -255,17 +168,12 @@ def named(name: str) -> Size:
 
 def fitted(rungs: Iterable[Rung], size: Size, given: Sequence[str]) -> list[Fitted]:
     """Each rung at this size.  given: the user's overrides of every rung, which win over the size's."""
-    result = [_fitted(rung, size, given) for rung in rungs]
-    faults = own_model.faults_of_configs([config for _, config in result if config is not None])
-    answers = iter(faults)
-    return [one if config is None else _with_fault(one, "; ".join(next(answers)) or None) for one, config in result]
+    pairs = [_fitted(rung, size, given) for rung in rungs]
+    faults = iter(own_model.faults_of_configs([config for _, config in pairs if config is not None]))
+    return [fit if config is None else replace(fit, fault="; ".join(next(faults)) or None) for fit, config in pairs]
 
 
-def _with_fault(one, fault):
-    return Fitted(one.rung, one.overrides, one.changed, fault)
-
-
-def _fitted(rung, size, given):
+def _fitted(rung: Rung, size: Size, given: Sequence[str]) -> tuple[Fitted, schema.Config | None]:
     """-> Fitted, and the config that it makes; None for one that cannot be."""
     own = [f"{GROUP}={rung.name}"]
     try:
@@ -279,34 +187,82 @@ def _fitted(rung, size, given):
     return Fitted(rung, own, changed), config
 
 
-def _derived(rung, record, size, given):
-    """Overrides of the rung alone that it needs beside the size's."""
-    sized = _composed([*size.words, f"{GROUP}={rung.name}", *given])
-    keys, result = {word.partition("=")[0] for word in given}, {}
-    if size.batch_tokens is not None:
-        result = changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
-    result |= _shape(sized, size, keys)
-    return [f"{key}={word(value)}" for key, value in result.items()]
-
-
-def _composed(words):
+def _composed(words: list[str]) -> schema.Config:
     return compose.compose(words, prepare.this_machine())
 
 
-def _shape(config: schema.Config, size: Size, given: set[str]) -> dict[str, int | None]:
-    """Of the model what a rung needs beside the size's overrides: its yaml sets it for the record's size alone."""
-    if size.shape is None:
-        return {}
-    shape, model = yaml.safe_load(groups.path_of("model/size", size.shape).read_text()), config.model
-    result = {key: shape[key] for key in SHAPE if getattr(model, key) != shape[key]}
-    if model.vocab_size is not None:
-        result["vocab_size"] = None  # of other tokens than the record's: as many as the data has, padded
-    return {f"model.{key}": value for key, value in result.items() if f"model.{key}" not in given}
+def _derived(rung: Rung, record: schema.Config, size: Size, given: Sequence[str]) -> list[str]:
+    """Overrides of the rung alone that it needs beside the size's and the user's.  record: as its yaml has it."""
+    sized = _composed([*size.words, f"{GROUP}={rung.name}", *given])
+    wanted = {} if size.batch_tokens is None else _scaled(rung, record, sized, size, given)
+    if size.shape is not None:  # a rung's yaml sets the model for the record's size alone
+        shape = yaml.safe_load(groups.path_of("model/size", size.shape).read_text())
+        wanted |= {f"model.{key}": shape[key] for key in SHAPE}
+        if sized.model and sized.model.vocab_size is not None:
+            wanted["model.vocab_size"] = None  # of other tokens than the record's: as many as the data has, padded
+    own, before = {override.partition("=")[0] for override in given}, settings_of(sized)
+    return [f"{key}={word(value)}" for key, value in wanted.items() if key not in own and before.get(key) != value]
 
 
-def _changed(before, after):
+def _scaled(
+    rung: Rung, record: schema.Config, sized: schema.Config, size: Size, given: Sequence[str]
+) -> dict[str, Any]:
+    """{setting: value} of what is in proportion.  record, sized: the rung's config as its yaml has it, at the size."""
+    assert size.batch_tokens is not None
+    batch_frac = size.batch_tokens / (RECORD_BATCH_TOKENS if rung.track else record.data.batch_tokens)
+    row_frac = 1.0 if size.seq_len is None else size.seq_len / (RECORD_SEQ_LEN if rung.track else record.data.seq_len)
+    num_ranks = sized.hardware.num_processes or 1
+    is_own = any(override.startswith("data.batch_tokens=") for override in given)
+    batch = sized.data.batch_tokens if is_own else round(record.data.batch_tokens * batch_frac)
+
+    def row(tokens: int, of_tokens: int) -> int:
+        return min(max(1, round(tokens * row_frac)), of_tokens // num_ranks)
+
+    wanted: dict[str, Any] = {"data.batch_tokens": batch, "data.seq_len": row(record.data.seq_len, batch)}
+    if record.goal.val_seq_len is not None:
+        wanted["goal.val_seq_len"] = row(record.goal.val_seq_len, sized.goal.val_tokens)
+    if record.goal.val_window_tokens is not None:
+        wanted["goal.val_window_tokens"] = round(record.goal.val_window_tokens * row_frac)
+    args = (record.model and record.model.args) or {}
+    if BLOCK in args:
+        wanted[f"model.args.{BLOCK}"] = max(1, round(args[BLOCK] * row_frac))
+    stages, steps_frac = [], sized.goal.num_steps / record.goal.num_steps
+    for stage in record.stages or ():
+        values = {key: value for key, value in asdict(stage).items() if value is not None}
+        of_step = batch
+        if stage.batch_tokens is not None:
+            values["batch_tokens"] = of_step = round(stage.batch_tokens * batch_frac)
+        if stage.seq_len is not None:
+            values["seq_len"] = row(stage.seq_len, of_step)
+        values |= {key: round(values[key] * row_frac) for key in IN_A_ROW if key in values}
+        if stage.until_step is not None:
+            values["until_step"] = max(1, round(stage.until_step * steps_frac))
+        if stage.frozen_steps is not None:
+            values["frozen_steps"] = {part: max(1, round(num * steps_frac)) for part, num in stage.frozen_steps.items()}
+        stages.append(values)
+    return wanted | ({"stages": stages} if stages else {})
+
+
+def word(value: Any) -> str:
+    """A value as Hydra's command line takes it: {first_window_tokens:8,window_tokens:224}."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{word(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(word, value)) + "]"
+    return "null" if value is None else str(value)
+
+
+def settings_of(config: schema.Config) -> dict[str, Any]:
+    """{setting: value} of a config, those of its stages as "stages[0].window_tokens" where they are set."""
+    values = dict(leaves(schema.to_dict(config)))
+    for index, stage in enumerate(values.pop("stages", None) or ()):
+        values |= {f"stages[{index}].{key}": value for key, value in leaves(stage) if value is not None}
+    return values
+
+
+def _changed(record: schema.Config, sized: schema.Config) -> list[tuple[str, str, str]]:
     """[(setting, the record's value, this size's)] of what says how a rung trains."""
-    values = [said(config) for config in (before, after)]
-    keys = [key for key in values[0] | values[1] if key.startswith(SAID)]
-    pairs = [(key, *(word(one.get(key)) for one in values)) for key in keys]
-    return [(key, old, new) for key, old, new in pairs if old != new]
+    before, after = settings_of(record), settings_of(sized)
+    keys = [key for key in before | after if key.startswith(HOW_IT_TRAINS)]
+    changes = [(key, word(before.get(key)), word(after.get(key))) for key in keys]
+    return [change for change in changes if change[1] != change[2]]

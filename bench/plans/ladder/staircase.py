@@ -6,19 +6,58 @@ target is the runs' own (goal.target_val_loss), or, where they have none, what t
 the highest final val_loss of its runs, so that all of them reach it.
 """
 
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from bench.base import text_table
-from bench.compare import eligibility, selection
-from bench.plans.ladder import step as rung_step
-from bench.plans.ladder.step import POSITIVE, Judge, Level, Run, Step, decide, level, values
-from bench.record import race_folder
+from bench.base import stats, text_table
+from bench.compare import calibration, effects, eligibility, selection, target, verdict
+from bench.compare.selection import Arm
+from bench.record import race_folder, step_files
+from bench.record.rows import Row
+from bench.report import curves
+
+Validation = tuple[int, float | None, float]  # step, seconds of training so far, val_loss
+POSITIVE = ("to_target_s", "steps_to_target", "step_ms")  # their means are geometric, their changes per cent
+OWN_CLOCK = {"outside_s": None, "outside_unknown": None}  # the launcher's has no time of a point between validations
+
+
+class Run(TypedDict):
+    """One started run of a rung; None: not reached, not complete, not known."""
+
+    run_id: str
+    steps_to_target: float | None  # whole, unless it is interpolated
+    to_target_s: float | None  # of training: no warm-up, no validation
+    val_loss: float | None  # at the end, nats a token
+    step_ms: float | None
+    is_timed: bool  # its times count: complete, and not of a disturbed machine where others are
+
+
+class Level(TypedDict):
+    """One measure of a rung: the mean over its runs, geometric but of val_loss, and its 95 % interval."""
+
+    mean: float | None
+    ci95: list[float] | None
+    n: int
+
+
+class Step(TypedDict):
+    """A rung against the rung below."""
+
+    verdict: str  # of the time to target, as of a race: faster, slower, equivalent, inconclusive, not_comparable
+    why: list[str]  # there is no more
+    to_target: effects.Time
+    steps: effects.Change
+    val_loss: effects.Loss
+    step_ms: effects.Change
+    record_pct: float | None  # of the records' minutes on 8x H100
 
 
 class Rung(TypedDict):
     arm: str
-    rung: dict  # bench.plans.ladder.sizes.Rung, and changed
+    rung: dict[str, Any]  # bench.plans.ladder.sizes.Rung, and changed
     runs: list[Run]
     num_reached: int
     levels: dict[str, Level]  # of POSITIVE and val_loss
@@ -45,22 +84,36 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     ValueError: it is not a ladder, has not ended, or ended without a result.
     """
     race = race_folder.read(folder)
-    kept = race["plan"].get("ladder")
+    plan = race["plan"] or {}
+    kept = plan.get("ladder")
     if kept is None:
         raise ValueError(f"{race['race_id']}: is a race of other arms: ./run.sh report {race['race_id']} is its page")
     if race["result"] is None:
         raise ValueError(f"{race['race_id']}: there is no staircase: {race['why']}")
     arms = {name: _arm(folder, race, name) for name in race["arms"]}
-    curves = {name: [rung_step.curve_of(path) for path in arm.folders] for name, arm in arms.items()}
-    goal, words = _target(arms, curves, kept)
+    curves_of = {name: [_validations(path) for path in arm.folders if path] for name, arm in arms.items()}
+    goal, words = _target(arms, curves_of, kept)
     timed = _timed(arms)
-    runs = {
-        name: [
-            rung_step.of_run(row, curve, goal, interpolate, row["run_id"] in timed[name])
-            for row, curve in zip(arm.rows, curves[name], strict=True)
+    judge, rungs = Judge(plan, goal), list[Rung]()
+    for name, arm in arms.items():
+        known = kept["rungs"][name]
+        runs = [
+            _run(row, curve, goal, interpolate, row["run_id"] in timed)
+            for row, curve in zip(arm.rows, curves_of[name], strict=True)
         ]
-        for name, arm in arms.items()
-    }
+        step = None
+        if rungs:
+            below = rungs[-1]
+            step = judge.step((below["rung"]["name"], arms[below["arm"]], below["runs"]), (known["name"], arm, runs))
+            minutes, minutes_below = known["minutes"], below["rung"]["minutes"]
+            step["record_pct"] = None if None in (minutes, minutes_below) else 100 * (minutes / minutes_below - 1)
+        levels = {key: _level(_values(runs, key), is_geometric=True) for key in POSITIVE}
+        levels["val_loss"] = _level([run["val_loss"] for run in runs if run["val_loss"] is not None], False)
+        num_reached = sum(run["steps_to_target"] is not None for run in runs)
+        rungs.append(
+            {"arm": name, "rung": known, "runs": runs, "num_reached": num_reached, "levels": levels, "step": step}
+        )
+    _decide([rung["step"] for rung in rungs if rung["step"]])
     return {
         "race_id": race["race_id"],
         "track": race["track"],
@@ -69,64 +122,72 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         "target_val_loss": goal,
         "target_words": words,
         "interpolated": interpolate,
-        "val_every_steps": sorted(
-            {every for some in curves.values() for curve in some for every in rung_step.every_steps(curve)}
-        ),
-        "notes": _notes(race, arms, timed),
-        "rungs": _rungs(kept, arms, runs, Judge(race["plan"], goal)),
+        "val_every_steps": sorted(set().union(*map(every_steps, itertools.chain(*curves_of.values())))),
+        "notes": _notes(race, [row for arm in arms.values() for row in arm.rows], timed),
+        "rungs": rungs,
         "excluded": kept["excluded"],
     }
 
 
-def _arm(folder, race, name):
-    paths = [race_folder.run_folder_of(Path(folder), run) for run in race["arms"][name]["runs"]]
-    if None in paths:
+def _arm(folder: Path | str, race: race_folder.Race, name: str) -> Arm:
+    runs = race["arms"][name]["runs"] or []
+    paths = [path for run in runs if (path := race_folder.run_folder_of(Path(folder), run))]
+    if len(paths) < len(runs):
         raise ValueError(f"{race['race_id']}: runs of {name} are not there: restore them beside the race")
     return selection.of_folders(name, paths)
+
+
+def _validations(folder: Path | str) -> list[Validation]:
+    """A run folder -> its validations, in order."""
+    columns = step_files.read_columns(folder, curves.STEP_COLUMNS)
+    lines = zip(columns["step"], curves.train_s_of(columns), columns["val_loss"], strict=True)
+    return [line for line in lines if line[2] is not None]
+
+
+def every_steps(curve: Sequence[Validation]) -> set[int]:
+    """Steps between validations, without the last one's, which may come sooner."""
+    steps = [step for step, _, _ in curve]
+    return {later - step for step, later in zip(steps[:-1], steps[1:-1])} or {steps[-1] - steps[0]} if steps else set()
 
 
 # ---- the target, and which times count
 
 
-def _target(arms, curves, kept):
+def _target(
+    arms: Mapping[str, Arm], curves_of: Mapping[str, Sequence[Sequence[Validation]]], kept: Mapping[str, Any]
+) -> tuple[float | None, str]:
     """-> (val_loss, where it comes from, a sentence)."""
-    asked = {row["target_val_loss"] for arm in arms.values() for row in arm.rows}
-    if len(asked) == 1 and None not in asked:
-        return asked.pop(), "the runs' own target (goal.target_val_loss)"
+    targets = {row["target_val_loss"] for arm in arms.values() for row in arm.rows}
+    if len(targets) == 1 and None not in targets:
+        return targets.pop(), "the runs' own target (goal.target_val_loss)"
     name, arm = next(iter(arms.items()))
     rung = kept["rungs"][name]["name"]
-    finals = [
-        curve[-1][2] for row, curve in zip(arm.rows, curves[name], strict=True) if rung_step.is_ended(row) and curve
-    ]
+    finals = [curve[-1][2] for row, curve in zip(arm.rows, curves_of[name], strict=True) if _is_ended(row) and curve]
     if not finals:
         return None, f"no run of {rung} is complete, and the target would have been what it reaches"
     of_runs = text_table.counted(len(finals), "run")
     return max(finals), f"measured here: what {rung} reaches at its last step, the highest of {of_runs}"
 
 
-def _timed(arms):
-    """{arm: ids of the runs whose times count}.  Disturbed ones are excluded from all rungs or, where fewer than two of
-    a rung would remain, from none.
+def _timed(arms: Mapping[str, Arm]) -> set[str]:
+    """Ids of the runs whose times count.  Disturbed ones are excluded from all rungs or, where fewer than two of a rung
+    would remain, from none.
     """
-    ended = {name: [row for row in arm.rows if eligibility.is_timed(row)] for name, arm in arms.items()}
-    quiet = {name: [row for row in rows if not row["machine_doubts"]] for name, rows in ended.items()}
-    chosen = quiet if all(len(quiet[name]) >= min(2, len(ended[name])) for name in arms) else ended
-    return {name: {row["run_id"] for row in rows} for name, rows in chosen.items()}
+    ended = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in arms.values()]
+    quiet = [[row for row in rows if not row["machine_doubts"]] for rows in ended]
+    is_enough = all(len(left) >= min(2, len(rows)) for left, rows in zip(quiet, ended, strict=True))
+    return {row["run_id"] for rows in (quiet if is_enough else ended) for row in rows}
 
 
-def _notes(race, arms, timed):
-    rows = [row for arm in arms.values() for row in arm.rows]
-    disturbed = [row for row in rows if row["machine_doubts"]]
-    counted = {run_id for ids in timed.values() for run_id in ids}
-    notes = []
+def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list[str]:
+    """rows: of all runs; timed: ids."""
+    disturbed, notes = [row for row in rows if row["machine_doubts"]], []
     if disturbed:
-        is_counted = disturbed[0]["run_id"] in counted
-        among = "count all the same: too few others" if is_counted else "are in no time"
+        among = "count all the same: too few others" if disturbed[0]["run_id"] in timed else "are in no time"
         first = disturbed[0]["machine_doubts"][0]
         notes.append(f"the machine disturbed {len(disturbed)} of {len(rows)} runs, which {among} ({first})")
-    failed = [row for row in rows if not rung_step.is_ended(row)]
-    if failed:
-        notes.append(f"{len(failed)} of {len(rows)} runs failed or are invalid: they reached nothing")
+    if num_failed := sum(not _is_ended(row) for row in rows):
+        notes.append(f"{num_failed} of {len(rows)} runs failed or are invalid: they reached nothing")
     if race["unplanned_look"]:
         notes.append("there was an interim look that the plan has not: the verdicts are not evidence")
     if race["status"] == "stopped_early":
@@ -134,30 +195,121 @@ def _notes(race, arms, timed):
     return notes
 
 
-# ---- the rungs, each with the step to it
+# ---- one run
 
 
-def _rungs(kept, arms, runs, judge) -> list[Rung]:
-    result: list[Rung] = []
-    for name, arm in arms.items():
-        known, of_arm = kept["rungs"][name], runs[name]
-        step = None
-        if result:
-            below = result[-1]
-            step = judge.step((below["rung"]["name"], arms[below["arm"]], below["runs"]), (known["name"], arm, of_arm))
-            minutes = below["rung"]["minutes"], known["minutes"]
-            step["record_pct"] = None if None in minutes else 100 * (minutes[1] / minutes[0] - 1)
-        levels = {key: level(values(of_arm, key), True) for key in POSITIVE}
-        losses = [run["val_loss"] for run in of_arm if run["val_loss"] is not None]
-        result.append(
-            {
-                "arm": name,
-                "rung": known,
-                "runs": of_arm,
-                "num_reached": sum(run["steps_to_target"] is not None for run in of_arm),
-                "levels": levels | {"val_loss": level(losses, False)},
-                "step": step,
-            }
-        )
-    decide([rung["step"] for rung in result if rung["step"]])
-    return result
+def _run(row: Row, curve: Sequence[Validation], goal: float | None, interpolate: bool, is_timed: bool) -> Run:
+    """A run's row and validations -> Run.  goal None: there is no target; is_timed: as in Run."""
+    ended = _is_ended(row)
+    steps, seconds = way(curve, goal, interpolate) if ended and goal is not None else (None, None)
+    return {
+        "run_id": row["run_id"],
+        "steps_to_target": steps,
+        "to_target_s": seconds,
+        "val_loss": row["val_loss"] if ended else None,
+        "step_ms": row["step_avg_ms"] if ended else None,
+        "is_timed": is_timed,
+    }
+
+
+def way(curve: Sequence[Validation], goal: float, interpolate: bool = False) -> tuple[float | None, float | None]:
+    """(steps, seconds) to the first validation at or below goal; (None, None) where none is.
+
+    interpolate: to where the line from the validation before it crosses goal.
+    """
+    for number, (step, at_s, val_loss) in enumerate(curve):
+        if val_loss <= goal:
+            if not interpolate or not number:
+                return step, at_s
+            step_before, before_s, loss_before = curve[number - 1]
+            frac = (loss_before - goal) / (loss_before - val_loss)
+            seconds = None if at_s is None or before_s is None else before_s + frac * (at_s - before_s)
+            return step_before + frac * (step - step_before), seconds
+    return None, None
+
+
+def _is_ended(row: Row) -> bool:
+    """Whether its losses count: it is complete, and nothing shows that it is wrong."""
+    return row["status"] == "complete" and row["validity"] != "invalid"
+
+
+# ---- a rung against the rung below
+
+
+class Judge:
+    """How two rungs are judged: by what the race's plan says, on the way to goal, a val_loss."""
+
+    def __init__(self, plan: Mapping[str, Any], goal: float | None):
+        self.goal, self.p_value = goal, target.p_value_of(plan["track"])
+        self.alpha = plan["alpha"] / max(1, len(plan["looks"]))
+        self.margin_pct, self.margin_nats = plan["equivalence_margin_pct"], plan["loss_margin_nats"]
+
+    def step(self, below: tuple[str, Arm, list[Run]], above: tuple[str, Arm, list[Run]]) -> Step:
+        """below, above: (name of the rung, its arm, its runs).  The verdict follows in _decide()."""
+        arms, runs_of = (below[1], above[1]), (below[2], above[2])
+        rows_of: list[Any] = [arm.rows for arm in arms]
+        if self.goal is not None:  # as of runs that ended at the target, which is what is compared
+            way = {"target_val_loss": self.goal, "stop_at_target": True, "target_reached": True}
+            rows_of = [[row | way for row in rows] for rows in rows_of]
+        answer = eligibility.judge(rows_of[0], rows_of[1], (below[0], above[0]))
+        missed = []
+        for name, _, runs in (below, above):
+            num_missing = sum(run["steps_to_target"] is None for run in runs)
+            if num_missing or not runs:
+                missed.append(f"{num_missing} of {len(runs)} runs of {name} do not reach the target")
+        timed: list[Any] = [
+            [
+                row | OWN_CLOCK | {"train_s": run["to_target_s"]}
+                for row, run in zip(arm.rows, runs, strict=True)
+                if run["is_timed"] and (run["to_target_s"] or 0) > 0
+            ]
+            for _, arm, runs in (below, above)
+        ]
+        if missed or answer.refusals:
+            timed = [[], []]
+        kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
+        floor_pct = max(effects.MIN_FLOOR_PCT, calibration.floor_for(kept, *map(len, timed)) if kept else 0.0)
+        batches = {row["batch_tokens"] for arm in arms for row in arm.rows if row["batch_tokens"] is not None}
+        steps, steps_ms = ([_values(runs, key) for runs in runs_of] for key in ("steps_to_target", "step_ms"))
+        return {
+            "verdict": "not_comparable",
+            "why": missed + answer.refusals,
+            "to_target": effects.time(timed, floor_pct, self.margin_pct, self.alpha),
+            "steps": effects.change([[], []] if missed else steps, self.alpha)[0],
+            "val_loss": effects.val_loss(
+                [arm.rows for arm in arms], self.goal, self.p_value, self.margin_nats, None, False, answer
+            ),
+            # only where a step is as many tokens in both can its milliseconds be compared
+            "step_ms": effects.change(steps_ms if len(batches) == 1 else [[], []], self.alpha)[0],
+            "record_pct": None,
+        }
+
+
+def _decide(steps: Sequence[Step]) -> None:
+    """In place: the verdict of each step, whose p are adjusted for all the steps of the ladder (Holm)."""
+    for key in ("p", "p_equivalent"):
+        for step, p_holm in zip(steps, stats.holm([step["to_target"][key] for step in steps]), strict=True):
+            step["to_target"][f"{key}_holm"] = p_holm  # type: ignore[literal-required]
+    for step in steps:
+        if not step["why"]:
+            step["verdict"] = "inconclusive" if step["to_target"]["p"] is None else verdict.decide(step["to_target"])
+
+
+def _values(runs: Sequence[Run], key: str) -> list[float]:
+    """Of the runs that count for this measure; nothing of a rung whose runs did not all reach the target."""
+    if key == "step_ms":
+        return [run["step_ms"] for run in runs if run["is_timed"] and run["step_ms"] is not None]
+    if any(run["steps_to_target"] is None for run in runs):
+        return []
+    pairs = [(run["steps_to_target"] if key == "steps_to_target" else run["to_target_s"], run) for run in runs]
+    return [value for value, run in pairs if value and value > 0 and (key == "steps_to_target" or run["is_timed"])]
+
+
+def _level(numbers: Sequence[float], is_geometric: bool) -> Level:
+    """Numbers of one measure -> their mean and its interval; of equal numbers exactly theirs."""
+    if len(set(numbers)) < 2:
+        return {"mean": numbers[0] if numbers else None, "ci95": None, "n": len(numbers)}
+    there, back = (math.log, math.exp) if is_geometric else (float, float)
+    moved = [there(number) for number in numbers]
+    edges = stats.mean_interval(moved)
+    return {"mean": back(stats.mean(moved)), "ci95": edges and [back(edge) for edge in edges], "n": len(moved)}

@@ -8,54 +8,64 @@ and the second is only there to be talked to.  The first says in FOLDER/progress
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from bench.launch import probe
-from bench.machine import processes
+from bench.machine import environment, processes
 from bench.machine.passport.kept import CANNOT, NO_TIME
+from bench.machine.telemetry import nvml
 from bench.plans.passport import works
+from bench.plans.passport.works import Case
+from bench.training import distributed
 
 LOAD_S, EVERY_S = 1.5, 0.1
 RISE_S = 0.4  # until a clock that rested is up
+NUM_ROUNDS = 3  # over all cases, so that what disturbs for a second or two is not all that one of them sees
+COLLECTIVE_TIMEOUT_S = 240.0  # on a CPU the second rank waits for the first one's figures
+FLOAT8_CAPABILITY = (8, 9)  # NVIDIA's Ada, from which on there are tensor cores for it
+LOAD_PRODUCT = {"cuda": ("bfloat16", (8192, 8192, 8192), 50), "cpu": ("float32", (512, 512, 512), 20)}
 
 
 def under(
-    work: Callable[[], object], read: Callable[[], dict], load_s: float = LOAD_S, every_s: float = EVERY_S
-) -> list[dict]:
+    work: Callable[[], object], read: Callable[[], dict[str, Any]], load_s: float = LOAD_S, every_s: float = EVERY_S
+) -> list[dict[str, Any]]:
     """work: a second or less of load, called for load_s and until read(), facts now, has been called after RISE_S."""
-    result, over = [], threading.Event()
+    rows, over = list[dict[str, Any]](), threading.Event()
 
-    def sample():
+    def sample() -> None:
         over.wait(min(RISE_S, load_s / 2))
         while not over.is_set():
-            result.append(read())
+            rows.append(read())
             over.wait(every_s)
 
     thread = threading.Thread(target=sample)
     thread.start()
     until_s = time.perf_counter() + load_s
     try:
-        while time.perf_counter() < until_s or not result and thread.is_alive():
+        while time.perf_counter() < until_s or not rows and thread.is_alive():
             work()
     finally:
         over.set()
         thread.join()
-    return result
+    return rows
 
 
-def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict:
+def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
     """{"clock_mhz"}: of the fastest core as the kernel says it, which under a hypervisor may be what the host was sold
     as; None where it says nothing."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
-        lines = ()
+        lines = []
     clocks_mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     return {"clock_mhz": max(clocks_mhz, default=None)}
 
 
-def gpu_facts(gpu) -> dict:
+def gpu_facts(gpu: Any) -> dict[str, Any]:
     """gpu: of bench.machine.telemetry.nvml, None without a driver that answers -> {"clock_mhz", "temp_c", "power_w",
     "throttle_reasons"}."""
     now_ns = time.perf_counter_ns()
@@ -64,109 +74,74 @@ def gpu_facts(gpu) -> dict:
     return {"clock_mhz": row.get("sm_clock_mhz")} | {name: row.get(name) for name in names}
 
 
-NUM_ROUNDS = 3  # over all cases, so that what disturbs for a second or two is not all that one of them sees
-COLLECTIVE_TIMEOUT_S = 240.0  # on a CPU the second rank waits for the first one's figures
-FLOAT8_CAPABILITY = (8, 9)  # NVIDIA's Ada, from which on there are tensor cores for it
-LOAD_PRODUCT = {"cuda": ("bfloat16", (8192, 8192, 8192), 50), "cpu": ("float32", (512, 512, 512), 20)}
-
-
-def main(folder):
-    probe.answer(folder, lambda path, asked: Measurement(path, asked).answer())
-
-
 class Measurement:
     """answer() -> {"rank", "figures", "collectives", "under_load", "omitted", "torch_facts"}."""
 
-    def __init__(self, folder, asked):
-        from bench.training import distributed
+    def __init__(self, folder: Path, question: dict[str, Any]) -> None:
+        self._until_s = min(time.monotonic() + question["limit_s"], question["until_s"])
+        self._folder, self._device_type, self._num_threads = folder, question["device"], question["num_threads"]
+        self._ranks = distributed.start(self._device_type, COLLECTIVE_TIMEOUT_S)
+        self._timer: works.Timer = works.CudaTimer() if self._device_type == "cuda" else works.HostTimer()
+        self._under_load: dict[str, Any] = {}
 
-        self._until_s = min(time.monotonic() + asked["limit_s"], asked["until_s"])
-        self._folder, self._asked = folder, asked
-        self._ranks = distributed.start(asked["device"], COLLECTIVE_TIMEOUT_S)
-        self._timer = works.CudaTimer() if asked["device"] == "cuda" else works.HostTimer()
-        self._under_load = {}
-        self._is_first = self._ranks.is_first
-
-    def answer(self):
-        from bench.machine import environment
-        from bench.training import distributed
-
-        alone, together = self._cases()
-        measures = dict.fromkeys(alone, self._alone if self._asked["device"] == "cuda" or self._is_first else None)
-        measures |= dict.fromkeys(together, lambda case: works.collective(case, self._ranks, self._timer))
-        values = self._rounds(measures)
+    def answer(self) -> dict[str, Any]:
+        is_cuda = self._device_type == "cuda"
+        has_float8 = is_cuda and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
+        alone = works.of_device(self._device_type, self._num_threads, has_float8)
+        together = works.of_ranks(self._device_type, self._ranks.world_size)
+        values = self._rounds(alone, together, measures=is_cuda or self._ranks.is_first)
         facts = environment.torch_facts()
         distributed.stop()
+        missing = [case for case in [*alone, *together] if not values.get(case)]
         return {
             "rank": self._ranks.rank,
-            "figures": [works.figure(case, values[case]) for case in alone if values.get(case)],
-            "collectives": [works.figure(case, values[case]) for case in together if values.get(case)],
+            "figures": [works.figure(case, found) for case in alone if (found := values.get(case))],
+            "collectives": [works.figure(case, found) for case in together if (found := values.get(case))],
             "under_load": self._under_load,
-            "omitted": [
-                f"{case.what}: {NO_TIME if case not in values else CANNOT}" for case in measures if not values.get(case)
-            ],
+            "omitted": [f"{case.what}: {CANNOT if case in values else NO_TIME}" for case in missing],
             "torch_facts": facts,
         }
 
-    def _cases(self):
-        import torch
-
-        device = self._asked["device"]
-        has_float8 = device == "cuda" and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
-        alone = works.of_device(device, self._asked["num_threads"], has_float8)
-        return alone, works.of_ranks(device, self._ranks.world_size)
-
-    def _rounds(self, measures):
-        """{case: how it is measured, None for a rank that only waits} -> {case: values of all rounds, or None}."""
-        values, done = {}, 0
-        for _ in range(NUM_ROUNDS):
-            for case, measure in measures.items():
-                if not self._goes_on():
-                    return values
-                if values.get(case, ()) is not None:
-                    more = measure(case) if measure else None
-                    values[case] = None if more is None else values.get(case, []) + more
-                done += 1
-                self._say(f"{done}/{NUM_ROUNDS * len(measures)} {case.what}")
+    def _rounds(
+        self, alone: Sequence[Case], together: Sequence[Case], measures: bool
+    ) -> dict[Case, list[float] | None]:
+        """-> {case: values of all rounds, or None}.  measures: False on a rank that only waits for the first one's."""
+        values: dict[Case, list[float] | None] = {}
+        cases = [*alone, *together]
+        for number, case in enumerate(cases * NUM_ROUNDS, 1):
+            # all ranks measure the same: whether time is left is the first one's to say
+            left = torch.tensor(float(time.monotonic() < self._until_s), device=self._ranks.device)
+            if not (distributed.from_first(left) if self._ranks.world_size > 1 else left).item():
+                return values
+            before = values.get(case, [])
+            if before is not None:
+                if case.kind == "collective":
+                    more: list[float] | None = works.collective(case, self._ranks, self._timer)
+                else:
+                    more = self._alone(case) if measures else None
+                values[case] = None if more is None else before + more
+            if self._ranks.is_first:
+                with open(self._folder / "progress", "a") as file:
+                    file.write(f"{number}/{NUM_ROUNDS * len(cases)} {case.what}\n")
         return values
 
-    def _goes_on(self):
-        """Whether the first rank has time left: all ranks measure the same."""
-        import torch
+    def _alone(self, case: Case) -> list[float] | None:
+        if case.kind != "clock":
+            return works.values(case, self._ranks.device, self._timer)
+        precision, shape, num_calls = LOAD_PRODUCT[self._device_type]
+        with works.product(Case("gemm", precision=precision, shape=shape), self._ranks.device) as multiply:
+            rows = under(lambda: self._timer.seconds(multiply, num_calls), self._reader())
+        self._under_load = rows[-1] if rows else {}
+        return [row["clock_mhz"] for row in rows if row["clock_mhz"]]
 
-        from bench.training import distributed
-
-        left = torch.tensor(float(time.monotonic() < self._until_s), device=self._ranks.device)
-        return bool((distributed.from_first(left) if self._ranks.world_size > 1 else left).item())
-
-    def _alone(self, case):
-        if case.kind == "clock":
-            return self._clock()
-        return works.values(case, self._ranks.device, self._timer)
-
-    def _clock(self):
-        precision, shape, num_calls = LOAD_PRODUCT[self._asked["device"]]
-        product = works.Case("gemm", precision=precision, shape=shape)
-        with works.product(product, self._ranks.device) as multiply:
-            result = under(lambda: self._timer.seconds(multiply, num_calls), self._reader())
-        clocks_mhz = [facts["clock_mhz"] for facts in result if facts["clock_mhz"]]
-        self._under_load = result[-1] if result else {}
-        return clocks_mhz
-
-    def _reader(self):
-        if self._asked["device"] == "cpu":
+    def _reader(self) -> Callable[[], dict[str, Any]]:
+        if self._device_type == "cpu":
             return cpu_facts
-        from bench.machine.telemetry import nvml
-
-        gpus, _ = nvml.open_gpus([], self._ranks.local_rank + 1)
-        gpu = gpus[self._ranks.local_rank] if self._ranks.local_rank < len(gpus) else None
+        local_rank = self._ranks.local_rank
+        gpus, _ = nvml.open_gpus([], local_rank + 1)
+        gpu = gpus[local_rank] if local_rank < len(gpus) else None
         return lambda: gpu_facts(gpu)
-
-    def _say(self, words):
-        if self._is_first:
-            with open(self._folder / "progress", "a") as file:
-                file.write(words + "\n")
 
 
 if __name__ == "__main__":
-    processes.call_and_exit(main, sys.argv[1])
+    processes.call_and_exit(probe.answer, sys.argv[1], lambda path, question: Measurement(path, question).answer())

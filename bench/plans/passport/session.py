@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from bench.base import utc
 from bench.config.schema import HardwareConfig
-from bench.launch import probe
+from bench.launch import probe, ranks
 from bench.machine import gpus, preflight
 from bench.machine.passport import kept
 
@@ -21,20 +23,35 @@ class NotMeasured(RuntimeError):
 
 
 def measure(
-    hardware: HardwareConfig, env: dict, say: Callable[[str], object], limit_s: float = LIMIT_S
+    hardware: HardwareConfig, env: dict[str, Any], say: Callable[[str], object], limit_s: float = LIMIT_S
 ) -> kept.Passport:
     """hardware: resolved; env: environment(); say(): is given "12/58 copy 32.0 MiB" from time to time.
 
     limit_s: of measuring; the whole takes less than three minutes anyhow.  Raises NotMeasured.
     """
     foreign_cores, started_s, at = preflight.sample_foreign_cores(), time.perf_counter(), utc.now()
-    cpus = env["num_cpus"]
-    num_ranks = min(2, cpus) if hardware.device == "cpu" else hardware.num_processes
-    asked = {"device": hardware.device, "num_threads": sorted({1, cpus}), "limit_s": limit_s}
-    of_ranks = _answers(hardware, num_ranks, asked | {"until_s": time.monotonic() + WHOLE_S}, say)
-    first = of_ranks[0]
+    num_ranks = min(2, env["num_cpus"]) if hardware.device == "cpu" else hardware.num_processes or 1
+    num_threads = sorted({1, env["num_cpus"]})
+    question = {"device": hardware.device, "num_threads": num_threads, "limit_s": limit_s}
+    question |= {"until_s": time.monotonic() + WHOLE_S}
+
+    def wait(group: ranks.Group, folder: Path) -> bool:
+        return _follow(group, folder / "progress", probe.START_S + 1.5 * limit_s, say)
+
+    answers = probe.of_ranks(RANK, question, hardware, num_ranks, num_threads[-1], wait)
+    if len(answers.found) < num_ranks:
+        raise NotMeasured(f"{answers.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
+    first = answers.found[0]
     if not first["figures"]:
         raise NotMeasured(f"its processes took more than {WHOLE_S:.0f} s to start: end other programs, and try again")
+    if hardware.device == "cpu":
+        names = [(kept.cpu_id(env), env["cpu_model"])]
+    else:
+        names = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.of_run(env["gpus"], hardware)]
+    devices: list[kept.Device] = [
+        {"id": id, "name": name, "index": index, "figures": found["figures"], "under_load": found["under_load"]}
+        for index, ((id, name), found) in enumerate(zip(names, answers.found))
+    ]
     return {
         "schema_version": kept.SCHEMA_VERSION,
         "at": at,
@@ -42,35 +59,13 @@ def measure(
         "device": hardware.device,
         "environment": {name: env[name] for name in ENVIRONMENT} | first["torch_facts"],
         "foreign_cpu_cores": foreign_cores,
-        "devices": _devices(hardware, env, of_ranks),
+        "devices": devices,
         "collectives": first["collectives"],
         "omitted": first["omitted"],
     }
 
 
-def _devices(hardware, env, of_ranks):
-    if hardware.device == "cpu":
-        named = [(kept.cpu_id(env), env["cpu_model"])]
-    else:
-        named = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.of_run(env["gpus"], hardware)]
-    return [
-        {"id": id, "name": name, "index": index}
-        | {"figures": of_ranks[index]["figures"], "under_load": of_ranks[index]["under_load"]}
-        for index, (id, name) in enumerate(named)
-    ]
-
-
-def _answers(hardware, num_ranks, asked, say):
-    def wait(group, folder):
-        return _follow(group, folder / "progress", probe.START_S + 1.5 * asked["limit_s"], say)
-
-    given = probe.of_ranks(RANK, asked, hardware, num_ranks, asked["num_threads"][-1], wait)
-    if len(given.found) < num_ranks:
-        raise NotMeasured(f"{given.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
-    return given.found
-
-
-def _follow(group, progress, limit_s, say):
+def _follow(group: ranks.Group, progress: Path, limit_s: float, say: Callable[[str], object]) -> bool:
     """Until the ranks have ended or limit_s are over -> whether they have; says each line of the file once."""
     until_s, num_said = time.perf_counter() + limit_s, 0
     while True:
@@ -80,4 +75,4 @@ def _follow(group, progress, limit_s, say):
             say(line)
         num_said = len(lines)
         if has_ended or time.perf_counter() > until_s:
-            return has_ended
+            return bool(has_ended)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
@@ -23,9 +23,15 @@ from bench.machine.signals import raise_interrupted
 from bench.record import run_folder
 from bench.record.rows import row_of
 
+if TYPE_CHECKING:
+    from bench.launch.prepare import Job
+
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
 TICK_S = 0.5
+# this file's names, the newest first: a revision has one
+FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
+MANY = "-"  # in the place of an arm's words: those of several on standard input
 
 
 def environment(results: Path | str) -> dict[str, str]:
@@ -40,14 +46,7 @@ def environment(results: Path | str) -> dict[str, str]:
     }
 
 
-# this file's names, the newest first: a revision has one
-FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
-
-
-MANY = "-"  # in the place of an arm's words: those of several on standard input
-
-
-def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | str) -> dict[str, dict]:
+def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path | str) -> dict[str, dict[str, Any]]:
     """{arm: (folder of its code, overrides)} -> {arm: facts()}; arms of this checkout are asked in one process.
 
     ValueError: what is refused, with the arm's name before it.
@@ -57,29 +56,29 @@ def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | s
     if own[1:]:
         found = facts_of_own(arms[own[0]][0], [arms[name][1] for name in own], results)
         answers = dict(zip(own, found, strict=True))
-    result = {}
+    all_facts = {}
     for name, (folder, overrides) in arms.items():
         try:
-            result[name] = answers.get(name) or facts(folder, overrides, results)
-            if "refused" in result[name]:
-                raise ValueError(result[name]["refused"])
+            known = all_facts[name] = answers.get(name) or facts(folder, overrides, results)
+            if known.get("refused"):
+                raise ValueError(known["refused"])
             in_words = [word.partition("=")[0] for word in overrides if credentials.found(word)]  # of an older revision
-            if hidden := result[name].get("redacted") or in_words:
+            if hidden := known.get("redacted") or in_words:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
                 raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return result
+    return all_facts
 
 
-def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict]:
+def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict[str, Any]]:
     """Of each arm's overrides, in one process of this checkout or its copy: facts(), or {"refused": why}."""
     given = json.dumps([list(overrides) for overrides in arms])
     answer: list[dict[str, Any]] = ask(folder, FACTS_MODULES[0], [MANY], environment(results), given)
     return answer
 
 
-def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict:
+def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict[str, Any]:
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
     module = facts_module(folder)
     if module is None:
@@ -121,58 +120,56 @@ def print_facts(overrides: Sequence[str]) -> int:
     if list(overrides) == [MANY]:
         print(json.dumps(_all_facts(json.load(sys.stdin))))
         return 0
-    (result,) = _all_facts([overrides])
-    if "refused" in result:
-        print(f"race: {result['refused']}", file=sys.stderr)
+    (facts,) = _all_facts([overrides])
+    if facts.get("refused"):
+        print(f"race: {facts['refused']}", file=sys.stderr)
         return 2
-    print(json.dumps(result))
+    print(json.dumps(facts))
     return 0
 
 
-def _all_facts(arms):
+def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """In the process of their code: what loads torch, and what waits for the machine, is done once for all."""
-    from bench.launch import own_model, ready
+    from bench.launch import initial_record, own_model, ready
     from bench.machine import environment as machine
     from bench.machine import preflight
 
-    jobs = [_job(overrides) for overrides in arms]
-    configs = [job.config for job in jobs if not isinstance(job, ValueError) and job.script is None]
-    refusals = iter(own_model.refusals(configs))
+    jobs, refused = {}, {}
+    for number, overrides in enumerate(arms):
+        try:
+            jobs[number] = _job(overrides)
+        except ValueError as error:
+            refused[number] = str(error)
+    of_ours = [number for number, job in jobs.items() if job.script is None]
+    whys = own_model.refusals([jobs[number].config for number in of_ours])
+    refused |= {number: why for number, why in zip(of_ours, whys, strict=True) if why}
     env, foreign_cores = machine.environment(), preflight.sample_foreign_cores(ready.SAMPLE_S)
-    result = []
-    for job in jobs:
-        why = str(job) if isinstance(job, ValueError) else None if job.script else next(refusals)
-        result.append({"refused": why} if why else _facts_of(job, env, ready.checks(job, env, foreign_cores)))
-    return result
+    facts = [{"refused": refused.get(number)} for number in range(len(arms))]
+    for number in jobs.keys() - refused.keys():
+        job = jobs[number]
+        run = initial_record.record_of(job, env, command=())
+        known = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
+        known |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
+        known |= {"own": job.own} if job.own else {}
+        known |= {"redacted": run["redacted"]} if "redacted" in run else {}
+        checks = [asdict(check) for check in ready.checks(job, env, foreign_cores)]
+        facts[number] = known | {"row": _best_row(job, run), "preflight": checks}
+    return facts
 
 
-def _job(overrides):
-    """The job, or the ValueError that refuses it."""
+def _job(overrides: Sequence[str]) -> "Job":
+    """ValueError: it cannot be raced."""
     from bench.launch.prepare import prepare
     from bench.training.instruments import registry
 
-    try:
-        job = prepare(overrides, say=lambda text: print(text, file=sys.stderr), check_own=False)
-        if disturbing := registry.flagging(job.config.instruments):
-            words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
-            raise ValueError(f"instruments.{disturbing[0]}: {words}")
-    except ValueError as error:
-        return error
+    job = prepare(list(overrides), say=lambda text: print(text, file=sys.stderr), check_own=False)
+    if disturbing := registry.flagging(job.config.instruments):
+        words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
+        raise ValueError(f"instruments.{disturbing[0]}: {words}")
     return job
 
 
-def _facts_of(job, env, checks):
-    from bench.launch import initial_record
-
-    run = initial_record.record_of(job, env, command=())
-    result = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
-    result |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
-    result |= {"own": job.own} if job.own else {}
-    result |= {"redacted": run["redacted"]} if "redacted" in run else {}
-    return result | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
-
-
-def best_row(job, run):
+def _best_row(job: "Job", run: Any) -> dict[str, Any]:
     """What a row of bench/record/rows.py will say of the run if it ends well, as far as that is known before it.
 
     run: the record that it begins with.
@@ -226,8 +223,8 @@ def last_lines(file: BinaryIO) -> str:
     return "\n".join(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
-def record_of(results: Path | str, run: str) -> dict | None:
-    """The record of "<track>/<run_id>", or None where it was never written."""
+def record_of(results: Path | str, run: str) -> Any:
+    """The record (Record) of "<track>/<run_id>", or None where it was never written."""
     try:
         return run_folder.read(Path(results) / run)
     except ValueError:

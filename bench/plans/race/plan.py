@@ -9,7 +9,8 @@ import json
 import random
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from bench.base.stats import ALPHA
 from bench.compare.effects import LOSS_MARGIN_NATS
@@ -29,10 +30,11 @@ RULES = {
     "max_attempts": MAX_ATTEMPTS,
 }
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
-DEFAULTS = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "loss_margin_nats": LOSS_MARGIN_NATS}
-DEFAULTS |= {"equivalence_margin_pct": MARGIN_PCT, "first_seed": 0, "order_seed": 0, "session_id": None}
-DEFAULTS |= {"judged": "time"}
-SETTINGS = {  # word: (what the plan calls it, how it is read, what it must be)
+DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
+DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
+DEFAULTS |= {"first_seed": 0, "order_seed": 0, "judged": "time"}
+# word: (what the plan calls it, how it is read, what it must be)
+SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "n": ("n", int, "a number of runs"),
     "looks": ("looks", lambda text: [int(part) for part in text.split(",")], "numbers of runs, 3,5"),
     "alpha": ("alpha", float, "a number"),
@@ -42,9 +44,10 @@ SETTINGS = {  # word: (what the plan calls it, how it is read, what it must be)
 }
 
 
-def parse_request(words: Iterable[str]) -> dict:
+def parse_request(words: Iterable[str]) -> dict[str, Any]:
     """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong."""
-    arms, pythons, common, settings = {}, {}, [], {}
+    arms: dict[str, dict[str, Any]] = {}
+    pythons, common, settings = dict[str, list[str]](), list[str](), dict[str, Any]()
     for word in words:
         key, equals, value = word.partition("=")
         name, dot, what = key.partition(".")
@@ -56,9 +59,15 @@ def parse_request(words: Iterable[str]) -> dict:
             pythons[name] = [f"script.python={value}"]
         elif ARM.fullmatch(name) and (not dot or what == "rev"):
             arm = arms.setdefault(name, {"overrides": [], "rev": None})
-            arm.update({"rev": value} if dot else {"overrides": _words_of(word, value)})
+            try:
+                arm.update({"rev": value} if dot else {"overrides": shlex.split(value)})
+            except ValueError as error:
+                raise ValueError(f"{word}: {error}") from None
+        elif ARM.fullmatch(name):  # B.goal.num_steps=40 would be taken for a setting of all arms, and b=optim=muon too
+            raise ValueError(f"{word}: all settings of an arm stand in its one word: write {name}='{what}={value}'")
+        elif len(name) == 1 and not what:
+            raise ValueError(f"{word}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
         else:
-            _refuse_half_an_arm(word, name, what, value)
             common.append(word)
     if unknown := pythons.keys() - arms.keys():
         name = min(unknown)
@@ -72,33 +81,20 @@ def parse_request(words: Iterable[str]) -> dict:
     return {"arms": arms, **settings}
 
 
-def _refuse_half_an_arm(word, name, what, value):
-    """What is meant for one arm and would be taken for a setting of all: B.goal.num_steps=40, b=optim=muon."""
-    if ARM.fullmatch(name):
-        raise ValueError(f"{word}: all settings of an arm stand in its one word: write {name}='{what}={value}'")
-    if len(name) == 1 and not what:
-        raise ValueError(f"{word}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
-
-
-def _setting(key, value):
+def _setting(key: str, value: str) -> Any:
     _, read, what = SETTINGS[key]
     try:
-        result = read(value)
+        parsed = read(value)
     except ValueError:
         raise ValueError(f"{key}={value}: it must be {what}") from None
     if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
         raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
-    return result
+    return parsed
 
 
-def _words_of(word, value):
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise ValueError(f"{word}: {error}") from None
-
-
-def make(arms: Mapping[str, dict], n: int, made_at: str, ladder: dict | None = None, **settings) -> dict:
+def make(
+    arms: Mapping[str, Any], n: int, made_at: str, ladder: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
     """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
 
     n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
@@ -106,21 +102,21 @@ def make(arms: Mapping[str, dict], n: int, made_at: str, ladder: dict | None = N
     another race: not in the plan.
     """
     assert settings.keys() <= DEFAULTS.keys(), settings
-    asked = DEFAULTS | settings
-    asked["looks"] = sorted({*(asked["looks"] or ()), n})
-    _check(arms, n, asked)
-    plan = {"schema_version": SCHEMA_VERSION, "name": asked["name"], "made_at": made_at, "track": asked["track"]}
+    given = DEFAULTS | settings
+    given["looks"] = sorted({*(given["looks"] or ()), n})
+    _check(list(arms), n, given)
+    plan = {"schema_version": SCHEMA_VERSION, "name": given["name"], "made_at": made_at, "track": given["track"]}
     plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
     for key in ("looks", "judged", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
-        plan[key] = asked[key]
-    plan["order"] = order(list(arms), n, asked["first_seed"], asked["order_seed"])
-    plan |= {"rules": RULES, "session_id": asked["session_id"]} | ({} if ladder is None else {"ladder": ladder})
+        plan[key] = given[key]
+    plan["order"] = order(list(arms), n, given["first_seed"], given["order_seed"])
+    plan |= {"rules": RULES, "session_id": given["session_id"]} | ({} if ladder is None else {"ladder": ladder})
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
-    return {"race_id": f"{stamp}Z-{asked['name']}-{sha256(plan)[:8]}", **plan}
+    return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
 
 
-def _check(arms, n, asked):
-    looks, alpha, margin_nats, first_seed = (asked[key] for key in ("looks", "alpha", "loss_margin_nats", "first_seed"))
+def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
+    looks, alpha, margin_nats, first_seed = (given[key] for key in ("looks", "alpha", "loss_margin_nats", "first_seed"))
     if len(arms) < 2:
         raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
     for name in arms:
@@ -137,13 +133,13 @@ def _check(arms, n, asked):
             raise ValueError(f"{what}={value}: {remedy}")
 
 
-def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict]:
+def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict[str, Any]]:
     """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
 
     A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
     arm has the same seed: a change that leaves the losses alone shows so bit for bit.
     """
-    chance, rounds = random.Random(order_seed), []
+    chance, rounds = random.Random(order_seed), list[list[str]]()
     for number in range(n):
         rounds.append(chance.sample(names, len(names)) if number % 2 == 0 else rounds[-1][::-1])
     slots = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
@@ -152,12 +148,12 @@ def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) ->
     return slots
 
 
-def sha256(plan: dict) -> str:
+def sha256(plan: Mapping[str, Any]) -> str:
     """Hash of the plan's canonical text: keys sorted, no spaces."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def look_after(plan: dict, position: int) -> int | None:
+def look_after(plan: Mapping[str, Any], position: int) -> int | None:
     """The planned look that is due when the run at this position has ended: its number of runs an arm, or None."""
     started = dict.fromkeys(plan["arms"], 0)
     for slot in plan["order"][: position + 1]:

@@ -1,7 +1,9 @@
 """A planned race, run to its end or to an interrupt: each run in turn, the planned looks, the result."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, text_table, utc
 from bench.base.paths import REPO
@@ -12,6 +14,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, plan, planning, state, worktrees
+from bench.plans.race.state import Slot, State
 from bench.record import ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
@@ -43,12 +46,12 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
             ):
                 folders = {name: paths.get(f"{race.race_id}-{name}", code) for name in race.plan["arms"]}
                 if not is_new:
-                    planning.agree_on_machine(_refuse_changes(race, folders, results), anyway)
+                    planning.agree_on_machine(_refuse_changes(race, folders), anyway)
                 if show:
                     ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
                     words = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
                     say("race", words, always=True)
-                status, why = _run_all(race, folders, results, show)
+                status, why = _run_all(race, folders, show)
         except Interrupted as error:
             why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
             say("race", why, always=True)
@@ -56,7 +59,7 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
         return finish(folder, results, status, why)
 
 
-def _introduce(race):
+def _introduce(race: State) -> None:
     known = race.plan
     if common := race_folder.shared(known["arms"]):
         say("race", f"every arm: {' '.join(common)}")
@@ -69,37 +72,39 @@ def _introduce(race):
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
     runs = f"{known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}"
     say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
-    asked = target.of_track(known["track"])
-    if asked.get("fixed") and known["n"] < asked["repeats"]:
-        few = f"n={known['n']} is too few for a claim on track {known['track']}, which requires {asked['repeats']} runs"
-        say(
-            "plan",
-            f"{few} (n={asked['repeats']}): the race will have a verdict, but ./run.sh judge will refuse a claim",
-        )
+    rules = target.of_track(known["track"])
+    if rules.get("fixed") and known["n"] < rules["repeats"]:
+        few = f"n={known['n']} is too few for a claim on track {known['track']}, which requires {rules['repeats']} runs"
+        remedy = "the race will have a verdict, but ./run.sh judge will refuse a claim"
+        say("plan", f"{few} (n={rules['repeats']}): {remedy}")
 
 
-def _refuse_changes(race, folders, results):
+def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """A race is resumed with the code, the settings and the session it was begun with, or not at all.
 
     Returns {arm: arm_process.facts()}.
     """
     arms = race.plan["arms"]
-    all_found = arm_process.facts_of_arms({name: (folders[name], arms[name]["overrides"]) for name in arms}, results)
-    for name, arm in arms.items():
-        result = all_found[name]
+    words = {name: (folders[name], arms[name]["overrides"]) for name in arms}
+    all_facts = arm_process.facts_of_arms(words, race.results)
+    for name, facts in all_facts.items():
         for key in ("config_id", "source_sha256"):
-            if result[key] != arm[key]:
-                both = f"its {key} is {result[key][:12]} and was {arm[key][:12]} when the race was planned"
+            if facts[key] != arms[name][key]:
+                both = f"its {key} is {facts[key][:12]} and was {arms[name][key][:12]} when the race was planned"
                 raise ValueError(f"{name}: {both}: put the code back as it was, or begin a new race")
-        if result["session_id"] != race.plan["session_id"]:
-            words = "it began in another session (a boot, a set of GPUs, installed packages), and times of two sessions"
-            raise ValueError(f"{race.race_id}: {words} are not comparable: begin a new race")
-    return all_found
+        if facts["session_id"] != race.plan["session_id"]:
+            why = "it began in another session (a boot, a set of GPUs, installed packages), and times of two sessions"
+            raise ValueError(f"{race.race_id}: {why} are not comparable: begin a new race")
+    return all_facts
 
 
-def _run_all(race, folders, results, show):
+def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
-    with _series(race, live=not show) as series:
+    ids = [arm["config_id"] for arm in race.plan["arms"].values()]
+    known_s = list(earlier_s([race.plan["track"]], ids).values())
+    mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}  # of one kind: an arm's own time is not to be seen
+    num_done = sum(slot.is_done for slot in race.slots)
+    with Series(["run"] * len(race.slots), mean_s, num_done, live=not show) as series:
         while (slot := race.next_slot()) is not None:
             arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
             if num_attempts >= plan.MAX_ATTEMPTS:
@@ -107,64 +112,47 @@ def _run_all(race, folders, results, show):
             own = arm.get("own", ())
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
                 what = f"its own code ({', '.join(own)}) changed while the race was running"
-                remedy = (
-                    f"put it back and ./run.sh race --resume {race.race_id}, or race revisions ({slot.arm}.rev=HEAD)"
-                )
-                raise ValueError(f"{slot.arm}: {what}: {remedy}")
-            race = _run_one(race, slot, folders[slot.arm], results, show, series)
+                remedy = f"put it back and ./run.sh race --resume {race.race_id}, or race revisions"
+                raise ValueError(f"{slot.arm}: {what}: {remedy} ({slot.arm}.rev=HEAD)")
+            race = _run_one(race, slot, folders[slot.arm], show, series)
             done = race.slots[slot.position]
-            why = _spoilt(race, done, arm, results)
-            if why:
+            if why := _spoilt(race, done, arm):
                 return "abandoned", why
-            if _decided_at_look(race, done, results):
+            if _decided_at_look(race, done):
                 return "stopped_early", f"decided at the planned look at {race.started()[slot.arm]} runs an arm"
     return "complete", None
 
 
-def _run_one(race, slot, folder, results, show, series):
+def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) -> State:
     """One run of the plan -> the race's state after it."""
     series.begin()
     arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
     tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
     tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
-    tick = BlindBar(results / race.plan["track"], arm["config_id"], slot.seed, series).tick
-    tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], results, tag, show, tick)
-    race = state.read(race.folder, results)
+    tick = BlindBar(race.results / race.plan["track"], arm["config_id"], slot.seed, series).tick
+    tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], race.results, tag, show, tick)
+    race = state.read(race.folder, race.results)
     done = race.slots[slot.position]
     if len(done.attempts) <= num_attempts:
         raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
     words = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
     say("race", f"{words}{series.end(done.is_done)}", always=done.status != "complete")
-    _refuse_disk(race, done, results)
+    failure = (arm_process.record_of(race.results, done.attempts[-1][0]) or {}).get("failure")
+    if failure and failure["kind"] in state.OF_THE_DISK:  # run again at once, it would use up the slot's attempts
+        why = f"{done.arm}: {failure['kind']}: {failure['message']}"
+        raise ValueError(f"{why}: free or mend the disk, then ./run.sh race --resume {race.race_id}")
     if done.discarded:
-        _warn_of_doubts(done, results)
+        _warn_of_doubts(done, race.results)
     return race
 
 
-def _refuse_disk(race, done, results):
-    """Run again at once, it would fail again, and use up the slot's attempts."""
-    failure = (arm_process.record_of(results, done.attempts[-1][0]) or {}).get("failure")
-    if failure and failure["kind"] in state.OF_THE_DISK:
-        why = f"{done.arm}: {failure['kind']}: {failure['message']}"
-        raise ValueError(f"{why}: free or mend the disk, then ./run.sh race --resume {race.race_id}")
-
-
-def _warn_of_doubts(warm_up, results):
+def _warn_of_doubts(warm_up: Slot, results: Path) -> None:
     """What a warm-up already shows of a script that its times will not be compared: before the others have run."""
     run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
-    doubts = [one["doubt"] for one in run.get("doubts", ()) if one["instrument"] in DISTRUSTING]
+    doubts = [doubt["doubt"] for doubt in run.get("doubts", ()) if doubt["instrument"] in DISTRUSTING]
     if doubts:
         words = f"{warm_up.arm}'s times will not be compared if its other runs are as its warm-up: {doubts[0]}"
         say("warn", words, always=True)
-
-
-def _series(race, live):
-    """The runs of a race, of one kind: how long each arm takes is not to be seen."""
-    ids = [arm["config_id"] for arm in race.plan["arms"].values()]
-    known_s = list(earlier_s([race.plan["track"]], ids).values())
-    mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
-    num_done = sum(slot.is_done for slot in race.slots)
-    return Series(["run"] * len(race.slots), mean_s, num_done, live)
 
 
 class BlindBar:
@@ -174,12 +162,12 @@ class BlindBar:
     folder: of the track's runs.
     """
 
-    def __init__(self, folder, config_id, seed, series):
+    def __init__(self, folder: Path, config_id: str, seed: int, series: Series) -> None:
         self._folder, self._pattern, self._series = folder, f"*-{config_id}-s{seed}*", series
         self._before = set(folder.glob(self._pattern))
-        self._progress = None
+        self._progress: Progress | None = None
 
-    def tick(self):
+    def tick(self) -> None:
         if not self._series.bars.are_live:
             return
         self._series.tick()
@@ -189,15 +177,16 @@ class BlindBar:
             self._progress.show()
 
 
-def _spoilt(race, done, arm, results):
+def _spoilt(race: State, done: Slot, arm: Mapping[str, Any]) -> str | None:
     """Why the race cannot end well after this run, or None."""
-    run = arm_process.record_of(results, done.attempts[-1][0])
+    run_name, _ = done.attempts[-1]
+    run = arm_process.record_of(race.results, run_name)
     if run is None or done.status == "aborted":
         return None
     if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
-    rules = verification.report(results / done.attempts[-1][0])["rules"] if done.status == "complete" else ()
+    rules = verification.report(race.results / run_name)["rules"] if done.status == "complete" else ()
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
         return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
     if done.status == "failed" and done.discarded:
@@ -207,30 +196,33 @@ def _spoilt(race, done, arm, results):
     return None
 
 
-def _decided_at_look(race, done, results):
+def _decided_at_look(race: State, done: Slot) -> bool:
     """At a planned look before the last: whether every verdict is in.  The ledger keeps the look."""
     due = plan.look_after(race.plan, done.position)
     if due is None or due == race.plan["n"]:
         return False
-    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=True)
-    decided = all(one["verdict"] in DECIDED for one in result_of(race, results)["against"].values())
+    ledger.append(race.results, "look", race_id=race.race_id, started=race.started(), planned=True)
+    decided = all(verdict["verdict"] in DECIDED for verdict in (result_of(race)["against"] or {}).values())
     say("look", f"planned, at {due} runs an arm: {'decided' if decided else 'not decided, the race goes on'}")
     return decided
 
 
-def result_of(race: state.State, results: Path | str) -> dict:
-    """{"baseline", "against": {name: Comparison}} of the runs so far."""
-    of_race = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
-    folders = {name: [Path(results) / run for run in race.runs(name)] for name in race.plan["arms"]}
+def result_of(race: State) -> race_folder.Result:
+    """The verdicts by the runs so far."""
+    of_race: dict[str, Any] = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     about = race_folder.about(race.plan["arms"])
-    arms = [selection.of_folders(name, folders[name], in_race=(name, about[name]), **of_race) for name in folders]
-    return {"baseline": race.plan["baseline"], "against": dict(comparison.of_arms(arms))}
+    arms = [
+        selection.of_folders(name, [race.results / run for run in race.runs(name)], in_race=(name, words), **of_race)
+        for name, words in about.items()
+    ]
+    against: Any = dict(comparison.of_arms(arms))
+    return {"baseline": race.plan["baseline"], "against": against}
 
 
 def finish(folder: Path, results: Path, status: str, why: str | None) -> race_folder.Race:
     """Write race.json, its ledger entry and its pages.  Returns race.json.  status, why: as in race_folder.Race."""
     race = state.read(folder, results)
-    result = result_of(race, results) if status != "abandoned" else None
+    result = result_of(race) if status != "abandoned" else None
     recorded = state.as_json(race, status, why, utc.now(), result)
     atomic.write_json(folder / "race.json", recorded)
     sha256 = ledger.sha256_of(folder / "race.json")
@@ -244,7 +236,7 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
     return recorded
 
 
-def look(folder: Path, results: Path) -> dict:
+def look(folder: Path, results: Path) -> race_folder.Result:
     """The interim state, as result_of() has it; the ledger keeps the look.
 
     Before the end only a planned one leaves a verdict valid.  ValueError: an arm has no run yet.
@@ -258,4 +250,4 @@ def look(folder: Path, results: Path) -> dict:
         ledger.append(results, "look", race_id=race.race_id, started=started, planned=planned)
         kind = "planned" if planned else "NOT planned: from now on the race's verdict is not evidence"
         print(f"the ledger keeps this interim look, {kind}; started: {started}", file=sys.stderr)
-    return result_of(race, results)
+    return result_of(race)

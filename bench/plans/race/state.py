@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 from bench.base.reading import json_file
 from bench.base.reading.damage import of_record
@@ -51,16 +51,12 @@ class Slot:
     attempts: list[tuple[str, str]] = field(default_factory=list)  # ("<track>/<run_id>", status), oldest first
 
     @property
-    def is_done(self):
+    def is_done(self) -> bool:
         """A run that was interrupted, or that its machine or a lost node ended, leaves its slot open."""
-        return bool(self.attempts) and self.attempts[-1][1] in ("complete", "failed")
+        return self.status in ("complete", "failed")
 
     @property
-    def run(self):
-        return self.attempts[-1][0] if self.is_done else None
-
-    @property
-    def status(self):
+    def status(self) -> str | None:
         return self.attempts[-1][1] if self.attempts else None
 
 
@@ -69,21 +65,23 @@ class State:
     """Of one race."""
 
     folder: Path
-    plan: dict
-    lines: list[dict]  # of the ledger, this race's
+    results: Path  # the folder that the ledger's names start from
+    plan: dict[str, Any]  # plan.json, of which Plan is what is read here
+    lines: list[dict[str, Any]]  # of the ledger, this race's
     slots: list[Slot]
 
     @property
     def race_id(self) -> str:
-        return self.plan["race_id"]
+        return str(self.plan["race_id"])
 
-    def next_slot(self):
+    def next_slot(self) -> Slot | None:
         """The first slot that is open, or None."""
         return next((slot for slot in self.slots if not slot.is_done), None)
 
     def runs(self, arm: str, discarded: bool = False) -> list[str]:
         """The runs that hold the arm's slots, in order of the plan; failed ones too."""
-        return [slot.run for slot in self.slots if slot.arm == arm and slot.discarded == discarded and slot.is_done]
+        mine = [slot for slot in self.slots if slot.arm == arm and slot.discarded == discarded]
+        return [slot.attempts[-1][0] for slot in mine if slot.is_done]
 
     def interrupted(self, arm: str, warm_ups: bool = True) -> list[str]:
         """Runs whose slot was run again, or still is open."""
@@ -94,24 +92,21 @@ class State:
         """{arm: number of slots that are done}, without warm-ups."""
         return {arm: len(self.runs(arm)) for arm in self.plan["arms"]}
 
-    def num_failed(self, arm):
+    def num_failed(self, arm: str) -> int:
         return sum(slot.status == "failed" for slot in self.slots if slot.arm == arm and not slot.discarded)
 
-    def events(self, name):
-        """The race's lines of one kind: plan, start, end, look or race_end."""
-        return [line for line in self.lines if line["event"] == name]
+    @property
+    def looks(self) -> list[dict[str, Any]]:
+        looks = [line for line in self.lines if line["event"] == "look"]
+        return [{key: line.get(key) for key in ("at", "started", "planned")} for line in looks]
 
     @property
-    def looks(self) -> list[dict]:
-        return [{key: line.get(key) for key in ("at", "started", "planned")} for line in self.events("look")]
-
-    @property
-    def has_unplanned_look(self):
+    def has_unplanned_look(self) -> bool:
         return any(not look["planned"] for look in self.looks)
 
     @property
     def has_ended(self) -> bool:
-        return bool(self.events("race_end"))
+        return any(line["event"] == "race_end" for line in self.lines)
 
 
 def read(folder: str | Path, results: str | Path | None = None, book: ledger.Ledger | None = None) -> State:
@@ -123,31 +118,33 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
     with of_record(folder / "plan.json"):
-        result = json_file.read(folder / "plan.json", Plan)
-        slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(result["order"])]
+        known = json_file.read(folder / "plan.json", Plan)
+        slots = [
+            Slot(number, turn["arm"], turn["seed"], turn["discarded"]) for number, turn in enumerate(known["order"])
+        ]
         arms = {slot.arm for slot in slots}
-        if arms != set(result["arms"]) or result["baseline"] not in arms or result["n"] != max(result["looks"]):
+        if arms != set(known["arms"]) or known["baseline"] not in arms or known["n"] != max(known["looks"]):
             words = "its arms, baseline, n and looks disagree: restore it, or race again"
             raise ValueError(f"is not a race's plan: {words}")
-    lines = (book or ledger.read(results)).of_race(result["race_id"])
+    lines = (book or ledger.read(results)).of_race(known["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
-    if planned != [plan.sha256(result)]:
+    if planned != [plan.sha256(known)]:
         why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
         raise ValueError(f"{folder}/plan.json: {why}")
-    for run, known in ledger.runs_of(lines).items():
+    for run, of_run in ledger.runs_of(lines).items():
         if not RUN.fullmatch(run):
             raise ValueError(f"{folder}: the ledger has a run {run!r}, which is not <track>/<run_id>")
-        position = known["start"]["race"].get("position", -1)
+        position = cast(dict[str, int], of_run["start"]["race"] or {}).get("position", -1)
         if not 0 <= position < len(slots):
             raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
-        slots[position].attempts.append((run, _status(results, run, known["end"])))
-    return State(folder, result, lines, slots)
+        slots[position].attempts.append((run, _status(results, run, of_run["end"])))
+    return State(folder, results, known, cast(list[dict[str, Any]], lines), slots)
 
 
-def _status(results, run, end):
+def _status(results: Path, run: str, end: ledger.Line | None) -> str:
     """How the run ended for its race: by the ledger, or where that has no end (a killed launcher), by its record."""
     if end is not None:
-        return "aborted" if end.get("failure") in OF_THE_MACHINE else end["status"]
+        return "aborted" if end.get("failure") in OF_THE_MACHINE else str(end["status"])
     try:
         return run_folder.read(results / run)["status"]
     except ValueError:
@@ -190,13 +187,14 @@ def locked(folder: str | Path) -> Iterator[None]:
         yield
 
 
-def as_json(state: State, status: str, why: str | None, ended_at: str, result: dict | None) -> race_folder.Race:
+def as_json(
+    state: State, status: str, why: str | None, ended_at: str, result: race_folder.Result | None
+) -> race_folder.Race:
     """race.json: what became of the plan."""
     known, arms = state.plan, {}
     for name, facts in known["arms"].items():
         runs = {"runs": state.runs(name), "warm_up_runs": state.runs(name, True)}
         arms[name] = facts | runs | {"interrupted_runs": state.interrupted(name)}
-    keys = ("position", "arm", "seed", "discarded", "run", "status")
     return {
         "schema_version": plan.SCHEMA_VERSION,
         "race_id": state.race_id,
@@ -209,7 +207,14 @@ def as_json(state: State, status: str, why: str | None, ended_at: str, result: d
         "plan": known,
         "plan_sha256": plan.sha256(known),
         "arms": arms,
-        "order": [{key: getattr(slot, key) for key in keys} for slot in state.slots],
+        "order": [
+            {
+                **{key: getattr(slot, key) for key in ("position", "arm", "seed", "discarded")},
+                "run": slot.attempts[-1][0] if slot.is_done else None,
+                "status": slot.status,
+            }
+            for slot in state.slots
+        ],
         "looks": state.looks,
         "unplanned_look": state.has_unplanned_look,
         "result": result,

@@ -17,10 +17,10 @@ LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps them
 def commit_of(repo: Path | str, rev: str) -> str:
     """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
     _git_folder(repo, rev)
-    result = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
-    if result is None:
+    commit = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    if commit is None:
         raise ValueError(f"{rev}: this repository has no such revision: git log --oneline shows some")
-    return result.strip()
+    return commit.strip()
 
 
 def path_of(repo: Path | str, name: str) -> Path:
@@ -28,7 +28,7 @@ def path_of(repo: Path | str, name: str) -> Path:
     return _git_folder(repo, name) / FOLDER / name
 
 
-def _git_folder(repo, name):
+def _git_folder(repo: Path | str, name: str) -> Path:
     """The repository's .git.  An installed harness has none: one around it is another project's."""
     common = git.ask(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
     if common is None:
@@ -46,15 +46,11 @@ def add(repo: Path | str, name: str, commit: str) -> Path:
     except git.Failed as error:
         remove(repo, name)
         raise ValueError(str(error)) from None
-    _lend_locks(Path(repo), path)
-    return path
-
-
-def _lend_locks(repo, path):
-    """A data lock that is not committed yet, or is younger than the revision: both race the data that were fetched."""
-    for lock in sorted((repo / LOCKS).glob("*.lock.json")):
+    # A data lock that is not committed yet, or is younger than the revision: both race the data that were fetched.
+    for lock in sorted((Path(repo) / LOCKS).glob("*.lock.json")):
         if (path / LOCKS).is_dir() and not (path / LOCKS / lock.name).exists():
             shutil.copy(lock, path / LOCKS)
+    return path
 
 
 def remove(repo: Path | str, name: str) -> None:

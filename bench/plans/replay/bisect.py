@@ -5,8 +5,7 @@ from the good to the bad commit: an interval above that is bad, one below it is 
 with twice the runs, and then skipped.  A commit whose raced code is that of the good or the bad one is not raced.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,14 +38,15 @@ class Change:
         return f"{self.value:+.{digits}f} {self.unit} {interval}"
 
 
-def change_of(race: dict, measure: str) -> Change | None:
+def change_of(race: Mapping[str, Any], measure: str) -> Change | None:
     """race.json of A against B -> how much worse B is; None where the two could not be compared."""
     part, change, interval, unit = MEASURES[measure]
     comparison = race_folder.verdicts_of(race).get("B") or {}
-    result: dict[str, Any] = comparison.get(part) or {}
-    if result.get(interval) is None or (part == "time" and not comparison.get("comparable")):
+    numbers: dict[str, Any] = comparison.get(part) or {}
+    if numbers.get(interval) is None or (part == "time" and not comparison.get("comparable")):
         return None
-    return Change(result[change], *result[interval], unit, race.get("race_id"))
+    low, high = numbers[interval]
+    return Change(numbers[change], low, high, unit, race.get("race_id"))
 
 
 def answer(change: Change | None, threshold: float) -> str:
@@ -64,41 +64,33 @@ class Ended:
     asked: dict[str, str]  # {commit: GOOD, BAD or UNDECIDED} of every commit that was asked for
 
 
-@contextlib.contextmanager
-def searched(repo: Path, bad: str) -> Iterator[Path]:
-    """A worktree with a git bisect of its own: the user's checkout, and a bisect of theirs, stay as they are."""
-    with worktrees.of(repo, {"bisect": bad}) as paths:
-        try:
-            yield paths["bisect"]
-        finally:
-            git.ask(paths["bisect"], "bisect", "reset")
-
-
 def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
     """ask(commit) -> GOOD, BAD or UNDECIDED, until one commit, or several undecided ones, are left.
 
+    In a worktree with a git bisect of its own: the user's checkout, and a bisect of theirs, stay as they are.
     ValueError: good is not an ancestor of bad.
     """
     if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
         raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")
-    asked: dict[str, str] = {}
-    with searched(repo, bad) as folder:
-        said = git.run(folder, "bisect", "start", "--no-checkout", bad, good)
-        while FIRST_BAD not in said:
-            commit = (git.ask(folder, "rev-parse", "--verify", "--quiet", "BISECT_HEAD") or "").strip()
-            if not commit or commit in asked:
-                break
-            asked[commit] = ask(commit)
-            try:
-                said = git.run(folder, "bisect", asked[commit])
-            except git.Failed:  # only skipped commits are left: git ends with an error
-                break
-        left = git.run(folder, "rev-list", "refs/bisect/bad", "--not", *_good_refs(folder)).split()
-    return Ended(left, asked)
-
-
-def _good_refs(folder):
-    return git.run(folder, "for-each-ref", "--format=%(objectname)", "refs/bisect/good-*").split()
+    answers: dict[str, str] = {}
+    with worktrees.of(repo, {"bisect": bad}) as paths:
+        folder = paths["bisect"]
+        try:
+            output = git.run(folder, "bisect", "start", "--no-checkout", bad, good)
+            while FIRST_BAD not in output:
+                commit = (git.ask(folder, "rev-parse", "--verify", "--quiet", "BISECT_HEAD") or "").strip()
+                if not commit or commit in answers:
+                    break
+                answers[commit] = ask(commit)
+                try:
+                    output = git.run(folder, "bisect", answers[commit])
+                except git.Failed:  # only skipped commits are left: git ends with an error
+                    break
+            good_refs = git.run(folder, "for-each-ref", "--format=%(objectname)", "refs/bisect/good-*").split()
+            left = git.run(folder, "rev-list", "refs/bisect/bad", "--not", *good_refs).split()
+        finally:
+            git.ask(folder, "bisect", "reset")
+    return Ended(left, answers)
 
 
 def subject(repo: Path, commit: str) -> str:
@@ -108,5 +100,5 @@ def subject(repo: Path, commit: str) -> str:
 
 def parent(repo: Path, commit: str) -> str | None:
     """The commit before; None of the first."""
-    result = git.ask(repo, "rev-parse", "--verify", "--quiet", f"{commit}^")
-    return result.strip() if result else None
+    before = git.ask(repo, "rev-parse", "--verify", "--quiet", f"{commit}^")
+    return before.strip() if before else None

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, utc
-from bench.base.reading import json_file
 from bench.plans.replay import outcomes
 from bench.plans.replay.outcomes import Outcome
-from bench.plans.replay.rebuilding import Recorded
+from bench.plans.replay.recorded import Recorded
 from bench.plans.replay.repeats import Time
 from bench.record import certificates, ledger
 
@@ -36,11 +35,7 @@ CAUSES = {
 }
 LATER_FIELDS = ("cpu_details", "cpu_capability", "libraries")  # not in the first records
 OF_GPUS = ("cuda", "cudnn", "nccl", "driver")  # unknown, and no cause, where no GPU computes
-# The launcher decides on these again, and the record says num_threads.
-OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 UNSAID = "nothing that the two environments say"
-# Variables that reach arithmetic; the others say where things lie, or are the harness's own.
-VARIABLES = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_ALLOW_TF32")
 
 
 @dataclass(frozen=True)
@@ -80,67 +75,38 @@ class Certificate:
 
 def impossible(recorded: Recorded, why: str) -> Certificate:
     """Of a record that cannot be run again here."""
-    return Certificate(**_of(recorded), outcome=outcomes.IMPOSSIBLE, why=why)
+    return Certificate(**_of_record(recorded), outcome=outcomes.IMPOSSIBLE, why=why)
 
 
-def of_one(recorded: Recorded, replayed: list[Recorded], outcome: Outcome, time: Time) -> Certificate:
-    """Of the same seed again, by one replay or by more."""
-    theirs, ours = environment_of(recorded), environment_of(replayed[0])
-    fields = differences(theirs, ours)
-    unsaid, is_deterministic = unrecorded(theirs, ours), recorded.config["hardware"].get("deterministic")
-    is_same = outcome.word == outcomes.IDENTICAL
-    cause = None if is_same else likeliest_cause(fields, unsaid, bool(is_deterministic))
+def of(recorded: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
+    """Of the same seed again, by one replay or by more; or of fresh seeds, whose outcome has no number of losses."""
+    first = replayed[0]
+    fields, cause = differences(recorded.environment, first.environment), None
+    if outcome.num_losses is not None and outcome.word != outcomes.IDENTICAL:
+        unsaid = unrecorded(recorded.environment, first.environment)
+        cause = likeliest_cause(fields, unsaid, bool(recorded.config["hardware"].get("deterministic")))
     return Certificate(
-        **_of(recorded, replayed),
+        **_of_record(recorded),
         outcome=outcome.word,
         why=outcome.why + (f"; likeliest cause: {cause}" if cause and outcome.word == outcomes.ROUNDED else ""),
+        replays=[replay.name for replay in replayed],
+        machine=machine_kind(recorded.environment, first.environment, recorded.is_of_session(first)),
         cause=cause,
         num_equal_losses=outcome.num_equal_losses,
         num_losses=outcome.num_losses,
-        facts={} if outcome.share is None else {"share_of_rounding": outcome.share},
+        differences=fields,
+        facts=outcome.facts if outcome.share is None else {"share_of_rounding": outcome.share},
         time=time,
     )
 
 
-def of_several(
-    recorded: Recorded, replayed: list[Recorded], word: str, why: str, facts: dict[str, Any], time: Time
-) -> Certificate:
-    """Of fresh seeds."""
-    return Certificate(**_of(recorded, replayed), outcome=word, why=why, facts=facts, time=time)
-
-
-def _of(recorded: Recorded, replayed: Sequence[Recorded] = ()) -> dict[str, Any]:
-    """What a Certificate says whatever was found: of its record, of its replays and of today."""
-    facts = {
+def _of_record(recorded: Recorded) -> dict[str, Any]:
+    return {
         "record": recorded.name,
         "source_sha256": recorded.run["code"]["source_sha256"],
         "losses_sha256": certificates.losses_sha256(recorded.run),
         "made_at": utc.now(),
     }
-    if not replayed:
-        return facts
-    theirs, ours = environment_of(recorded), environment_of(replayed[0])
-    return facts | {
-        "replays": [one.name for one in replayed],
-        "machine": machine_kind(theirs, ours, session_ids(recorded, replayed[0])),
-        "differences": differences(theirs, ours),
-    }
-
-
-def session_ids(recorded: Recorded, replayed: Recorded) -> tuple[str | None, str | None]:
-    """Of both."""
-    return recorded.run.get("session_id"), replayed.run.get("session_id")
-
-
-def machine_of(one: Recorded) -> dict:
-    """environment.json; {} where it is missing."""
-    path = one.folder / "environment.json"
-    return json_file.read(path) if path.is_file() else {}
-
-
-def environment_of(one: Recorded) -> dict:
-    """run.json's environment, with "variables", those that reach arithmetic."""
-    return one.run["environment"] | {"variables": variables(machine_of(one))}
 
 
 def write(certificate: Certificate, folders: list[Path]) -> None:
@@ -162,43 +128,32 @@ def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[Fi
     return [field for field in fields if None not in (field.recorded, field.here) and field.recorded != field.here]
 
 
-def _plain(name, value):
+def _plain(name: str, value: Any) -> Any:
     """GPUs by name: a serial number and a power limit change no loss."""
     return [gpu["name"] for gpu in value] if name == "gpus" and value is not None else value
 
 
-def variables(environment: Mapping[str, Any]) -> dict[str, str]:
-    """environment.json -> its variables that reach arithmetic."""
-    named = {name: value for name, value in environment.get("env", {}).items() if name.startswith(VARIABLES)}
-    return {name: value for name, value in named.items() if name not in OWN_VARIABLES}
-
-
-def machine_kind(
-    recorded: Mapping[str, Any], here: Mapping[str, Any], session_ids: tuple[str | None, str | None]
-) -> str:
+def machine_kind(recorded: Mapping[str, Any], here: Mapping[str, Any], is_same_session: bool) -> str:
     """Which machine the replay ran on: "same session", "same kind of machine", "other torch", "other machine"."""
-    result = {field.name for field in differences(recorded, here)}
-    if None not in session_ids and session_ids[0] == session_ids[1]:
+    names = {field.name for field in differences(recorded, here)}
+    if is_same_session:
         return "same session"
-    if result & {"gpus", "cpu_model", "cpu_details", "cpu_capability", "num_cpus", "driver"}:
+    if names & {"gpus", "cpu_model", "cpu_details", "cpu_capability", "num_cpus", "driver"}:
         return "other machine"
-    return "other torch" if "torch" in result else "same kind of machine"
+    return "other torch" if "torch" in names else "same kind of machine"
 
 
-def decide_the_same_bits(
-    recorded: Mapping[str, Any], here: Mapping[str, Any], session_ids: tuple[str | None, str | None]
-) -> bool:
+def decide_the_same_bits(one: Recorded, other: Recorded) -> bool:
     """Whether machine and software are known to be the same in all that decides the bits of a loss.
 
     In one session (one boot, one software image) what a record does not say is the same too; elsewhere every cause of
     CAUSES must be recorded in both.  A CPU by its name alone is not known: virtual machines share one.
     """
-    if {field.name for field in differences(recorded, here)} & {*CAUSES, "variables"}:
+    both = one.environment, other.environment
+    if one.run.get("nodes") or {field.name for field in differences(*both)} & {*CAUSES, "variables"}:
         return False
-    if None not in session_ids and session_ids[0] == session_ids[1]:
-        return True
-    needed = [name for name in CAUSES if name not in OF_GPUS or here.get("gpus")]
-    return all(one.get(name) is not None for one in (recorded, here) for name in needed)
+    needed = [name for name in CAUSES if name not in OF_GPUS or other.environment.get("gpus")]
+    return one.is_of_session(other) or all(facts.get(name) is not None for facts in both for name in needed)
 
 
 def likeliest_cause(fields: list[Field], unsaid: list[str], is_deterministic: bool) -> str:

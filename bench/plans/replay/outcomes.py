@@ -25,9 +25,9 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from bench.base.reading import json_file
 
@@ -57,6 +57,7 @@ INSTRUCTION_SETS = {
     "bfloat16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, {"ATEN_CPU_CAPABILITY": "default"}),
 }
 Key = tuple[int, str]  # (step, train_loss or val_loss)
+Losses = Mapping[Key, float]  # in order
 Fracs = Mapping[Key, float]  # differences relative to the loss, in order
 
 
@@ -66,10 +67,11 @@ class Outcome:
 
     word: str
     why: str
-    num_equal_losses: int  # before the first that differs
-    num_losses: int  # recorded
+    num_equal_losses: int | None = None  # before the first that differs; None of fresh seeds
+    num_losses: int | None = None  # recorded
     share: float | None = None  # the largest difference, in multiples of what rounding does to this run
     needs: str | None = None  # TWIN or PERTURBED: the replay that would say more
+    facts: dict[str, Any] = field(default_factory=dict)  # of fresh seeds: the numbers behind the word
 
 
 @dataclass(frozen=True)
@@ -89,82 +91,85 @@ class Conditions:
 
 
 def of_losses(
-    recorded: Sequence[dict],
-    replayed: Sequence[dict],
+    recorded: Sequence[Mapping[str, Any]],
+    replayed: Sequence[Mapping[str, Any]],
     conditions: Conditions,
-    twins: Sequence[Sequence[dict]] = (),
-    perturbed: Sequence[Sequence[dict]] = (),
+    twins: Sequence[Sequence[Mapping[str, Any]]] = (),
+    perturbed: Sequence[Sequence[Mapping[str, Any]]] = (),
 ) -> Outcome:
     """Rows of the record's steps.csv and of its replay's -> Outcome.  twins, perturbed: rows of further replays."""
     theirs, ours = _losses(recorded), _losses(replayed)
     differing = _differing(theirs, ours)
     if not differing:
         return Outcome(IDENTICAL, f"all {len(theirs)} losses are the same, bit for bit", len(theirs), len(theirs))
-    keys = list(theirs)
-    num_equal = keys.index(differing[0]) if differing[0] in theirs else len(theirs)
-    where = _where(differing[0], theirs, ours)
-    more = [_losses(rows) for rows in (*twins, *perturbed)]
+    more, where = [_losses(rows) for rows in (*twins, *perturbed)], _where(differing[0], theirs, ours)
     if conditions.is_same:
-        word, why, needs = _on_the_same_machine(where, ours, more[: len(twins)])
-        return Outcome(word, why, num_equal, len(theirs), needs=needs)
-    word, why, share, needs = _elsewhere(where, theirs, [ours, *more], conditions, len(perturbed))
-    return Outcome(word, why, num_equal, len(theirs), share, needs)
+        outcome = _on_the_same_machine(where, ours, more[: len(twins)])
+    else:
+        outcome = _elsewhere(where, theirs, [ours, *more], conditions, len(perturbed))
+    num_equal = list(theirs).index(differing[0]) if differing[0] in theirs else len(theirs)
+    return replace(outcome, num_equal_losses=num_equal, num_losses=len(theirs))
 
 
-def _on_the_same_machine(where, ours, twins):
-    """-> (word, sentence, needs)."""
+def _on_the_same_machine(where: str, ours: Losses, twins: Sequence[Losses]) -> Outcome:
     same = f"{where}; machine and software match the record in everything that decides bits"
     if not twins:
-        return UNDECIDED, f"{same}, and only a second replay can show whether this run is deterministic", TWIN
+        why = f"{same}, and only a second replay can show whether this run is deterministic"
+        return Outcome(UNDECIDED, why, needs=TWIN)
     if apart := _differing(ours, twins[0]):
         step, what = apart[0]
         values = f"{_shown(ours.get(apart[0]))} and {_shown(twins[0].get(apart[0]))}"
         why = f"two replays here also differ from each other, in {what} of step {step}: {values}"
-        return UNDECIDED, f"{where}; {why}: the run is not deterministic on this machine; {FRESH_SEEDS}", None
-    return DIFFERS, f"{same}, and two replays here agree with each other: only identical losses hold", None
+        return Outcome(UNDECIDED, f"{where}; {why}: the run is not deterministic on this machine; {FRESH_SEEDS}")
+    return Outcome(DIFFERS, f"{same}, and two replays here agree with each other: only identical losses hold")
 
 
-def _elsewhere(where, theirs, replays, conditions, num_perturbed):
-    """replays: losses of each, the first as the record was.  -> (word, sentence, share, needs)."""
+def _elsewhere(
+    where: str, theirs: Losses, replays: Sequence[Losses], conditions: Conditions, num_perturbed: int
+) -> Outcome:
+    """replays: losses of each, the first as the record was."""
     ours = replays[0]
-    last = _last_val(theirs) - _last_val(ours)
-    end = "" if math.isnan(last) else f"; the last val_loss is {abs(last):.2g} nats away"
+    lasts = [[loss for (_, what), loss in losses.items() if what == "val_loss"][-1:] for losses in (theirs, ours)]
+    end = ""
+    if all(lasts) and not math.isnan(lasts[0][0] - lasts[1][0]):
+        end = f"; the last val_loss is {abs(lasts[0][0] - lasts[1][0]):.2g} nats away"
     pairs = [fracs_between(one, other) for one, other in itertools.combinations(replays, 2)]
     if not any(any(pair.values()) for pair in pairs):
-        left = (PERTURBED, len(perturbations(conditions.dtype))) if conditions.is_cpu else (TWIN, 1)
-        needs = left[0] if len(replays) <= left[1] else None
+        kind, most = (PERTURBED, len(perturbations(conditions.dtype))) if conditions.is_cpu else (TWIN, 1)
         why = "the effect of rounding on this run could not be measured here: all replays gave the same losses"
-        return UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", None, needs
-    strange = [key for key in _differing(theirs, ours) if not _are_numbers(theirs.get(key), ours.get(key))]
-    if strange:
-        agree = len({_are_numbers(losses.get(strange[0])) for losses in replays}) == 1
-        is_refused = agree and conditions.may_refuse
-        why = "rounding cannot explain it" if agree else "the replays do not agree on it either"
-        return DIFFERS if is_refused else UNDECIDED, f"{_where(strange[0], theirs, ours)}: {why}", None, None
+        needs = kind if len(replays) <= most else None
+        return Outcome(UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", needs=needs)
+    for key in _differing(theirs, ours):
+        if not _are_numbers(theirs.get(key), ours.get(key)):
+            agree = len({_are_numbers(losses.get(key)) for losses in replays}) == 1
+            why = "rounding cannot explain it" if agree else "the replays do not agree on it either"
+            word = DIFFERS if agree and conditions.may_refuse else UNDECIDED
+            return Outcome(word, f"{_where(key, theirs, ours)}: {why}")
     moved = moved_by_rounding(fracs_between(theirs, ours), pairs, _least(theirs, conditions))
-    worst = max(moved, key=lambda one: one.share)
-    if worst.share <= HOLDS_SHARE and (grown := most_by_rounding(pairs)) > MOST_FRAC:
-        why = (
-            f"rounding alone moves the losses of this run by {100 * grown:.2g} %, too far for one run to check another"
-        )
-        return UNDECIDED, f"{where}{end}; {why}; {FRESH_SEEDS}", worst.share, None
-    if worst.share <= HOLDS_SHARE:
-        words = f"at most {worst.share:.2g} times the effect of rounding on this run (up to {HOLDS_SHARE:g} holds)"
-        return ROUNDED, f"{where}{end}; {words}", worst.share, None
-    is_refused = conditions.may_refuse and worst.share > REFUSED_SHARE
+    share = max(moment.share for moment in moved)
+    if share <= HOLDS_SHARE:
+        if (grown := most_by_rounding(pairs)) > MOST_FRAC:
+            why = f"rounding alone moves the losses of this run by {100 * grown:.2g} %, too far for one run to check "
+            return Outcome(UNDECIDED, f"{where}{end}; {why}another; {FRESH_SEEDS}", share=share)
+        words = f"at most {share:.2g} times the effect of rounding on this run (up to {HOLDS_SHARE:g} holds)"
+        return Outcome(ROUNDED, f"{where}{end}; {words}", share=share)
+    is_refused = conditions.may_refuse and share > REFUSED_SHARE
     limit = REFUSED_SHARE if is_refused else HOLDS_SHARE
-    first = min((one for one in moved if one.share > limit), key=lambda one: one.step)
-    what = f"{_moved(first, theirs, ours)}, {first.share:.3g} times the effect of rounding on this run"
+    first = min((moment for moment in moved if moment.share > limit), key=lambda moment: moment.step)
+    what = f"the training losses up to step {first.step} differ"
+    if first.what == "val_loss":
+        what = _where((first.step, first.what), theirs, ours)
+    what += f", {first.share:.3g} times the effect of rounding on this run"
     needs = PERTURBED if conditions.is_cpu and num_perturbed < len(perturbations(conditions.dtype)) else None
     if is_refused:
-        is_alone = first.what == "val_loss" and _is_steady(theirs, ours, first.step)
-        room = "; every training loss before it is the same" if is_alone else ""
-        return DIFFERS, f"{what} (more than {REFUSED_SHARE:g} is refused){room}{end}", worst.share, needs
+        trained = [step for step, kind in _differing(theirs, ours) if kind == "train_loss" and step <= first.step]
+        room = "" if first.what == "train_loss" or trained else "; every training loss before it is the same"
+        return Outcome(DIFFERS, f"{what} (more than {REFUSED_SHARE:g} is refused){room}{end}", share=share, needs=needs)
     between = f"up to {HOLDS_SHARE:g} holds" + f", more than {REFUSED_SHARE:g} is refused" * conditions.may_refuse
-    return UNDECIDED, f"{what} ({between}){end}; {FRESH_SEEDS}", worst.share, needs
+    return Outcome(UNDECIDED, f"{what} ({between}){end}; {FRESH_SEEDS}", share=share, needs=needs)
 
 
-def _least(theirs: Mapping[Key, float], conditions: Conditions) -> dict[str, float]:
+def _least(theirs: Losses, conditions: Conditions) -> dict[str, float]:
     """Of each kind of loss, what rounding does at the least; a script's last digit may always be another."""
     least = dict(first_frac(conditions.dtype))
     if conditions.is_script:
@@ -175,48 +180,32 @@ def _least(theirs: Mapping[Key, float], conditions: Conditions) -> dict[str, flo
     return least
 
 
-def _moved(one, theirs, ours):
-    if one.what == "train_loss":
-        return f"the training losses up to step {one.step} differ"
-    return _where((one.step, one.what), theirs, ours)
-
-
-def _is_steady(theirs, ours, step):
-    """Whether every training loss up to this step is the same in both."""
-    return not any(key[1] == "train_loss" and key[0] <= step for key in _differing(theirs, ours))
-
-
-def _differing(theirs, ours):
-    """The keys of both, in order, whose losses are not the same bits; those that only one has come last."""
-    common = [key for key in theirs if _differ(theirs[key], ours.get(key))]
-    return common + [key for key in ours if key not in theirs]
-
-
-def _losses(rows):
-    """{(step, column): loss} in the order in which they were found: a step's val_loss follows its train_loss."""
+def _losses(rows: Sequence[Mapping[str, Any]]) -> Losses:
+    """In the order in which they were found: a step's val_loss follows its train_loss."""
     return {(row["step"], name): row[name] for row in rows for name in LOSSES if row.get(name) is not None}
 
 
-def _last_val(losses):
-    return next((loss for (_, name), loss in reversed(losses.items()) if name == "val_loss"), math.nan)
+def _differing(theirs: Losses, ours: Losses) -> list[Key]:
+    """The keys of both, in order, whose losses are not the same bits; those that only one has come last."""
+    nan, differing = math.isnan, []
+    for key, loss in theirs.items():
+        if key not in ours or (loss != ours[key] and not (nan(loss) and nan(ours[key]))):
+            differing.append(key)
+    return differing + [key for key in ours if key not in theirs]
 
 
-def _differ(a, b):
-    return b is None or (a != b and not (math.isnan(a) and math.isnan(b)))
-
-
-def _are_numbers(*values):
+def _are_numbers(*values: float | None) -> bool:
     return all(value is not None and math.isfinite(value) for value in values)
 
 
-def _where(key, theirs, ours):
+def _where(key: Key, theirs: Losses, ours: Losses) -> str:
     step, what = key
     if key not in theirs:
         return f"the replay has a {what} at step {step} that the record has not"
     return f"{what} of step {step} is {_shown(ours.get(key))} and was recorded as {_shown(theirs[key])}"
 
 
-def _shown(loss):
+def _shown(loss: float | None) -> str:
     return "missing" if loss is None else repr(loss)
 
 
@@ -248,12 +237,12 @@ def perturbations(dtype: str) -> Sequence[Mapping[str, str]]:
     return INSTRUCTION_SETS.get(dtype, INSTRUCTION_SETS["float32"])
 
 
-def fracs_between(losses: Mapping[Key, float], others: Mapping[Key, float]) -> dict[Key, float]:
+def fracs_between(losses: Losses, others: Losses) -> dict[Key, float]:
     """Relative differences of what both have; infinite where one of them is no number, 0 where neither is."""
     return {key: _frac(losses[key], others[key]) for key in losses if key in others}
 
 
-def _frac(one, other):
+def _frac(one: float, other: float) -> float:
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
     return abs(other - one) / max(abs(one), 1e-12) if math.isfinite(one) and math.isfinite(other) else math.inf
@@ -289,7 +278,7 @@ def most_by_rounding(pairs: Sequence[Fracs]) -> float:
     return max([0.0, *validated, *(rms for pair in pairs for rms in _windows(pair).values())])
 
 
-def _windows(fracs):
+def _windows(fracs: Fracs) -> dict[int, float]:
     """{number of a window: root mean square of its training losses}; a window is twice as long as the one before."""
     result: dict[int, list[float]] = {}
     for (step, what), frac in fracs.items():

@@ -8,6 +8,7 @@ record and a machine whose own runs lie as far apart.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.base import stats
 from bench.compare import calibration, eligibility, target
@@ -36,7 +37,9 @@ def of_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
     """Rows (bench/record/rows.py) of the record and of its replays -> Time."""
     rows = [recorded, *replayed]
     refusals = eligibility.judge([recorded], list(replayed), ("the record", "the replay")).refusals
-    refusals += [f"{row['run_id']} is suspect: {_doubt(row)}" for row in rows if row["validity"] == "suspect"]
+    for row in rows:
+        if row["validity"] == "suspect":
+            refusals.append(f"{row['run_id']} is suspect: {(row['machine_doubts'] or ['its own record doubts it'])[0]}")
     if refusals:
         return Time(NOT_COMPARABLE, refusals[0])
     kept = calibration.of_runs(rows)
@@ -54,7 +57,9 @@ def needs_twin(time: Time) -> bool:
     return time.word == UNDECIDED and len(time.replayed_s or ()) == 1
 
 
-def _judged(changes_pct, recorded_s, times_s, bound_pct):
+def _judged(
+    changes_pct: Sequence[float], recorded_s: float, times_s: Sequence[float], bound_pct: float
+) -> tuple[str, str]:
     seconds = f"{' and '.join(f'{time_s:.2f}' for time_s in times_s[:3])}{' ...' * (len(times_s) > 3)}"
     change = f"train_s {seconds} s against {recorded_s:.2f} s recorded, {stats.mean(changes_pct):+.1f} %"
     if len(times_s) > 2:
@@ -72,33 +77,33 @@ def _judged(changes_pct, recorded_s, times_s, bound_pct):
     return DIFFERS, f"{beyond}, and the replays agree with each other"
 
 
-def _doubt(row):
-    return (row["machine_doubts"] or ["its own record doubts it"])[0]
-
-
 def judged_losses(
     recorded_loss: float, losses: Sequence[float], target_val_loss: float | None, p_value: float, reached: bool | None
-) -> tuple[str, str, dict]:
+) -> tuple[str, str, dict[str, Any]]:
     """Last val_losses of fresh seeds -> (word, sentence, numbers).
 
     target_val_loss, p_value: the track's; reached: whether the record reached the target, None without one.
     """
     low, high = prediction_interval(losses)
-    facts = {"val_losses": list(losses), "prediction_interval": [low, high], "recorded_val_loss": recorded_loss}
+    facts: dict[str, Any] = {
+        "val_losses": list(losses),
+        "prediction_interval": [low, high],
+        "recorded_val_loss": recorded_loss,
+    }
     is_within = low <= recorded_loss <= high
-    said = [
+    sentences = [
         f"the recorded val_loss {recorded_loss:.4f} is {'within' if is_within else 'outside'} {low:.4f} to {high:.4f}, "
         f"where {CONFIDENCE:.0%} of runs lie by {len(losses)} fresh seeds (mean {stats.mean(losses):.4f})"
     ]
     word = outcomes.REPRODUCED if is_within else outcomes.DIFFERS
     if target_val_loss is not None and reached:
-        result = target.of_losses(losses, target_val_loss, p_value)
-        facts |= {"target_val_loss": target_val_loss, "p": result["p"]}
-        is_below = f"{'' if result['below'] else 'not shown to be '}below {target_val_loss:g}"
-        p = "no spread to judge by" if result["p"] is None else f"p = {result['p']:.2g}"
-        said.append(f"their mean is {is_below} ({p})")
-        word = word if result["below"] else outcomes.DIFFERS
-    return word, "; ".join(said), facts
+        test = target.of_losses(losses, target_val_loss, p_value)
+        facts |= {"target_val_loss": target_val_loss, "p": test["p"]}
+        is_below = f"{'' if test['below'] else 'not shown to be '}below {target_val_loss:g}"
+        p = "no spread to judge by" if test["p"] is None else f"p = {test['p']:.2g}"
+        sentences.append(f"their mean is {is_below} ({p})")
+        word = word if test["below"] else outcomes.DIFFERS
+    return word, "; ".join(sentences), facts
 
 
 def prediction_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -106,6 +111,7 @@ def prediction_interval(values: Sequence[float], confidence: float = CONFIDENCE)
 
     values: at least two.  NIST/SEMATECH e-Handbook of Statistical Methods, section 7.2 and 1.3.5.2.
     """
-    n, mean = len(values), stats.mean(values)
-    half = stats.student_t_quantile(0.5 + confidence / 2, n - 1) * stats.sd(values) * (1 + 1 / n) ** 0.5
+    n, mean, sd = len(values), stats.mean(values), stats.sd(values)
+    assert sd is not None  # of two values or more
+    half = stats.student_t_quantile(0.5 + confidence / 2, n - 1) * sd * (1 + 1 / n) ** 0.5
     return mean - half, mean + half

@@ -76,23 +76,18 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
                 raise ValueError(f"hydra/launcher={launcher}: {why}") from None
             waiting = "; waiting for the other jobs" if jobs.ids() else ""
             say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
-            _wait(jobs, signals)
+            try:
+                while jobs.alive():
+                    signals.check()
+                    time.sleep(LOOK_EVERY_S)
+            except Interrupted:
+                signals()
+                jobs.cancel()
+                raise
             raise Unfinished("a job was lost") from None
         finally:
             jobs.finish_lost(folder)
             clear_killed(folder)
-
-
-def _wait(jobs: "Jobs", signals: Any) -> None:
-    """Until all have ended; a signal ends them."""
-    try:
-        while jobs.alive():
-            signals.check()
-            time.sleep(LOOK_EVERY_S)
-    except Interrupted:
-        signals()
-        jobs.cancel()
-        raise
 
 
 class Jobs:
@@ -127,7 +122,7 @@ class Jobs:
         """The ids of those that have not ended, all where SLURM does not answer."""
         ids = self.ids()
         if not ids or not self._are_of_slurm:
-            return [job_id for job_id in ids if _is_alive(int(job_id))]
+            return [job_id for job_id in ids if _has_not_ended(int(job_id))]
         known = _in_queue("%i")
         return [job_id for job_id in ids if known is None or job_id in known]
 
@@ -173,13 +168,14 @@ class Jobs:
     def finish_lost(self, folder: Path) -> None:
         """The records of the sweep that say running, of jobs that SLURM has ended."""
         known = _in_queue("%A") if self._are_of_slurm else None
+        if known is None:
+            return
 
         def is_gone(run: Record) -> bool:
             job_id = (run.get("launched_by") or {}).get("job_id")
-            return known is not None and job_id is not None and job_id not in known
+            return job_id is not None and job_id not in known
 
-        if known is not None:
-            finish_gone(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
+        finish_gone(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
 
 
 def _in_queue(what: str) -> set[str] | None:
@@ -189,9 +185,10 @@ def _in_queue(what: str) -> set[str] | None:
     return None if done.returncode else set(done.stdout.split())
 
 
-def _is_alive(pid: int) -> bool:
+def _has_not_ended(pid: int) -> bool:
+    """Of a controller of submitit's, which is a child of this process."""
     with contextlib.suppress(ChildProcessError):
-        return os.waitpid(pid, os.WNOHANG)[0] == 0  # submitit's controllers are children of this process
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
     return False
 
 
@@ -199,7 +196,7 @@ def _is_alive(pid: int) -> bool:
 def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
     """Meanwhile a line for each point that gets a record, and an end for lost jobs."""
     before, over = _ended(folder), threading.Event()
-    asked = sweep.read(folder)["points"]
+    requested = sweep.read(folder)["points"]
 
     def watch() -> None:
         known, is_over = before, False
@@ -210,7 +207,7 @@ def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
             for words, path in now.items():
                 if known.get(words) != path:
                     run = run_folder.read(path) | {"folder": str(path)}
-                    say("run", f"{sweep.its_own(words, asked)}: {summary.last_words(run)}")
+                    say("run", f"{sweep.its_own(words, requested)}: {summary.last_words(run)}")
             known = now
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -238,28 +235,30 @@ def at_work(folder: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def end_at_work(folder: Path, within_s: float) -> bool:
-    """SIGTERM to those of this machine, and wait until they have written their records.  False: not all have."""
-    for pid in _pids(folder):
+def end_at_work(folder: Path, within_s: float) -> None:
+    """SIGTERM to those of this machine, and wait until they have written their records, or within_s are over."""
+    for path in _at_work(folder):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(int(path.name), signal.SIGTERM)
     until_s = time.monotonic() + within_s
-    while left := _pids(folder):
-        if time.monotonic() > until_s:
-            return False
-        processes.has_ended(left[0], 0.2)  # or its run has, and its file is gone
-    return True
+    while (left := _at_work(folder)) and time.monotonic() <= until_s:
+        processes.has_ended(int(left[0].name), 0.2)  # or its run has, and its file is gone
 
 
 def clear_killed(folder: Path) -> None:
     """Of processes that were killed: what their runs left alive is ended, and their records are finished."""
-    killed = [path for path in _files(folder) if not _is_at_work(path)]
-    if killed:
+    if killed := _at_work(folder, alive=False):
         finish_gone(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
     for path in killed:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / AT_WORK).rmdir()
+
+
+def _at_work(folder: Path, alive: bool = True) -> list[Path]:
+    """The files of processes that are there, on this machine; alive=False: of those that are not."""
+    paths = sorted(path for path in (folder / AT_WORK).glob("*") if path.name.isdecimal())
+    return [path for path in paths if processes.is_there(atomic.read_json(path)) == alive]
 
 
 def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:
@@ -272,16 +271,3 @@ def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> No
         is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
         if is_its_own and run["status"] == "running" and is_gone(run):
             failures.write_launcher_killed(path, why)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / AT_WORK).glob("*") if path.name.isdecimal())
-
-
-def _is_at_work(path: Path) -> bool:
-    """Whether the process that left this file is there, on this machine."""
-    return processes.is_there(atomic.read_json(path))
-
-
-def _pids(folder: Path) -> list[int]:
-    return [int(path.name) for path in _files(folder) if _is_at_work(path)]

@@ -6,6 +6,7 @@ which makes it suspect: losses count, times do not, until `./run.sh race --from-
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -112,35 +113,30 @@ class Budget:
 
     def __init__(self, budget_s: float | None, run_s: float | None) -> None:
         """budget_s: None: no limit; run_s: what a run took before, None: not known before the first has ended."""
-        self._budget_s, self._run_s, self._opened_s = budget_s, run_s, time.monotonic()
+        self._budget_s, self.run_s, self._opened_s = budget_s, run_s, time.monotonic()
         self._spent_s: list[float] = []
-
-    @property
-    def run_s(self) -> float | None:
-        return sum(self._spent_s) / len(self._spent_s) if self._spent_s else self._run_s
 
     def spent(self, run_s: float) -> None:
         """A run has ended."""
         self._spent_s.append(run_s)
+        self.run_s = sum(self._spent_s) / len(self._spent_s)
+
+    def left_s(self) -> float:
+        return math.inf if self._budget_s is None else self._budget_s - (time.monotonic() - self._opened_s)
 
     def fits(self) -> bool:
         """Whether a run that begins now ends in time."""
-        left_s = self._left_s()
-        return left_s is None or (self.run_s or 0.0) <= left_s
-
-    def _left_s(self) -> float | None:
-        return None if self._budget_s is None else self._budget_s - (time.monotonic() - self._opened_s)
+        return (self.run_s or 0.0) <= self.left_s()
 
     def plan(self, num_runs: int, num_slots: int) -> str:
         """How long so many runs take, so many at a time, and how many of them fit."""
+        runs = f"{num_runs} runs, {num_slots} at a time"
         if self.run_s is None:
-            return f"{num_runs} runs, {num_slots} at a time, the duration is known after the first"
-        whole_s = -(-num_runs // num_slots) * self.run_s
-        plan = f"{num_runs} runs, {num_slots} at a time, {format_about_s(whole_s)}"
-        left_s = self._left_s()
-        if self._budget_s is None or left_s is None:
+            return f"{runs}, the duration is known after the first"
+        plan = f"{runs}, {format_about_s(-(-num_runs // num_slots) * self.run_s)}"
+        if self._budget_s is None:
             return plan
-        return plan + series.in_budget(num_slots * max(0, int(left_s // self.run_s)), num_runs, self._budget_s)
+        return plan + series.in_budget(num_slots * max(0, int(self.left_s() // self.run_s)), num_runs, self._budget_s)
 
 
 @dataclass(eq=False)
@@ -177,13 +173,10 @@ def run_all(
     todo, free = list(points), list(where)
     running: list[_Running] = []
 
-    def may_begin() -> bool:
-        return bool(todo) and budget.fits()
-
     with raise_interrupted() as signals, contextlib.ExitStack() as all_of_them:
-        while running or may_begin():
+        while running or (todo and budget.fits()):
             signals.check()
-            while free and may_begin():
+            while free and todo and budget.fits():
                 number, slot = todo.pop(0), free.pop(0)
                 words = sweep.its_own(points[number], points.values())
                 say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {words}")
@@ -218,26 +211,19 @@ def measured(where: Sequence[Slot]) -> float:
 def _probe(where: Iterable[Slot]) -> list[float]:
     """Milliseconds of the probe's step at each slot, all at once."""
     with contextlib.ExitStack() as stack:
-        running = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "bench.plans.sweep.packing", json.dumps(asdict(slot))],
-                    cwd=REPO,
-                    env=environment(slot),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for slot in where
-        ]
-        pipes = [(cast(IO[str], process.stdin), cast(IO[str], process.stdout)) for process in running]
-        for _, answers in pipes:  # all are ready before one begins
+        running = []
+        for slot in where:
+            command = [sys.executable, "-m", "bench.plans.sweep.packing", json.dumps(asdict(slot))]
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = subprocess.Popen(command, cwd=REPO, env=environment(slot), text=True, **pipes)
+            running.append(stack.enter_context(process))
+        pipes_of = [(cast(IO[str], process.stdin), cast(IO[str], process.stdout)) for process in running]
+        for _, answers in pipes_of:  # all are ready before one begins
             answers.readline()
-        for orders, _ in pipes:
+        for orders, _ in pipes_of:
             orders.write("go\n")
             orders.flush()
-        return [float(answers.readline()) for _, answers in pipes]
+        return [float(answers.readline()) for _, answers in pipes_of]
 
 
 def probe(text: str) -> None:

@@ -116,7 +116,8 @@ class Points:
         where = self._places(points, settings)
         machine = where[0].machine() if where else None
         jobs = [prepare(words, say=lambda text: say("data", text), machine=machine) for words in points]
-        same = _first_of_its_kind(jobs)
+        first: dict[tuple[str, int], int] = {}  # of equal points one is run: the index of each job's first like it
+        same = [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
         runs = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
         for number in sorted(runs.keys() & set(same)):
             say_complete(jobs[number], runs[number])
@@ -127,9 +128,10 @@ class Points:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             self._began_s = time.monotonic()
         for number, run in self._made(todo, jobs, points, where, settings):
-            for other in (other for other, first in enumerate(same) if first == number):
-                runs[other] = run
-                sweep.keep(self.folder, first_number + other, points[other], run)
+            for other, first_like_it in enumerate(same):
+                if first_like_it == number:
+                    runs[other] = run
+                    sweep.keep(self.folder, first_number + other, points[other], run)
             if failures.is_interrupt(run["failure"]):
                 raise Interrupted(run["failure"]["signal"])
         if len(runs) < len(points) and self.left_s() is not None:
@@ -157,7 +159,6 @@ class Points:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
         known = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
-        words = [sweep.its_own(points[number], known) for number in todo]
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
 
         def stop_of(job: Job) -> Stop | None:
@@ -168,7 +169,7 @@ class Points:
         runs = launcher.launch_each(
             [jobs[number] for number in todo],
             self.command,
-            words,
+            [sweep.its_own(points[number], known) for number in todo],
             sweep_id=self.sweep_id,
             budget_s=self.left_s(),
             stop_of=stop_of,
@@ -247,12 +248,6 @@ def _kind(job: Job) -> tuple[str, int]:
     return job.config_id, job.config.seed
 
 
-def _first_of_its_kind(jobs: Sequence[Job]) -> list[int]:
-    """For each job the index of the first that makes the same run: of equal points one is run."""
-    first: dict[tuple[str, int], int] = {}
-    return [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
-
-
 def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int, Run]:
     """Index of a job: its record, with its folder; a valid one where there is one, else a suspect one.
 
@@ -266,28 +261,25 @@ def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int,
             files = json.loads(row["setting"])
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
             kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
-            known.setdefault((kind, row["status"], row["validity"] == "valid"), folder)
+            known.setdefault((*kind, row["status"], row["validity"] == "valid"), folder)
     complete = {}
     for number, job in enumerate(jobs):
         data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
         kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
-        ways = [(kind, status, is_valid) for status in wanted for is_valid in (True, False)]
-        if its_folder := next((known[way] for way in ways if way in known), None):
-            complete[number] = run_folder.read(its_folder) | {"folder": its_folder}
+        folders_of_kind = [known.get((*kind, status, is_valid)) for status in wanted for is_valid in (True, False)]
+        if its_folder := next(filter(None, folders_of_kind), None):
+            complete[number] = _read(its_folder)
     return complete
 
 
 def say_complete(job: Job, run: Run) -> None:
     """That a run is not made again, and what doubts there are of the one that stands for it."""
-    say("sweep", f"{' '.join(job.overrides)}: {run['status']} before, {run['run_id']}{_doubts(run)}")
+    doubts = ""
+    if run["validity"] != "valid" and run["status"] == "complete":
+        doubts = f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
+    say("sweep", f"{' '.join(job.overrides)}: {run['status']} before, {run['run_id']}{doubts}")
     if exporters := ",".join(job.config.exporters):
         say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
-
-
-def _doubts(run: Run) -> str:
-    if run["validity"] == "valid" or run["status"] != "complete":
-        return ""
-    return f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
 
 
 class AboveBest:
@@ -332,11 +324,10 @@ def winning_arms(folder: Path, top: int) -> list[str]:
         if not run or run["status"] != "complete" or run["validity"] == "invalid":
             continue
         if (val_loss := row_of(run)["val_loss"]) is not None:
-            own = tuple(word for word in point.overrides if not word.startswith("seed="))
             config_id = str(run["config_id"])
-            words.setdefault(config_id, own)
+            words.setdefault(config_id, tuple(word for word in point.overrides if not word.startswith("seed=")))
             losses.setdefault(config_id, {})[run["run_id"]] = val_loss
-    best = sorted(losses, key=lambda config_id: sum(losses[config_id].values()) / len(losses[config_id]))[:top]
+    best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))[:top]
     if len(best) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")
     return [f"{name}={shlex.join(words[config_id])}" for name, config_id in zip(ARM_NAMES, best)]

@@ -25,8 +25,16 @@ OBJECTIVES = {  # what hydra.sweeper.objective may be: what it is
     "step_avg_ms": "milliseconds of a step",
     "target_s": "seconds of timed training to the first validation that reaches the target",
 }
-SAMPLERS = ("tpe", "random", "cmaes", "gp", "qmc", "brute_force")
-PRUNERS = ("median", "hyperband", "successive_halving")
+SAMPLERS = {  # what hydra.sweeper.sampler may be: its class in optuna.samplers
+    "tpe": "TPESampler",
+    "random": "RandomSampler",
+    "cmaes": "CmaEsSampler",
+    "gp": "GPSampler",
+    "qmc": "QMCSampler",
+    "brute_force": "BruteForceSampler",
+}
+PRUNERS = {None: "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}  # in optuna.pruners
+PRUNERS["successive_halving"] = "SuccessiveHalvingPruner"
 ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (docs/SWEEPS.md)"
 
 
@@ -61,10 +69,10 @@ class Settings:
     storage: str | None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("objective", OBJECTIVES), ("sampler", SAMPLERS), ("pruner", (None, *PRUNERS))):
+        for name, allowed in (("objective", OBJECTIVES), ("sampler", SAMPLERS), ("pruner", PRUNERS)):
             value = getattr(self, name)
             if value not in allowed:
-                names = ", ".join(str(one or "null") for one in allowed)
+                names = ", ".join(choice or "null" for choice in allowed)
                 raise ValueError(f"hydra.sweeper.{name}={value}: choose from {names}")
         for name in ("n_trials", "n_jobs"):
             if getattr(self, name) < 1:
@@ -76,50 +84,35 @@ class Settings:
             )
 
 
+@dataclass(frozen=True)
 class Search:
-    """A study: propose() words, run them, conclude() with what came of it."""
+    """A study that is open: propose() words, run them, conclude() with what came of it."""
 
-    def __init__(self, settings: Settings, space: dict[str, Choice | Numbers], fixed: list[str], folder: Path) -> None:
-        """space: by setting; fixed: words of every run; folder: of the studies.  ValueError: optuna is absent."""
-        try:
-            import optuna
-        except ImportError:
-            raise ValueError(ABSENT) from None
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        self._optuna, self._settings, self._fixed = optuna, settings, fixed
-        self._space = {key: _distribution(optuna, one) for key, one in space.items()}
-        asked = json.dumps([settings.objective, sorted(fixed), sorted((key, repr(one)) for key, one in space.items())])
-        self.name = settings.study_name or f"search-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
-        self._study = optuna.create_study(
-            storage=_storage(optuna, settings.storage, folder / f"{self.name}.journal"),
-            sampler=_sampler(optuna, settings),
-            pruner=_pruner(optuna, settings.pruner),
-            study_name=self.name,
-            load_if_exists=True,
-        )
-        for trial in self._study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):  # of a search that was killed
-            self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    name: str
+    settings: Settings
+    fixed: list[str]  # words of every run
+    _space: dict[str, Any]  # optuna's distributions by setting
+    _study: Any
 
     @property
     def num_left(self) -> int:
         """Trials to go, of n_trials in all; those that failed do not count."""
-        return max(0, self._settings.n_trials - self._num_done())
+        return max(0, self.settings.n_trials - self._num_done())
 
     def introduce(self) -> None:
         """Say what is searched for, and what is known already."""
-        what = f"{self._settings.objective} ({OBJECTIVES[self._settings.objective]})"
+        what = f"{self.settings.objective} ({OBJECTIVES[self.settings.objective]})"
         known = f"; {self._num_done()} trials of {self.name} are known" if self._num_done() else ""
-        say("search", f"the least {what} in {self._settings.n_trials} trials{known}")
+        say("search", f"the least {what} in {self.settings.n_trials} trials{known}")
 
     def propose(self) -> tuple[Any, list[str]]:
         """-> (optuna's trial, the words of its run)."""
         trial = self._study.ask(self._space)
-        return trial, [*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())]
+        return trial, [*self.fixed, *(f"{key}={value}" for key, value in trial.params.items())]
 
     def stop(self, trial: Any) -> Callable[[list[tuple[int, float]]], str | None] | None:
         """launch()'s stop for a trial's run; None: there is no pruner."""
-        if self._settings.pruner is None:
+        if self.settings.pruner is None:
             return None
 
         def stop(validations: list[tuple[int, float]]) -> str | None:
@@ -128,19 +121,22 @@ class Search:
                 return None
             trial.report(val_loss, step)
             if trial.should_prune():
-                return f"val_loss {val_loss:.4f} at step {step}: hydra.sweeper.pruner={self._settings.pruner} prunes it"
+                return f"val_loss {val_loss:.4f} at step {step}: hydra.sweeper.pruner={self.settings.pruner} prunes it"
             return None
 
         return stop
 
     def conclude(self, trial: Any, value: float | None, was_stopped: bool = False) -> None:
         """value: the objective; None: the run has none, because it failed, missed the target or was stopped."""
-        states = self._optuna.trial.TrialState
         if value is None:
-            self._study.tell(trial, state=states.PRUNED if was_stopped else states.FAIL)
+            self._study.tell(trial, state=_state("PRUNED" if was_stopped else "FAIL"))
         else:
             self._study.tell(trial, value)
-        say("search", f"trial {self._num_done()} of {self._settings.n_trials}: {self._best()}")
+        best, words = self._best_trial(), "none has a result yet"
+        if best is not None:
+            point = " ".join(f"{key}={value}" for key, value in best.params.items())
+            words = f"best {self.settings.objective} {best.value:.5g} by {point}"
+        say("search", f"trial {self._num_done()} of {self.settings.n_trials}: {words}")
 
     def results(self) -> dict[str, Any]:
         """The best point so far: {"name", "study", "objective", "best_value", "best_params"}, None without one."""
@@ -148,69 +144,68 @@ class Search:
         return {
             "name": "optuna",
             "study": self.name,
-            "objective": self._settings.objective,
+            "objective": self.settings.objective,
             "best_value": best and best.value,
             "best_params": best and best.params,
         }
 
-    def _best(self) -> str:
-        best = self._best_trial()
-        if best is None:
-            return "none has a result yet"
-        words = " ".join(f"{key}={value}" for key, value in best.params.items())
-        return f"best {self._settings.objective} {best.value:.5g} by {words}"
-
     def _best_trial(self) -> Any:
-        done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
+        done = self._study.get_trials(deepcopy=False, states=(_state("COMPLETE"),))
         return min(done, key=lambda trial: trial.value, default=None)
 
     def _num_done(self) -> int:
-        states = self._optuna.trial.TrialState
-        return len(self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
+        return len(self._study.get_trials(deepcopy=False, states=(_state("COMPLETE"), _state("PRUNED"))))
 
 
-def _distribution(optuna: Any, values: Choice | Numbers) -> Any:
-    kinds = optuna.distributions
-    if isinstance(values, Choice):
-        return kinds.CategoricalDistribution(values.values)
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return kinds.IntDistribution(values.low, values.high, log=values.log, step=values.step or 1)
-    return kinds.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
+def _state(name: str) -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState[name]
 
 
-def _storage(optuna: Any, url: str | None, path: Path) -> Any:
-    if url is not None:
-        return url
-    path.parent.mkdir(parents=True, exist_ok=True)
-    journal = optuna.storages.journal
-    return optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
+def opened(settings: Settings, space: dict[str, Choice | Numbers], fixed: list[str], folder: Path) -> Search:
+    """The study of these settings, begun or gone on with; the trials of a search that was killed have failed.
 
-
-def _sampler(optuna: Any, settings: Settings) -> Any:
-    kinds, seed = optuna.samplers, settings.seed
-    made = {
-        "tpe": lambda: kinds.TPESampler(seed=seed, constant_liar=settings.n_jobs > 1),
-        "random": lambda: kinds.RandomSampler(seed=seed),
-        "cmaes": lambda: kinds.CmaEsSampler(seed=seed),
-        "gp": lambda: kinds.GPSampler(seed=seed),
-        "qmc": lambda: kinds.QMCSampler(seed=seed),
-        "brute_force": lambda: kinds.BruteForceSampler(seed=seed),
-    }
+    space: by setting; fixed: words of every run; folder: of the studies.  ValueError: optuna is absent.
+    """
     try:
-        return made[settings.sampler]()
+        import optuna
+    except ImportError:
+        raise ValueError(ABSENT) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    what = json.dumps([settings.objective, sorted(fixed), sorted((key, repr(values)) for key, values in space.items())])
+    name = settings.study_name or f"search-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    storage: Any = settings.storage
+    if storage is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = optuna.storages.journal
+        storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(folder / f"{name}.journal")))
+    own: dict[str, dict[str, Any]] = {"tpe": {"constant_liar": settings.n_jobs > 1}, "median": {"n_startup_trials": 3}}
+    try:
+        sampler = getattr(optuna.samplers, SAMPLERS[settings.sampler])
+        study = optuna.create_study(
+            storage=storage,
+            sampler=sampler(seed=settings.seed, **own.get(settings.sampler, {})),
+            pruner=getattr(optuna.pruners, PRUNERS[settings.pruner])(**own.get(settings.pruner or "", {})),
+            study_name=name,
+            load_if_exists=True,
+        )
     except ImportError as error:
         raise ValueError(f"hydra.sweeper.sampler={settings.sampler}: {error}") from None
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return Search(name, settings, fixed, {key: _distribution(values) for key, values in space.items()}, study)
 
 
-def _pruner(optuna: Any, name: str | None) -> Any:
-    kinds = optuna.pruners
-    made = {
-        "median": lambda: kinds.MedianPruner(n_startup_trials=3),
-        "hyperband": kinds.HyperbandPruner,
-        "successive_halving": kinds.SuccessiveHalvingPruner,
-        None: kinds.NopPruner,
-    }
-    return made[name]()
+def _distribution(values: Choice | Numbers) -> Any:
+    from optuna import distributions
+
+    if isinstance(values, Choice):
+        return distributions.CategoricalDistribution(values.values)
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return distributions.IntDistribution(values.low, values.high, log=values.log, step=values.step or 1)
+    return distributions.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
 
 
 def objective_of(run: dict[str, Any] | None, name: str) -> float | None:

@@ -39,24 +39,21 @@ class ProcessesConf:
 class Processes(Launcher):
     """Every run in a fresh process group, one after the other, or side by side on cores or GPUs of their own."""
 
-    def __init__(self, **settings: Any):
+    def __init__(self, **settings: Any) -> None:
         self.settings = settings
-        self.task_function = self.config = self.hydra_context = None
 
-    def setup(self, *, hydra_context, task_function, config):
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        self.runner = task_function.runner
 
-    def launch(self, job_overrides, initial_job_idx):
+    def launch(self, job_overrides: Any, initial_job_idx: int) -> list[JobReturn]:
         """-> JobReturns in order; return_value is the run's objective, None where it has none."""
         points = [list(overrides) for overrides in job_overrides]
-        objectives = self.task_function.runner.all(points, initial_job_idx, self.settings)
-        return [_returned(words, objective) for words, objective in zip(points, objectives)]
-
-
-def _returned(words, objective):
-    done = JobReturn(overrides=words, task_name="speedrun", status=JobStatus.COMPLETED)
-    done.return_value = objective
-    return done
+        returns = []
+        for words, objective in zip(points, self.runner.all(points, initial_job_idx, self.settings)):
+            done = JobReturn(overrides=words, task_name="speedrun", status=JobStatus.COMPLETED)
+            done.return_value = objective
+            returns.append(done)
+        return returns
 
 
 @dataclass
@@ -78,18 +75,18 @@ class OptunaConf:
 class Optuna(Sweeper):
     """Asks optuna for points, hands them to Hydra's launcher, tells it the objectives."""
 
-    def __init__(self, params: dict | None = None, **settings: Any):
+    def __init__(self, params: dict[str, str] | None = None, **settings: Any) -> None:
         self.params, self.settings = params or {}, settings
 
-    def setup(self, *, hydra_context, task_function, config):
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
         self.hydra_context, self.runner, self.config = hydra_context, task_function.runner, config
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
-    def sweep(self, arguments):
+    def sweep(self, arguments: list[str]) -> None:
         """Hydra's call: to the end of the trials."""
-        from bench.plans.sweep.search import Search, Settings
+        from bench.plans.sweep.search import Settings, opened
 
         settings = Settings(**self.settings)
         is_ours = self.config.hydra.launcher._target_ == OUR_LAUNCHER
@@ -98,19 +95,19 @@ class Optuna(Sweeper):
             raise ValueError(f"hydra.sweeper.pruner={settings.pruner}: {words}: use hydra/launcher=basic, or no pruner")
         self.runner.objective = settings.objective
         fixed, space = self._space(arguments)
-        search = Search(settings, space, fixed, self.runner.folder.parent)
+        search = opened(settings, space, fixed, self.runner.folder.parent)
         search.introduce()
         number = 0
         with self.runner.searching(search.num_left) if is_ours and search.num_left else contextlib.nullcontext():
             while search.num_left:
-                trials = [search.propose() for _ in range(min(settings.n_jobs, search.num_left))]
-                number = self._run(search, trials, number)
+                number += self._run(search, min(settings.n_jobs, search.num_left), number)
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.create(search.results()), folder / "optimization_results.yaml")
 
-    def _run(self, search, trials, number):
-        """Some trials as runs -> the number of the next one."""
+    def _run(self, search: Any, num_trials: int, number: int) -> int:
+        """So many trials as runs, the first of this number -> how many."""
+        trials = [search.propose() for _ in range(num_trials)]
         points = [words for _, words in trials]
         self.validate_batch_is_legal(points)
         self.runner.stops = {tuple(words): search.stop(trial) for trial, words in trials}
@@ -120,43 +117,30 @@ class Optuna(Sweeper):
                 search.conclude(trial, done.return_value, self.runner.was_stopped(words))
         finally:
             self.runner.stops = {}
-        return number + len(trials)
+        return num_trials
 
-    def _space(self, arguments):
+    def _space(self, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
         """hydra.sweeper.params and the words typed -> (those of every run, {setting: what it may be})."""
-        from bench.plans.sweep.search import Choice
+        from bench.plans.sweep.search import Choice, Numbers
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         by_key = {override.get_key_element(): override for override in parser.parse_overrides(words)}
-        fixed, space = [], {}
+        fixed, space = list[str](), dict[str, Any]()
         for key, override in by_key.items():
+            value = override.value()
             if not override.is_sweep_override():
                 fixed.append(f"{key}={override.get_value_element_as_str()}")
             elif override.is_interval_sweep():
-                space[key] = _interval(override.value())
+                space[key] = Numbers(value.start, value.end, log="log" in value.tags)
+            elif override.is_range_sweep():
+                numbers = sorted(value.range())
+                space[key] = Numbers(numbers[0], numbers[-1], step=abs(value.step))
             else:
-                space[key] = _numbers(override) or Choice(tuple(override.sweep_string_iterator()))
+                space[key] = Choice(tuple(override.sweep_string_iterator()))
         if not space:
             raise ValueError("there is nothing to search: give a space, e.g. 'optim.lr=tag(log,interval(1e-4,1e-2))'")
         return fixed, space
-
-
-def _interval(value):
-    from bench.plans.sweep.search import Numbers
-
-    return Numbers(value.start, value.end, log="log" in value.tags)
-
-
-def _numbers(override):
-    """A range(...) in its order; None for what is none."""
-    from bench.plans.sweep.search import Numbers
-
-    value = override.value()
-    if not override.is_range_sweep():
-        return None
-    numbers = sorted(value.range())
-    return Numbers(numbers[0], numbers[-1], step=abs(value.step), log=False)
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="basic", node=ProcessesConf, provider="speedrun")

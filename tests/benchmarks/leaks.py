@@ -1,4 +1,4 @@
-"""How small a leak random tokens show, by simulation.   python -m bench.plans.audit.power [NUM_TOKENS ...]
+"""How small a leak random tokens show an audit, by simulation.   python tests/benchmarks leaks [NUM_TOKENS ...]
 
 An honest model is one whose nats of a uniform token are ln V + s**2 / 2 - s * z, z standard normal: V times its
 probability is then log-normal with a mean of 1, and it has excess_nats = s**2 / 2 more than ln V, as a model that was
@@ -6,7 +6,6 @@ trained on other text than random tokens has.  A leak shows it the next token, f
 """
 
 import math
-import sys
 from typing import TYPE_CHECKING
 
 from bench.base import stats
@@ -18,11 +17,6 @@ DEFAULT_TOKENS = (4096, 10_485_760)
 SHOWN = ((257, 0.0), (257, 2.0), (50257, 0.0), (50257, 4.0))  # vocabulary, excess_nats
 REPEATS = 2000
 POWER = 0.8
-
-
-def unnoticed(nats: float, least_nats: float) -> tuple[float, float]:
-    """An honest loss and the bound -> what would stay above it: nats less; a leak of this share of the tokens."""
-    return nats - least_nats, 1 - least_nats / nats
 
 
 def seen_frac(
@@ -51,7 +45,7 @@ def _mean_nats(num_tokens, ln_v, excess_nats, leak_frac, rng):
     return (kept * (ln_v + excess_nats) - luck) / num_tokens
 
 
-def main(words: list[str]) -> None:
+def main(*words: str) -> None:
     """A line for each number of tokens and each of SHOWN."""
     import numpy as np
 
@@ -65,7 +59,3 @@ def main(words: list[str]) -> None:
                 f"found from {leak:.6%} of the tokens on; the bound is {least:.6f}",
                 flush=True,
             )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

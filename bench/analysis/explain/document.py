@@ -1,0 +1,233 @@
+"""An account (bench/analysis/explain/account.py), or the difference of two, as a Document; a run's as part of its page.
+
+The account is one value: a waterfall of its parts, what each of them holds, who delays whom, and where the next
+millisecond is.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.explain import explained, parts, ranking
+from bench.analysis.trace import load
+from bench.analysis.trace.source import NoTrace
+from bench.analysis.trace.text import plain, short
+from bench.base import text_table
+from bench.base.units import MIB, format_ms
+from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
+from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, of_changes
+
+TITLE = "Where a step's time goes"
+MAX_TITLE_CHARS = 200
+MAX_TRACE_BYTES = 32 * MIB  # of a run's traces, for its own page: reading them takes seconds, and no page waits longer
+MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
+COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
+KINDS: tuple[tuple[Kind, str], ...] = (
+    ("limit", "what the limit explains"),
+    ("above", "above it"),
+    ("unknown", "whose limit is not known"),
+)
+MEASURED_BY = {
+    "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
+    "host": "the host's main thread, as the trace has no device",
+    "record": "the record's steps of rank 0, as the run has no trace; a trace says more: profile=window",
+}
+
+
+def of_accounts(answers: Mapping[str, dict[str, Any]]) -> Document:
+    """{what was explained: answer of account.of_ranks() or explained.of_record()} -> the answer of ./run.sh explain."""
+    return _document(TITLE, answers, [_verdict(*item) for item in answers.items()], _account)
+
+
+def of_differences(answers: Mapping[str, dict[str, Any]]) -> Document:
+    """{which two were compared: answer of account.difference()} -> the answer of ./run.sh explain A B."""
+    verdicts = [_verdict_of_difference(*item) for item in answers.items()]
+    return _document("What changed in a step", answers, verdicts, _difference)
+
+
+def _document(title, answers, verdicts, blocks_of):
+    if len(answers) == 1:
+        (answer,) = answers.values()
+        return Document(title, verdicts, blocks_of(answer), answer)
+    sections = [Section(plain(name, MAX_TITLE_CHARS), blocks_of(answer)) for name, answer in answers.items()]
+    return Document(title, verdicts, sections, answers)
+
+
+def of_run(folder: Path | str) -> Section:
+    """Run folder -> the part of its page, folded; nothing where it has no measured step.
+
+    By its traces, unless they are large: then by its record, and the section says how to see more.
+    """
+    folder, hint = Path(folder), []
+    traces = (path for path in folder.glob("traces/**/*") if path.name.endswith(load.SUFFIXES))
+    try:
+        if sum(path.stat().st_size for path in traces) > MAX_TRACE_BYTES:
+            hint = ["Its traces are large, so this is by its record: ./run.sh explain RUN --html FILE reads them."]
+            answers = {"": explained.of_record(folder)}
+        else:
+            answers = explained.of_paths("", [folder])
+    except NoTrace as error:
+        return Section(TITLE, [Lines([f"Its traces cannot be explained: {error}"], is_soft=True)])
+    except ValueError:
+        return Section(TITLE, [])  # no step that was timed undisturbed
+    shown = [
+        Section(f"One step, {format_ms(one['step_ms'])}{name}", [Lines(hint, is_soft=True), *_account(one)], True)
+        for name, one in answers.items()
+    ]
+    return Section(TITLE, shown)
+
+
+# ---- an account
+
+
+def _verdict(title, answer):
+    unbound_ms = sum(line["ms"] for line in answer["parts"] if line["part"] in parts.NO_BOUND)
+    rest_ms = answer["step_ms"] - answer["limit_ms"] - unbound_ms
+    limit, unbound, rest = map(format_ms, (answer["limit_ms"], unbound_ms, rest_ms))
+    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])} the limit explains {limit}"
+    return Verdict(f"{step}; of {unbound} the limit is not known; {rest} lie above it.", "")
+
+
+def _account(answer: dict[str, Any]) -> list[Block]:
+    return [
+        Waterfall("One step, ms:", _about(answer), _bars(answer), KINDS),
+        Lines(list(_limit(answer)), is_soft=True),
+        *_next(answer),
+        Section("Who delays whom, ms a step", list(_lateness(answer))),
+        *_tables(answer),
+    ]
+
+
+def _about(answer):
+    ranks = f", mean of {len(answer['ranks'])} ranks" if len(answer["ranks"]) > 1 else ""
+    return f"mean of {text_table.counted(answer['num_steps'], 'step')}{ranks}, by {MEASURED_BY[answer['of']]}"
+
+
+def _limit(answer: dict[str, Any]) -> Iterator[str]:
+    number, first = next(iter(answer["ranks"].items()))
+    device = f"; {plain(first['device'])}" if first["device"] else ""
+    yield f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}."
+    if first["host_step_ms"] is not None and answer["of"] == "device":
+        yield f"The host's own step, of rank {number}: {format_ms(first['host_step_ms'])}."
+
+
+def _bars(answer: dict[str, Any]) -> list[Bar]:
+    bars, at_ms = [], 0.0
+    for line in answer["parts"]:
+        is_unknown = line["part"] in (*parts.NO_BOUND, parts.UNKNOWN)
+        kind: Kind = "limit" if line["is_limit"] else "unknown" if is_unknown else "above"
+        words = f"{line['ms']:.3f} ({line['pct']:.1f} %)"
+        bars.append(Bar(line["part"], at_ms, at_ms + line["ms"], words, kind, line["meaning"]))
+        at_ms += line["ms"]
+    return [*bars, Bar("the step", 0.0, answer["step_ms"], f"{answer['step_ms']:.3f} (100 %)", "total")]
+
+
+def _next(answer: dict[str, Any]) -> list[Block]:
+    """The ranking, then what may help and what did."""
+    known = [line for line in answer["next"] if line["part"] not in parts.NO_BOUND]
+    others = [line for line in answer["next"] if line["part"] in parts.NO_BOUND]
+    hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in known + others)
+    records = ranking.legend(known + others)
+    about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
+    return [
+        _ranked("Where the next millisecond is:", "what each could give at most, ms", known, "above"),
+        _ranked("Whose bound is not known:", "the time of each, of which it could give a part, ms", others, "unknown"),
+        Section("What may help", [Bullets(list(hints))] if hints else [], is_folded=True),
+        Section("What people did about it", [about, Bullets(records)] if records else [], is_folded=True),
+    ]
+
+
+def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind) -> Waterfall:
+    bars = []
+    for line in lines:
+        records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
+        words, count = f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", f"{line['count']:.1f} a step"
+        bars.append(Bar(_evidence(line) + records, 0.0, line["gain_ms"], words, kind, count))
+    return Waterfall(title, about, bars, has_sentences=True)
+
+
+def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
+    """For whom ranks wait, and why."""
+    for line in answer["lateness"]:
+        if line["wait_ms"] <= MIN_LATE_FRAC * answer["step_ms"]:
+            continue
+        collectives = ", ".join(f"{short(one['what'])} {one['ms']:.3f}" for one in line["collectives"][:2])
+        waited = f"rank {line['rank']}: the others wait {line['wait_ms']:.3f} for it (median), in {collectives}"
+        yield Lines([f"{waited}; without that their step would be {line['without_ms']:.3f}"])
+        more = ", ".join(f"{part} {ms:.3f}" for part, ms in list(line["more"].items())[:3])
+        reasons = [f"{one['ms']:.3f} more of: {one['part']}: {_place(one)}" for one in line["reasons"][:3]]
+        have = f"it has more than the median of the others of: {more or 'nothing that was recorded'}"
+        yield Bullets([have, *reasons])
+
+
+def _tables(answer: dict[str, Any]) -> list[Block]:
+    """What each part holds; of several ranks those with least and most of it, and on a page all of them."""
+    by_rank = {f"rank {number}": one["parts"] for number, one in answer["ranks"].items()}
+    ms_by_rank = {name: {line["part"]: line["ms"] for line in lines} for name, lines in by_rank.items()}
+    rows, of_ranks = [], []
+    for line in answer["parts"]:
+        ms = {name: of_parts.get(line["part"], 0.0) for name, of_parts in ms_by_rank.items()}
+        ends = [f"{ms[name]:.3f} ({name})" for name in (min(ms, key=ms.__getitem__), max(ms, key=ms.__getitem__))]
+        about = [*(ends if len(ms) > 1 else []), line["meaning"], line["source"]]
+        rows.append([line["part"], _ms(line["ms"]), f"{line['pct']:.1f}", *about])
+        of_ranks.append([line["part"], *map(_ms, ms.values())])
+    heads = ["part", "ms", "%", *(["least", "most"] if len(by_rank) > 1 else []), "what it holds", "its limit is from"]
+    held = Table(heads, rows, [head in ("ms", "%") for head in heads])
+    tables: list[Block] = [Section("What each part holds", [held], is_folded=True)]
+    if len(by_rank) > 1:
+        table = Table(("part", *by_rank), of_ranks, [False] + [True] * len(by_rank))
+        tables.append(Section("Each rank, ms a step", [table], is_folded=True, is_page_only=True))
+    return tables
+
+
+# ---- the difference of two
+
+
+def _verdict_of_difference(title, difference):
+    a_ms, b_ms, pct = difference["a"]["step_ms"], difference["b"]["step_ms"], difference["change_pct"]
+    change = f"{difference['change_ms']:+.3f} ms" + ("" if pct is None else f", {pct:+.1f} %")
+    steps = f"a step took {format_ms(a_ms)} and takes {format_ms(b_ms)}: {change}"
+    return Verdict(f"{plain(title, MAX_TITLE_CHARS)}: {steps}", "")
+
+
+def _difference(difference: dict[str, Any]) -> list[Block]:
+    a, b, rows = difference["a"], difference["b"], difference["parts"]
+    ends = ("step of A", a["step_ms"]), ("step of B", b["step_ms"])
+    steps = [(row["part"], row["change_ms"], row["meaning"]) for row in rows]
+    bars = []
+    for line in difference["lines"]:
+        change, kind = f"{line['change_ms']:+.3f} ({line['a_ms']:.3f} to {line['b_ms']:.3f})", _kind(line)
+        bars.append(Bar(_evidence(line), 0.0, line["change_ms"], change, kind))
+    cells = [(row["part"], _ms(row["a_ms"]), _ms(row["b_ms"]), f"{row['change_ms']:+.3f}") for row in rows]
+    table = Table(("part", "A, ms", "B, ms", "change, ms"), cells, (False, True, True, True))
+    rest = f"{difference['rest_ms']:+.3f} ms in all others together"
+    return [
+        of_changes("From A's step to B's, ms:", f"by {MEASURED_BY[a['of']]}", ends, steps),
+        Waterfall("What changed most:", "ms, in A and in B", bars, CHANGES, has_sentences=True),
+        Lines([rest] if bars else [], is_soft=True),
+        Section("What each part took", [table], is_folded=True),
+    ]
+
+
+def _kind(line: dict[str, Any]) -> Kind:
+    return "less" if line["change_ms"] < 0 else "more"
+
+
+# ---- words
+
+
+def _evidence(line: dict[str, Any]) -> str:
+    """A line of the ranking, or of a difference -> its part, rank, name and place."""
+    rank = "" if line.get("rank") is None else f" (rank {line['rank']})"
+    return f"{line['part']}{rank}: {_place(line)}"
+
+
+def _place(line: dict[str, Any]) -> str:
+    what = short(line["what"]) if line["what"] else ""
+    where = COMPILED.sub("a compiled graph", plain(line["where"], MAX_TITLE_CHARS)) if line["where"] else ""
+    return f"{what} at {plain(where)}" if what and where else what or where
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.3f}"

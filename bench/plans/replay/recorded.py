@@ -1,0 +1,182 @@
+"""A run folder as a replay reads it, and whether all that it needs to be run again is on this machine."""
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bench.base.credentials import LOGIN, SECRET
+from bench.base.paths import REPO
+from bench.base.reading import json_file, plain_file, yaml_file
+from bench.base.reading.damage import Damaged
+from bench.data.shards import CheckFailed
+from bench.data.sources import datasets
+from bench.machine import git
+from bench.machine.preflight import Check
+from bench.record import run_folder, verification
+
+PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # in overrides.yaml, of a credential
+THE_RECORD = "record"  # the name of the check of it
+MADE = ("pysource", "markov")  # sources that this machine can make again
+# Variables that reach arithmetic; the others say where things lie, or are the harness's own.
+VARIABLES = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_ALLOW_TF32")
+# The launcher decides on these again, and the record says num_threads.
+OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run folder as far as a replay reads it."""
+
+    folder: Path
+    run: dict[str, Any]  # run.json
+    config: dict[str, Any]  # config.yaml, as it stands
+    overrides: list[str]  # what the user asked for
+
+    @property
+    def name(self) -> str:
+        """TRACK/RUN_ID."""
+        return f"{self.run['track']}/{self.run['run_id']}"
+
+    @functools.cached_property
+    def environment(self) -> dict[str, Any]:
+        """run.json's, with "variables", those that reach arithmetic."""
+        path = self.folder / "environment.json"
+        return self.run["environment"] | {"variables": variables(json_file.read(path) if path.is_file() else {})}
+
+    @property
+    def hardware(self) -> SimpleNamespace:
+        """The record's hardware group, as bench/machine/environment.py reads it."""
+        hardware = self.config["hardware"]
+        return SimpleNamespace(**hardware, ranks_of_node=hardware["num_processes"] // (hardware.get("nodes") or 1))
+
+    @property
+    def unused(self) -> set[str]:
+        """Files that lay beside a script, are part of its identity and that it did not use: no record holds them."""
+        script = self.run.get("script") or {}
+        return set(script.get("sha256_by_file") or ()) - set(script["used"]) if script.get("used") else set()
+
+    def patch(self) -> bytes | None:
+        """The difference of its code from its commit; None where it is not there."""
+        try:
+            return bytes(plain_file.content(self.folder / "code" / "diff.patch"))
+        except Damaged:
+            return None
+
+    def is_of_session(self, other: "Recorded") -> bool:
+        """Whether both ran in one session: one boot, one software image."""
+        session_id = self.run.get("session_id")
+        return session_id is not None and session_id == other.run.get("session_id")
+
+
+def variables(environment: Mapping[str, Any]) -> dict[str, str]:
+    """environment.json -> its variables that reach arithmetic."""
+    of_shell = environment.get("env", {}).items()
+    return {name: value for name, value in of_shell if name.startswith(VARIABLES) and name not in OWN_VARIABLES}
+
+
+def read(folder: Path) -> Recorded:
+    """ValueError: it is imported, is not complete, or lacks a file."""
+    run: Any = run_folder.read(folder)
+    if run.get("imported"):
+        raise ValueError(f"{folder.name}: is imported from a log, which has no code, settings and data to run again")
+    if run["status"] != "complete":
+        raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
+    config, path = yaml_file.read(folder / "config.yaml"), folder / "overrides.yaml"
+    return Recorded(folder, run, config, yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or [])
+
+
+def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
+    """The record with its credentials in its overrides again.  ValueError: it has others than there are values."""
+    names = recorded.run.get("redacted") or []
+    if len(names) != len(values):
+        what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
+        raise ValueError(f"{recorded.name}: {what}, and --fill gives {len(values)} of {len(names)} values")
+    given, overrides = dict(zip(names, values, strict=True)), []
+    for word in recorded.overrides:
+        key = word.partition("=")[0].lstrip("+")
+        hidden = [name for name in given if name.startswith(key)] if PLACEHOLDER.search(word) else []
+        texts = iter([given.pop(name) for name in hidden])
+        overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), word))  # type: ignore[misc]
+    if given:
+        where = "it came from a yaml that the record does not hold"
+        raise ValueError(f"{recorded.name}: {', '.join(given)} was not typed on the command line: {where}")
+    return dataclasses.replace(recorded, overrides=overrides)
+
+
+# ---- is everything here?
+
+
+def checks(recorded: Recorded) -> list[Check]:
+    """All that must be here before a replay starts; status fail: it is not, and found says what is missing."""
+    of_each: tuple[Callable[[Recorded], Check], ...] = (_record, _commit, _patch, _untracked, _devices, _data)
+    return [check(recorded) for check in of_each]
+
+
+def _record(recorded: Recorded) -> Check:
+    """A record that `verify` refuses is not run again: there is nothing that a certificate could be of."""
+    rules = verification.report(recorded.folder)["rules"]
+    failed = [rule for rule in rules if not rule["passed"]]
+    if failed:
+        found = f"./run.sh verify fails, {failed[0]['rule']}: {failed[0]['evidence']}"
+        return Check(THE_RECORD, "fail", found, "a copy that is unchanged")
+    return Check(THE_RECORD, "ok", f"verify: all {len(rules)} rules passed")
+
+
+def _commit(recorded: Recorded) -> Check:
+    commit = recorded.run["code"]["commit"]
+    if commit is None:
+        return Check("commit", "fail", "the record names none: it ran outside git", "nothing: its code is not known")
+    if git.ask(REPO, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        remedy = f"git fetch origin {commit}, in the repository that the run was made in"
+        return Check("commit", "fail", f"{commit[:12]} is not in this repository", remedy)
+    return Check("commit", "ok", commit[:12])
+
+
+def _patch(recorded: Recorded) -> Check:
+    wanted = recorded.run["code"]["diff_sha256"]
+    if wanted is None:
+        return Check("patch", "ok", "none")
+    patch = recorded.patch()
+    if patch is None or hashlib.sha256(patch).hexdigest() != wanted:
+        what = "is missing" if patch is None else "is not the one that run.json names"
+        return Check("patch", "fail", f"code/diff.patch {what}", "a copy of the record that is unchanged")
+    return Check("patch", "ok", f"code/diff.patch, {len(patch)} bytes")
+
+
+def _untracked(recorded: Recorded) -> Check:
+    names = recorded.run["code"]["untracked"] or []
+    missing = [name for name in names if not (recorded.folder / "code" / "untracked" / name).is_file()]
+    if missing:
+        words = f"the record does not hold {', '.join(missing[:3])}" + " and more" * (len(missing) > 3)
+        return Check("sources", "fail", words, "nothing: git did not know these sources, and each was above 1 MiB")
+    return Check("sources", "ok", f"{len(names)} sources" if names else "none")
+
+
+def _devices(recorded: Recorded) -> Check:
+    hardware = recorded.config["hardware"]
+    if hardware["device"] == "cpu":
+        return Check("devices", "ok", "a CPU")
+    from bench.machine import gpus  # NVML
+
+    num_here, num_wanted = len(gpus.nvml_facts()["gpus"]), hardware["num_processes"]
+    if num_here < num_wanted:
+        found = f"it ran on {num_wanted} GPUs, and {num_here or 'none'} are here"
+        return Check("devices", "fail", found, "replay it on a machine that has them")
+    return Check("devices", "ok", f"{num_here} GPUs")
+
+
+def _data(recorded: Recorded) -> Check:
+    data = recorded.run["data"]
+    try:
+        shards = datasets.recorded(data, say=lambda text: None)
+    except CheckFailed as error:
+        if "is not there" in str(error) and data["source"] in MADE:
+            return Check("data", "ok", f"{data['source']} is made again, and must give the same bytes")
+        return Check("data", "fail", str(error), f"./run.sh data fetch {data['source']}")
+    return Check("data", "ok", f"{sum(map(len, shards.values()))} shards with the record's sha256")
