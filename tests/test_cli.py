@@ -75,7 +75,7 @@ def results(tmp_path_factory):
             "import: format nanogtp: did you mean nanogpt? choose from modded-nanogpt, nanochat",
         ),
         (["export", "x", "--to", "cvs"], "export: --to cvs: did you mean csv? choose from csv, parquet, mllog, modded"),
-        (["dashboard", "x", "--to", "wanb"], "dashboard: --to wanb: did you mean wandb? choose from mlflow"),
+        (["dashboard", "x", "--to", "wanb"], "dashboard: --to wanb: did you mean wandb? choose from csv"),
         (["rnu"], "rnu: unknown verb; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),

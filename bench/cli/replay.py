@@ -12,6 +12,7 @@ A second word says whether the time came again.  certificate.json says both, bes
 which lies in results/replays/.  A record that ./run.sh verify refuses gets none.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -33,7 +34,7 @@ COLOURED = {outcomes.IDENTICAL: "accepted", outcomes.DIFFERS: "failed", outcomes
 SHOWN_FIELDS = 8
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 reproduced, 1 not reproduced, 2 wrong use, undecided, or nothing could be run again."""
     args = _parser().parse_args(argv)
     answers = []
@@ -61,7 +62,7 @@ def main(argv):
     return 0 if any(answer.holds for answer in made) else 2
 
 
-def _folders(args):
+def _folders(args: argparse.Namespace) -> list[Path]:
     if args.times is not None and args.times < 2:
         raise ValueError(f"--times {args.times}: an interval takes at least 2 runs of fresh seeds")
     if not args.all:
@@ -76,7 +77,7 @@ def _folders(args):
     return kept
 
 
-def _of(folder, args):
+def _of(folder: Path, args: argparse.Namespace) -> certificate.Certificate | None:
     """The certificate of one record; with --check None, or the certificate of what is missing."""
     record = recorded.with_secrets(recorded.read(folder), args.fill)
     checks, fields = replaying.foreseen(record)
@@ -103,7 +104,7 @@ def _of(folder, args):
     return made
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh replay", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race, RACE:ARM or a claim")
     parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")

@@ -30,7 +30,7 @@ def _some(found: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
     return found
 
 
-def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> Sequence[T]:
+def of_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence[T]:
     """make(folder) of each run folder; a damaged record is excluded, on standard error.  ValueError: all are."""
     made, folders = [], list(folders)
     for folder in folders:
