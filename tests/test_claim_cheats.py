@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import subprocess
 
 import claimed
 import pytest
 from claimed import failed
+from real_runs import git
 
 from bench.base import utc
 from bench.cli import judge
@@ -134,11 +134,6 @@ def project(results, tmp_path, monkeypatch):
     shutil.copy(results.folder / ledger.NAME, published / "early")
     monkeypatch.setattr(published_ledgers, "published_root", lambda: published)
     return tmp_path / "project", folders
-
-
-def git(project, *words):
-    author = ["-c", "user.name=x", "-c", "user.email=x@y"]
-    subprocess.run(["git", *author, *words], cwd=project, check=True, capture_output=True)
 
 
 def hide_the_last(results, folders):

@@ -14,7 +14,8 @@ from types import ModuleType
 import pytest
 import real_runs
 from claimed import Results
-from test_environment import commit, git
+from real_runs import git
+from test_environment import commit
 
 from bench.base import paths
 from bench.claims.rules import rulebook

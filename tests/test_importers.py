@@ -10,7 +10,6 @@ import pytest
 
 from bench.cli import import_logs
 from bench.record import run_folder as record
-from bench.record import step_files as steps
 from bench.record import verification
 from bench.record.importers import consoles, log_files, modded_nanogpt, records
 
@@ -177,19 +176,6 @@ def test_a_step_avg_that_no_meaning_fits_has_none():
     assert one(log("step:100/100 val_loss:4.0000 train_time:5000ms step_avg:77.00ms")).step_avg_meaning is None
 
 
-def test_several_runs_of_one_file_are_distinguished():
-    lines = [
-        line
-        for loss in (4.0, 3.9)
-        for line in (
-            "step:0/2 val_loss:10.8 train_time:0.001s step_avg:nanms",
-            f"step:2/2 val_loss:{loss:.5f} train_time:2.0s step_avg:1000.00ms",
-        )
-    ]
-    runs, _ = modded_nanogpt.read(log(*lines), "x.txt")
-    assert [(run.number, run.val_loss) for run in runs] == [(0, 4.0), (1, 3.9)]
-
-
 def test_llm_c_has_no_time_and_none_is_made_up():
     run = one(
         log(
@@ -201,28 +187,6 @@ def test_llm_c_has_no_time_and_none_is_made_up():
         )
     )
     assert (run.train_time_ms, run.val_loss, run.complete, run.declared_steps) == (None, 10.9, True, None)
-
-
-def test_a_log_that_is_cut_is_incomplete():
-    run = one(log("step:0/9 val_loss:10.8 train_time:0ms step_avg:nanms", "step:1/9 train_time:100ms step_avg:nanms"))
-    assert run.complete is False and run.num_steps == 1
-
-
-def test_a_metric_line_that_cannot_be_read_is_reported():
-    runs, facts = modded_nanogpt.read(
-        log(
-            "step:1/9 val_loss:abc train_time:1ms step_avg:1ms",
-            "step:2/9 what is this",
-            "step:3/9 val_loss:4.0 train_time:3ms step_avg:1.00ms",
-        ),
-        "x",
-    )
-    assert len(facts["unmatched"]) == 2 and runs[0].num_steps == 3
-
-
-def test_code_in_a_log_is_no_metric_line():
-    runs, facts = modded_nanogpt.read(log(), "x")
-    assert (runs, facts["unmatched"], facts["format_id"]) == ([], [], "Z_not_a_run_log")
 
 
 def plain_log(last="3.2790"):
@@ -272,16 +236,6 @@ def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
     json.dumps([record, rows], allow_nan=False)
     ((run,), _) = consoles.read(f"iter 0: loss {word}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
     assert run.diverged_step == 1 and not run.complete
-
-
-def test_a_tail_average_is_understood_and_no_step():
-    runs, facts = modded_nanogpt.read(
-        log(
-            "tailavg step:10 tau:5 lambda:0.5 val_loss:3.3", "step:10/10 val_loss:3.4 train_time:1.0s step_avg:100.00ms"
-        ),
-        "x",
-    )
-    assert (facts["num_tail_lines"], facts["unmatched"], runs[0].val_loss) == (1, [], 3.4)
 
 
 # ---- consoles
@@ -546,11 +500,3 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
     (run,), _ = modded_nanogpt.read(data, "x")
     _, rows = records.of_run(run, Path("x.txt"), "modded-nanogpt", FACTS)
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]
-
-
-def test_an_unknown_format_and_a_missing_path_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="choose from modded-nanogpt"):
-        log_files.read(tmp_path, "wandb")
-    with pytest.raises(ValueError, match="no such file or folder"):
-        log_files.files([tmp_path / "nowhere"])
-    assert steps.read(tmp_path) == []

@@ -18,7 +18,6 @@ from bench.cli import judge, race
 from bench.config import compose, schema
 from bench.plans.race import runner
 from bench.record import certificates, ledger, run_folder
-from bench.report import markdown_blocks
 
 
 @pytest.fixture
@@ -452,24 +451,4 @@ def test_rules_are_data_that_a_run_cannot_change(results):
         compose.compose(["track=cpu_nano", "track.rules.max_interrupted=9"])
 
 
-def test_rules_change_no_config_id():
-    config = claimed.config()
-    before = schema.config_id(config)
-    changed = schema.build(schema.Config, schema.to_dict(config))
-    changed.track.rules.max_interrupted = 50
-    assert schema.config_id(changed) == before
-
-
-def test_every_rule_says_what_it_wants():
-    assert all(rule.__doc__.splitlines()[0].endswith(".") or rule.__doc__.count("\n") for rule in rulebook.RULES)
-
-
 # ---- generated tables
-
-
-def test_a_block_is_stale_when_its_command_prints_something_else():
-    text = f"before\n\n{markdown_blocks.block('table --md x', '| 1 |')}\n\nafter\n"
-    assert markdown_blocks.commands(text) == ["table --md x"]
-    assert markdown_blocks.stale(text, lambda command: "| 1 |\n") == []
-    assert markdown_blocks.stale(text, lambda command: "| 2 |") == ["table --md x"]
-    assert markdown_blocks.fresh(text, lambda command: "| 2 |") == text.replace("| 1 |", "| 2 |")

@@ -50,42 +50,6 @@ def test_a_line_that_was_removed_changed_doubled_or_moved_shows(tmp_path, harm, 
     assert message in " ".join(ledger.read(tmp_path).faults)
 
 
-def cut(folder, num_lines):
-    path = folder / ledger.NAME
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines]))
-
-
-def test_lines_that_were_cut_before_the_next_one_leave_a_gap_in_the_numbers(tmp_path):
-    fill(tmp_path, 4)
-    cut(tmp_path, 2)
-    fill(tmp_path, 1)
-    assert ledger.read(tmp_path).faults == [
-        "line 3 is number 5 of this ledger but follows number 2: 2 between them were removed"
-    ]
-
-
-@pytest.mark.parametrize("kept", ["beside it", "on this machine"])
-def test_either_of_the_two_files_of_the_count_is_enough(tmp_path, kept, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    fill(tmp_path / "results", 4)
-    cut(tmp_path / "results", 2)
-    if kept == "beside it":
-        shutil.rmtree(tmp_path / "state")
-    else:
-        (tmp_path / "results" / ledger_count.NAME).unlink()
-    fill(tmp_path / "results", 1)
-    assert "2 between them were removed" in ledger.read(tmp_path / "results").faults[0]
-
-
-def test_where_both_files_are_gone_another_count_begins_and_the_ledger_says_where(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    fill(tmp_path / "results", 4)
-    shutil.rmtree(tmp_path / "state")
-    (tmp_path / "results" / ledger_count.NAME).unlink()
-    fill(tmp_path / "results", 2)
-    assert (ledger.read(tmp_path / "results").faults, ledger.read(tmp_path / "results").recounted) == ([], [5])
-
-
 def test_a_ledger_that_is_moved_or_removed_as_a_whole_is_counted_rightly(tmp_path):
     fill(tmp_path / "a", 2)
     (tmp_path / "a").rename(tmp_path / "b")
