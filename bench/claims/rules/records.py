@@ -1,13 +1,21 @@
 """Rules about each record alone, and about the ledger that has it."""
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from bench.base import utc
+from bench.base.paths import PUBLISHED, published_root, results_root, shown
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted, some
 from bench.claims.claim import Claim, Judged, Run
-from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
+from bench.machine import git
+from bench.record import certificates, ledger, run_folder, verification
 from bench.record.shape import Record
 
+MAX_BLOBS = 500  # of git's history of publications, the newest first
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
@@ -102,7 +110,7 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
     if not book.lines:
         return False, "there is no ledger: copy ledger.jsonl of the results folder to these runs"
     mine = [number for number, line in zip(book.numbers, book.lines) if line.get("run") in claim.names]
-    faults = book.faults + _lost_end(book) + published_ledgers.faults(book)
+    faults = book.faults + _lost_end(book) + _faults_of_published(book)
     for number in book.recounted:
         if mine and mine[0] < number <= mine[-1]:
             where = f"the line count restarted at line {number}, between the claim's runs"
@@ -117,13 +125,60 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
 
 def _lost_end(book: ledger.Ledger) -> list[str]:
     """A sentence where this machine has counted more lines than there are."""
-    known = ledger_count.newest(book.results, book.lines[0].get("sha256"))
+    known = ledger.newest_count(book.results, book.lines[0].get("sha256"))
     if known is None:
         return []
     counter, number = known
     last = max((line.get("number", 0) for line in book.lines if line.get("counter") == counter), default=0)
     fault = f"this machine has counted {number} lines, but the last one is number {last}: its end was removed"
     return [fault] if last < number else []
+
+
+def _faults_of_published(book: ledger.Ledger) -> list[str]:
+    """A sentence for each published copy that has lines which this ledger lacks: it was cut or rewritten since.
+
+    Each publication copies the ledger as a whole, and git keeps the copies of earlier days.  A copy of another ledger
+    says nothing, nor does a later copy of this one where this one is an older copy itself.
+    """
+    own = {line["sha256"] for line in book.lines if "sha256" in line}
+    first = next((line["sha256"] for line in book.lines if "sha256" in line), None)
+    is_live = book.results.resolve() == results_root().resolve()
+    sentences = []
+    for where, text in _copies():
+        lines = [line for line in map(ledger.parsed, text.splitlines()) if line is not None]
+        missing = [line for line in lines if line["sha256"] not in own]
+        if not missing or lines[0]["sha256"] != first:
+            continue
+        if not is_live and book.lines[-1].get("sha256") in {line["sha256"] for line in lines}:
+            continue
+        facts: Mapping[str, Any] = missing[0]
+        what = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))
+        remedy = f"the first is {what}: restore them, or merge the two ledgers line by line"
+        sentences.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
+    return sentences
+
+
+def _copies() -> list[tuple[str, str]]:
+    """[(what it is called, its text)], those in the history without the ones that lie in the folder."""
+    here = {}
+    for path in sorted(published_root().glob(f"*/{ledger.NAME}")):
+        try:
+            here[plain_file.text(path, plain_file.MAX_LINES_BYTES)] = shown(path)
+        except Damaged:  # of a publication: judge says so of itself
+            continue
+    project = published_root().parent.parent
+    before = _of_history(project, git.ask(project, "for-each-ref", "--format=%(objectname)"))
+    return [(name, text) for text, name in ({text: name for name, text in before} | here).items()]
+
+
+@functools.cache
+def _of_history(project: Path, refs: str | None) -> list[tuple[str, str]]:
+    """[(what it is called, its text)] of each ledger that a commit of these refs has among its publications."""
+    listed = git.ask(project, "rev-list", "--objects", "--all", "--", f"results/{PUBLISHED}") if refs else None
+    objects = [line.partition(" ")[::2] for line in (listed or "").splitlines()]
+    blobs = [(name, path) for name, path in objects if path.endswith(f"/{ledger.NAME}")][:MAX_BLOBS]
+    texts = [(f"{path} in git ({name[:8]})", git.ask(project, "cat-file", "blob", name)) for name, path in blobs]
+    return [(name, text) for name, text in texts if text is not None]
 
 
 def every_record_matches_the_ledger(claim: Claim) -> Judged:
