@@ -22,6 +22,7 @@ from bench.launch.script import trace_files, work_folder
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL, Script
 from bench.record import failures, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
+from bench.record.importers.consoles import Form
 from bench.record.importers.modded_nanogpt import MEANINGS
 from bench.record.importers.records import Run, rows_of
 from bench.record.shape import Section
@@ -166,9 +167,7 @@ def rows_of_output(output: "Output", dialect: str | None) -> list[StepRow]:
     return stamped(rows_of(runs[-1]), output.lines, dialects.of_name(dialect)) if dialect and runs else []
 
 
-def stamped(
-    rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | dialects.Console
-) -> list[StepRow]:
+def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form) -> list[StepRow]:
     """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
 
     t_ns, as of our own runs, is when the step began: when the line before came.

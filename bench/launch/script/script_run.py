@@ -26,6 +26,7 @@ from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
 from bench.record import failures, metrics, printed_times, run_folder, step_files
 from bench.record.importers import dialects
+from bench.record.importers.consoles import Form
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
 
@@ -142,7 +143,7 @@ class Watched:
         self._output = Output(folder, self._num_ranks, job.script.dialect)
         self.pipes = self._output.pipes
         self.program = (job.script.python, str(job.code / WORKER))  # of each rank
-        self._reader: dialects.Modded | dialects.Console | None = None  # of the dialect, once it is known
+        self._reader: dialects.Modded | Form | None = None  # of the dialect, once it is known
         self._num_read = 0
         self._last: StepRow = {}
         self._foreign_cores: float | None = None
