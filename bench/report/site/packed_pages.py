@@ -46,14 +46,13 @@ def of_rows(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
     result = {}
     for group in groups.values():
         group.sort(key=lambda row: row["started_at"] or "")
-        links = [(_words(row), f"run.html?{quote(row['run_id'])}") for row in group]
+        links = []
+        for row in group:
+            started = (row["started_at"] or "an unknown time")[:16].replace("T", " ")
+            links.append((f"seed {row['seed']} of {started}", f"run.html?{quote(row['run_id'])}"))
         for num, row in enumerate(group):
             result[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
     return result
-
-
-def _words(row: Row) -> str:
-    return f"seed {row['seed']} of {(row['started_at'] or 'an unknown time')[:16].replace('T', ' ')}"
 
 
 def write(

@@ -5,6 +5,7 @@ A run whose record cannot be read has a row as well, with what is wrong with it.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ COLUMNS = (  # what a user can choose, in this order; site.js says which are sho
 NUM_HEADLINE = 4  # of them, which the settings that differ follow
 # fmt: on
 OF_THE_SITE = ("short", "group", "counts", "page")  # of each row, in no column of their own
-UNREAD = dict.fromkeys(OF_A_ROW)
+UNREAD: dict[str, Any] = dict.fromkeys(OF_A_ROW)
 RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(-\d+)?")
 
 
@@ -54,17 +55,12 @@ def read(folder: Path | str) -> Results:
     result = index.read_rows([folder], on_error=lambda message: None)
     folders -= {path for path, _ in result}
     faults = {path: index.fault_of(path) for path in sorted(folders)}
-    damaged = {path: _without(path, why) for path, why in faults.items() if why}
+    damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in faults.items() if why}
     result.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
     by_id: dict[str, tuple[str, Row]] = {}
     for path, row in result:
         by_id.setdefault(row["run_id"], (path, row))
     return Results(Path(folder), list(by_id.values()), damaged, len(result) - len(by_id))
-
-
-def _without(path: str, why: str) -> str:
-    """A message without the folder that it begins with."""
-    return why.removeprefix(path).lstrip("/: ")
 
 
 def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -82,19 +78,22 @@ def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list[Any]]
     for number, members in enumerate(table_groups.members_of(rows)):
         group_of |= {row["run_id"]: number for row in members}
         counts |= {row["run_id"] for row in table_groups.counted(members)}
-    shown = [_shown(row, faults.get(row["run_id"])) | {name: _plain(row[name]) for name in varied} for row in rows]
-    for row in shown:
+    shown = []
+    for row in rows:
         run_id = row["run_id"]
-        row |= {"group": group_of[run_id], "counts": run_id in counts, "page": run_id not in faults}
-    shown += [_unread(path, why) for path, why in results.damaged.items()]
+        settings = {
+            name: " ".join(map(str, row[name])) if isinstance(row[name], list) else row[name] for name in varied
+        }
+        places = {"group": group_of[run_id], "counts": run_id in counts, "page": run_id not in faults}
+        shown.append(_shown(row, faults.get(run_id)) | settings | places)
+    for path, why in results.damaged.items():
+        parent, name = os.path.split(path)
+        facts = {"run_id": name, "name": name, "track": os.path.basename(parent), "status": "damaged", "why": why}
+        shown.append(UNREAD | facts | {"source": None, "group": -1, "counts": False, "page": False})
     for row, short in zip(shown, short_ids([row["run_id"] for row in shown]), strict=True):
         row["short"] = short
     names = (*COLUMNS[:NUM_HEADLINE], *varied, *COLUMNS[NUM_HEADLINE:], *OF_THE_SITE)
     return {name: [row.get(name) for row in shown] for name in names}
-
-
-def _plain(value: object) -> object:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _shown(row: Mapping[str, Any], fault: str | None) -> dict[str, Any]:
@@ -109,25 +108,13 @@ def _shown(row: Mapping[str, Any], fault: str | None) -> dict[str, Any]:
     return shown
 
 
-def _unread(path: str, why: str) -> dict[str, Any]:
-    parent, name = os.path.split(path)
-    facts = {"run_id": name, "name": name, "track": os.path.basename(parent), "status": "damaged", "why": why}
-    return UNREAD | facts | {"source": None, "group": -1, "counts": False, "page": False}
-
-
 def short_ids(run_ids: Iterable[str]) -> list[str]:
     """Time of day, config_id and seed of each; with the date, or whole, where two would be alike."""
-    run_ids = list(run_ids)
     forms = [_forms(run_id) for run_id in run_ids]
     shorts = [form[0] for form in forms]
     for number in (1, 2):
-        alike: dict[str, list[int]] = {}
-        for index_, short in enumerate(shorts):
-            alike.setdefault(short, []).append(index_)
-        for indices in alike.values():
-            if len(indices) > 1:
-                for index_ in indices:
-                    shorts[index_] = forms[index_][number]
+        num_alike = Counter(shorts)
+        shorts = [form[number] if num_alike[short] > 1 else short for form, short in zip(forms, shorts)]
     return shorts
 
 

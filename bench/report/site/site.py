@@ -3,6 +3,7 @@
 FOLDER/site/index.html opens from a file.  What was made before is made again only where it changed.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from bench.base import atomic
+from bench.base.text_table import counted
 from bench.record import race_folder, sweep
 from bench.record.rows import Row
 from bench.report import curve_files, race_page, sweep_page, sweep_results
 from bench.report.site import packed_pages, record_chart, run_rows
-from bench.web.document import badge, marked_up
+from bench.web.document import badge
 from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
 
 Boards = Callable[[], Iterable[record_chart.Board]]
@@ -43,9 +45,16 @@ def write(
         if path.is_symlink():
             raise ValueError(f"{path}: is a link, and pages are written only into the folder named: remove it")
     out.mkdir(parents=True, exist_ok=True)
-    _copy_assets(out / "assets")
+    (out / "assets").mkdir(exist_ok=True)
+    for asset in ASSETS.iterdir():
+        with atomic.replacing(out / "assets" / asset.name, durable=False) as file:  # an error names it, not the source
+            file.write(asset.read_bytes())
+    standing, fault = list[record_chart.Board](), None
     with curve_files.making(out, results.runs) as finish_curves:
-        standing, fault = _standing(boards)
+        try:
+            standing = list(boards())
+        except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
+            fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
     paged = packed_pages.chosen(results.runs, record_chart.linked(standing), num_pages)
     limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
     faults = packed_pages.write(paged, out, say)
@@ -53,9 +62,12 @@ def write(
     finish_curves(lambda run_id: None if run_id in faults else packed_pages.link(run_id))
     data = {"columns": _packed(run_rows.columns(results, faults))}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
+    about = f"{counted(results.num_runs, 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}."
+    if results.num_copies:
+        about += f" {results.num_copies:,} {'copy' if results.num_copies == 1 else 'copies'} of a run not shown."
     body = [
         tag("h1", "Results"),
-        soft(f"{_about(results, tracks)} {HELP} {limits.format('RUN')}"),
+        soft(f"{about} {HELP} {limits.format('RUN')}"),
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
@@ -68,25 +80,6 @@ def write(
     html = page("Results", *body, data={"runs-data": data}, scripts=SCRIPTS, styles=STYLES, assets="assets")
     atomic.write_text(out / "index.html", html)
     return out / "index.html"
-
-
-def _standing(boards: Boards) -> tuple[list[record_chart.Board], str | None]:
-    """(boards, None) or ([], why it is not known what stands), whatever is wrong with one record or the ledger."""
-    try:
-        return list(boards()), None
-    except Exception as error:
-        return [], f"The leaderboard cannot be made: {error or type(error).__name__}."
-
-
-def _about(results: run_rows.Results, tracks: Sequence[str]) -> str:
-    words = [f"{_num(results.num_runs, 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}."]
-    if results.num_copies:
-        words.append(f"{_num(results.num_copies, 'copy', 'copies')} of a run not shown.")
-    return " ".join(words)
-
-
-def _num(count: int, word: str, words: str | None = None) -> str:
-    return f"{count:,} {word if count == 1 else words or word + 's'}"
 
 
 def _damaged(results: run_rows.Results, faults: Mapping[str, str]) -> Safe:
@@ -108,13 +101,6 @@ def _packed(columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
             codes = {value: code for code, value in enumerate(distinct)}
             packed[name] = {"values": distinct, "codes": [codes[value] for value in values]}
     return packed
-
-
-def _copy_assets(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    for path in ASSETS.iterdir():
-        with atomic.replacing(folder / path.name, durable=False) as file:  # an error names the folder, not the source
-            file.write(path.read_bytes())
 
 
 def races(results: Path | str, out: Path) -> Safe:
@@ -139,7 +125,10 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
-        link = join([tag("a", race["race_id"], href=_race_page(folder, out)), _staircase(folder, out, race)])
+        href = _page_of(folder, race_page.PAGE, out, "races", race_page.html)
+        link = join([tag("a", race["race_id"], href=href)])
+        if stairs := race_page.staircase(folder, out, race):
+            link = join([link, stairs.markup], "; ")
         return started, _verdict_lines(race, started[:16].replace("T", " "), link)
     except Exception as error:  # whatever is wrong with one race, the others are shown
         words = f"{type(error).__name__}: {error}"[:300]
@@ -152,9 +141,8 @@ def _verdict_lines(race: race_folder.Race, started: str, link: Safe) -> list[Lin
         return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
     lines: list[Line] = []
     for name, one in against.items():
-        word = badge(str(one.get("verdict"))).markup
         arms = f"{name} against {race['baseline']}"
-        lines.append((started, link, arms, word, _change(one)))
+        lines.append((started, link, arms, badge(str(one.get("verdict"))).markup, _change(one)))
     return lines
 
 
@@ -172,18 +160,13 @@ def _badge(word: str, colour: str) -> Safe:
     return tag("span", word.replace("_", " "), class_=f"badge {colour}")
 
 
-def _staircase(folder: Path, out: Path, race: race_folder.Race) -> object:
-    link = race_page.staircase(folder, out, race)
-    return join(["; ", marked_up(link)]) if link else ""
-
-
-def _race_page(folder: Path, out: Path) -> str:
-    """From the index to the race's page."""
-    path = folder / "race.html"
+def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path, Path], str]) -> str:
+    """From the index to the page of a race or a sweep; one that was never made is made, in out/KIND/."""
+    path = folder / name
     if not path.exists():
-        path = out / "races" / f"{folder.name}.html"
+        path = out / kind / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, race_page.html(folder, path.parent), durable=False)
+        atomic.write_text(path, make(folder, path.parent), durable=False)
     return quote(os.path.relpath(path, out))
 
 
@@ -205,7 +188,8 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
 def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Line:
     try:
         result = sweep_results.read(folder, runs)
-        link = tag("a", folder.name, href=_sweep_page(folder, result, out))
+        make = functools.partial(sweep_page.html, result=result)
+        link = tag("a", folder.name, href=_page_of(folder, sweep_page.NAME, out, "sweeps", make))
         complete = sum(row["status"] == "complete" for row in result.rows)
         counts = f"{complete} complete" + "".join(
             f", {num} {word}" for num, word in ((len(result.lost), "lost"), (len(result.not_run), "not run")) if num
@@ -214,20 +198,4 @@ def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Lin
         started = result.facts["started_at"][:16].replace("T", " ")
         return started, link, over, counts, sweep_results.best(result).partition("; ")[0]
     except Exception as error:  # whatever is wrong with one sweep, the others are shown
-        return (
-            None,
-            folder.name,
-            None,
-            tag("span", "damaged", class_="badge bad"),
-            f"{type(error).__name__}: {error}"[:300],
-        )
-
-
-def _sweep_page(folder: Path, result: sweep_results.Results, out: Path) -> str:
-    """From the index to the sweep's page."""
-    path = folder / sweep_page.NAME
-    if not path.exists():
-        path = out / "sweeps" / f"{folder.name}.html"
-        path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, sweep_page.html(folder, path.parent, result), durable=False)
-    return quote(os.path.relpath(path, out))
+        return None, folder.name, None, _badge("damaged", "bad"), f"{type(error).__name__}: {error}"[:300]
