@@ -114,9 +114,9 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType, name: str) 
 
 def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
     from bench.claims import leaderboard_views
-    from bench.report.site import packed_pages, run_rows, site
+    from bench.report.site import packed_pages, site
 
-    results = run_rows.read(folder)
+    results = site.read(folder)
     num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
     roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
     is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
