@@ -2,8 +2,8 @@
 
 runs/run.html?RUN_ID loads the pack of that run, one of 256: NNN.js (JSON {run_id: html}, deflated, in base64), and
 becomes its page.  curves.html loads the files of the runs that are chosen, curves/*.js: addCurves("...") of JSON
-{run_id: curves.packed()} in the same form.  A file is made again only where a record in it, or the pages' code, changed.
-Which runs share one depends on their ids alone: a new run changes one file and not those of all later runs.
+{run_id: curves.packed()} in the same form.  A file is made again only where a record in it, or the pages' code, has
+changed.  Which runs share one depends on their ids alone: a new run changes one file and not those of all later runs.
 """
 
 import base64
