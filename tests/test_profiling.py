@@ -8,7 +8,8 @@ import torch
 from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
 from bench.cli import analyze
-from bench.config.windows import Options, check_ranks
+from bench.config.resolve import refusals_of_ranks
+from bench.config.windows import Options
 from bench.training.clock import StepMarks
 from bench.training.instruments.trace import Profiling, cost
 from bench.training.profiling import files, recording
@@ -117,10 +118,10 @@ def test_a_window_whose_warmup_alone_is_reached_leaves_no_file_and_no_profiler(t
 def test_a_run_that_reaches_its_target_in_the_midst_cuts_the_window_short(tmp_path):
     summary, _, _ = traced(tmp_path, ONE, stop_after=6)
     assert (summary["trace"]["status"], summary["trace"]["steps"]) == ("cut short", [5, 6])
-    assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == [
-        "ProfilerStep#5",
-        "ProfilerStep#6",
-    ]
+    trace = read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")
+    assert step_names(trace) == ["ProfilerStep#5", "ProfilerStep#6"]
+    assert (trace["speedrun"]["first_step"], trace["speedrun"]["last_step"]) == (5, 6)
+    assert [path.name for path in tmp_path.rglob(".*")] == []  # no temporary file is left
 
 
 def test_a_run_that_fails_keeps_what_was_recorded(tmp_path):
@@ -257,11 +258,6 @@ def test_a_trace_names_no_machine_and_no_private_path(tmp_path, repo):
     assert f"{repo}/" not in text and f"{os.path.expanduser('~')}/" not in text
     assert any("profiled.py(" in name for name in names(trace, "python_function"))
     assert trace["speedrun"] == {"window": "trace", "first_step": 5, "last_step": 7}
-
-
-def test_no_temporary_file_is_left(tmp_path):
-    traced(tmp_path)
-    assert [path.name for path in tmp_path.rglob(".*")] == []
 
 
 def test_a_full_disk_is_reported_and_leaves_no_half_trace(tmp_path, monkeypatch):
@@ -427,16 +423,9 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
     ],
 )
 def test_ranks_that_the_run_does_not_have_are_refused(instruments):
-    with pytest.raises(ValueError, match="the run has 2 processes, ranks from 0: remove 5"):
-        check_ranks(instruments, 2)
-    check_ranks(instruments, 6)
-
-
-def test_a_trace_that_was_cut_short_says_the_steps_that_it_has(tmp_path):
-    watch = watch_of(tmp_path, {"trace": {"first_step": 3, "active_steps": 9, "gzip": False}})
-    train_under(watch, stop_after=5)
-    facts = json.loads((tmp_path / "traces" / "trace_rank0.pt.trace.json").read_text())["speedrun"]
-    assert (facts["first_step"], facts["last_step"]) == (3, 5)
+    ((_, _, remedy),) = refusals_of_ranks(instruments, 2)
+    assert remedy == "the run has 2 processes, ranks from 0: remove 5"
+    assert not list(refusals_of_ranks(instruments, 6))
 
 
 def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):

@@ -5,11 +5,11 @@ import os
 import random
 import re
 import shutil
-import time
 from pathlib import Path
 
 import claimed
 import pytest
+import real_runs
 import traces
 from browser import Browser, needs_browser
 from kept_records import RECORDS, add
@@ -527,6 +527,11 @@ def test_groups_show_mean_sd_and_n_and_open_by_keyboard(browser, results):
     assert page.errors == []
 
 
+def downloaded(path):
+    real_runs.wait_for(path.exists, 10)
+    return path.read_text()
+
+
 @needs_browser
 @pytest.mark.browser
 def test_a_file_holds_exactly_what_is_seen(browser, many, tmp_path):
@@ -534,25 +539,17 @@ def test_a_file_holds_exactly_what_is_seen(browser, many, tmp_path):
     browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     page.until("document.getElementById('shown').textContent === '2 of 12 runs'")
     page.click("#csv")
-    assert wait_for(tmp_path / "runs.csv").read_text().splitlines() == [
+    assert downloaded(tmp_path / "runs.csv").splitlines() == [
         "val_loss,train_s,run_id",
         "4.25,6.1,20261122T000011Z-gpt2-adamw-48623a63-s11",
         "4.25,6,20261122T000010Z-gpt2-adamw-48623a63-s10",
     ]
     page.js("document.getElementById('group').click()")
     page.click("#json")
-    (group,) = json.loads(wait_for(tmp_path / "runs.json").read_text())
+    (group,) = json.loads(downloaded(tmp_path / "runs.json"))
     assert group["n"] == 2 and group["train_s_mean"] == pytest.approx(6.05) and group["config_id"] == "48623a63"
     assert group["train_s_sd"] == pytest.approx(0.1 / 2**0.5) and len(group["run_ids"]) == 2
     assert page.errors == []
-
-
-def wait_for(path, timeout_s=10):
-    deadline_s = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < deadline_s, path
-        time.sleep(0.05)
-    return path
 
 
 @needs_browser

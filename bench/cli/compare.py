@@ -6,19 +6,24 @@ First the verdict, then whether they may be compared and what differs, the numbe
 import json
 import math
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.compare import comparison, selection, wording
 from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
+from bench.compare.verdict import Comparison
 from bench.record import named
 from bench.report import verdicts
+
+Condition = tuple[str, float | None]  # of --fail-on: slower, inconclusive or loss; its per cent
 
 FAILURES = ("slower", "inconclusive", "loss")
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable."""
     args = _parser().parse_args(argv)
     for option, value in (("--margin", args.margin), ("--target", args.target)):
@@ -50,7 +55,7 @@ def main(argv):
     return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
 
 
-def _refuse_open_races(arms):
+def _refuse_open_races(arms: Iterable[selection.Arm]) -> None:
     """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
     for arm in arms:
         for race_id in selection.open_races(arm):
@@ -60,7 +65,7 @@ def _refuse_open_races(arms):
             )
 
 
-def exit_code(compared, fail_on=(), shown=False):
+def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:
     """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that n = 1 denies."""
     if not compared["comparable"]:
         return 2
@@ -75,7 +80,7 @@ def exit_code(compared, fail_on=(), shown=False):
     return code
 
 
-def _failure(compared, kind, limit_pct, shown):
+def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bool) -> str | None:
     """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
     b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
     if kind == "inconclusive":
@@ -96,7 +101,7 @@ def _failure(compared, kind, limit_pct, shown):
     return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
 
 
-def _widest(time):
+def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
     """The interval of the change that holds those of both clocks."""
     intervals_pct = [time["ci95_pct"]]
     if outside := time.get("outside"):
@@ -105,7 +110,7 @@ def _widest(time):
     return min(lows), max(highs)
 
 
-def _condition(word):
+def _condition(word: str) -> Condition:
     """slower:0.5%, slower, inconclusive or loss -> (kind, per cent or None)."""
     kind, colon, limit = word.partition(":")
     try:
@@ -117,7 +122,7 @@ def _condition(word):
     return kind, pct
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser(
         "./run.sh compare",
         main=main,

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import CONF, MARK, of_user, own_conf, working_folder
 
@@ -28,8 +29,11 @@ VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the 
 NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
 PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
 # __main__ takes these two
-OPTION = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
-NAME_OPTION = {"metavar": "NAME", "help": "the yaml that a run begins with, instead of conf/config.yaml"}
+OPTION: dict[str, Any] = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
+NAME_OPTION: dict[str, Any] = {
+    "metavar": "NAME",
+    "help": "the yaml that a run begins with, instead of conf/config.yaml",
+}
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
 

@@ -8,9 +8,8 @@ other yaml such a comment says why this value.
 import dataclasses
 import functools
 import inspect
-import io
 import itertools
-import tokenize
+import re
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import yaml
 
 from bench.config import overrides, schema
 from bench.config.groups import LISTS, choices, path_of
-from bench.config.typed import KINDS, allowed, default_of, plain_of, row_class, variant, variants
+from bench.config.typed import KINDS, allowed, default_of, parts_of, row_class, variant, variants
 
 UNITS = {  # the last part of a setting's name: its unit
     "s": "seconds",
@@ -38,40 +37,19 @@ UNITS = {  # the last part of a setting's name: its unit
     "len": "tokens",
 }
 
+FIELD = re.compile(r"^((?: {4}#.*\n)*) {4}(\w+):.*?(?:  # (.*))?$", re.M)  # comments above, name, comment beside
+
 
 @functools.cache
 def class_comments(cls: Any) -> dict[str, str]:
-    """Dataclass -> {field: its comment, "" where there is none}, of inherited fields too."""
+    """Dataclass -> {field: its comment, on its line or on those above it, "" without one}, of inherited fields too."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if "__annotations__" in vars(base):
-            comments |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
+        if fields := vars(base).get("__annotations__"):
+            for above, name, beside in FIELD.findall(inspect.getsource(base)):
+                if name in fields:
+                    comments[name] = beside or " ".join(line.strip(" #") for line in above.splitlines())
     return comments
-
-
-def _of_source(source: str, fields: Iterable[str]) -> dict[str, str]:
-    """Comments by line; a field has that of its own line, or those of the lines above it."""
-    lines = source.splitlines()
-    beside: dict[int, str] = {}
-    alone: dict[int, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            words, row = token.string.removeprefix("#").strip(), token.start[0]
-            (alone if not lines[row - 1][: token.start[1]].strip() else beside)[row] = words
-    comments = {}
-    for row, line in enumerate(lines, 1):
-        name = line.partition(":")[0].strip()
-        if name in fields and line.startswith("    ") and not line.startswith("     "):
-            comments[name] = beside.get(row) or _above(alone, row)
-    return comments
-
-
-def _above(alone: dict[int, str], row: int) -> str:
-    words: list[str] = []
-    while row - 1 in alone:
-        row -= 1
-        words.insert(0, alone[row])
-    return " ".join(words)
 
 
 @functools.cache
@@ -130,7 +108,7 @@ def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iter
     """Of a dataclass and of those within; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
     for one in dataclasses.fields(cls):
-        key, hint = path + one.name, plain_of(hints[one.name])
+        key, hint = path + one.name, parts_of(hints[one.name])[0]
         if one.name in known or key in LISTS:
             continue
         if not dataclasses.is_dataclass(hint):

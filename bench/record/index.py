@@ -85,19 +85,17 @@ def _of_one_folder(
         elif on_error and message is not None:
             on_error(message)
     if len(stats) >= MIN_RUNS and len(stale) > NUM_STALE_KEPT:
-        settled = [name for name in stale if name in rows and _is_settled(rows[name], stats[name])]
+        settled = []  # whose row stays true as long as the file stays as it is
+        for name in (name for name in stale if name in rows):
+            age_s = time.time() - max(stats[name].st_mtime, stats[name].st_ctime)
+            may_end = rows[name]["status"] == "running" or rows[name]["failure"] == "launcher_killed"
+            settled += [name] * (age_s > SETTLED_S and not may_end)
         _save(parent, known, {name: (signatures[name], tuple(rows[name].values())) for name in settled})
     return [(name, rows[name]) for name in names if name in rows]
 
 
 def _signature(stat: os.stat_result) -> list[int]:
     return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-
-
-def _is_settled(row: Row, stat: os.stat_result) -> bool:
-    """Whether the row stays true as long as the file stays as it is."""
-    age_s = time.time() - max(stat.st_mtime, stat.st_ctime)
-    return age_s > SETTLED_S and row["status"] != "running" and row["failure"] != "launcher_killed"
 
 
 def _read_all(parent: str, names: Sequence[str]) -> list[Answer]:

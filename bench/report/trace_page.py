@@ -1,6 +1,6 @@
 """Analyses of traces, and a difference of two, with their pictures: for pages of their own and the page of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from bench.web import lanes, waterfall
 from bench.web.document import Block, Chart, Document, Lines, Picture, Section
 from bench.web.page import tiles
 
+Answer = dict[str, Any]  # of bench/analysis/trace/analysis.py, or a part of it
+
 NUM_CHANGES = 14  # of a waterfall; the rest is one step
 NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)  # an older answer, or damaged
 RUN_PREFIX = "trace-"  # of the drawings' ids on a run's page
@@ -20,7 +22,7 @@ RUN_PREFIX = "trace-"  # of the drawings' ids on a run's page
 
 def document(answers: Mapping[str, dict[str, Any]]) -> Document:
     """{what was analysed: analysis} -> the answer of ./run.sh analyze, with its pictures."""
-    (first, *others), blocks = answers, []
+    (first, *others), blocks = answers, list[Block]()
     for number, (title, answer) in enumerate(answers.items()):
         parts = _blocks(answer, f"{number}-" if number else "")
         blocks += [Section(plain(title, 200), parts)] if others else parts
@@ -40,7 +42,7 @@ def of_run(folder: Path) -> Section:
         return Section("Trace", [Lines([again], is_soft=True)] if answer else [])
 
 
-def _blocks(answer, id, is_first_said=True) -> list[Block]:
+def _blocks(answer: Answer, id: str, is_first_said: bool = True) -> list[Block]:
     panels, charts = trace_panels.of_answer(answer, id)
     first = next(iter(answer["ranks"].values()))
     return [
@@ -52,7 +54,7 @@ def _blocks(answer, id, is_first_said=True) -> list[Block]:
     ]
 
 
-def _facts(one, overall):
+def _facts(one: Answer, overall: Answer) -> Iterable[tuple[str, object]]:
     times = one["temporal"]
     facts = {"ranks": overall["num_ranks"], "device": plain(one["device"] or "none, or not named", 40)}
     facts["steps counted"] = len(one["profiler_steps"])
@@ -67,7 +69,7 @@ def _facts(one, overall):
 # ---- the difference of two traces
 
 
-def of_difference(difference: dict, a: str, b: str) -> waterfall.Waterfall | None:
+def of_difference(difference: Answer, a: str, b: str) -> waterfall.Waterfall | None:
     """From A's step to B's: the changes that are largest, the rest of them, idle time, overlap.  None without times."""
     if difference["change_ms"] is None:
         return None
@@ -79,9 +81,10 @@ def of_difference(difference: dict, a: str, b: str) -> waterfall.Waterfall | Non
     steps += [("several at once", -difference["overlap_change_ms"], "")]
     of = difference["of"]
     what = "a step" if of == "step_ms" else "the span"
-    ends = [(plain(name, 60), total) for name, total in zip((a, b), difference[of])]
+    of_a, of_b = difference[of]
+    ends = (plain(a, 60), of_a), (plain(b, 60), of_b)
     about = f"{difference['change_ms']:+.3f} ms, by {difference['by']}s; the steps add up to it"
-    return waterfall.of_changes(f"What changed in {what}, ms:", about, tuple(ends), steps, "difference")
+    return waterfall.of_changes(f"What changed in {what}, ms:", about, ends, steps, "difference")
 
 
 def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:

@@ -4,11 +4,16 @@ Bars of sums, and timelines of its "pictures": ranks around a collective, the la
 Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a span in %.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from bench.analysis.trace.text import plain, short
-from bench.web.chart import chart, series_of
+from bench.web.chart import Spec, chart, series_of
 from bench.web.lanes import Bar, Lane, Panel, stacked
+
+Answer = dict[str, Any]  # of bench/analysis/trace/analysis.py, or a part of it
+Panels = Iterator[Panel]
+Ranked = tuple[str, float | None, float | None, str, str]  # label, us, share in %, more words, colour
 
 US_PER_MS = 1000
 COMPUTE, COMMUNICATION, COPY, IDLE, HOST = "series-0", "series-1", "series-2", "line", "series-6"
@@ -33,7 +38,7 @@ CAUSES = (  # key, words, colour
 )
 
 
-def of_answer(answer: dict, id: str) -> tuple[list[Panel], list[dict]]:
+def of_answer(answer: Answer, id: str) -> tuple[list[Panel], list[Spec]]:
     """(drawings, chart specs) in the order of the page; id: what theirs begin with."""
     ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
     number, one = next(iter(ranks.items()))
@@ -53,7 +58,7 @@ def of_answer(answer: dict, id: str) -> tuple[list[Panel], list[dict]]:
     return [panel for panel in panels if panel.lanes], list(_queues(one, of_rank, id))
 
 
-def _times(ranks, id):
+def _times(ranks: Mapping[str, Answer], id: str) -> Panels:
     lanes = []
     for number, one in ranks.items():
         times = one["temporal"]
@@ -75,7 +80,7 @@ def _times(ranks, id):
     yield Panel(f"{id}times", "Where the device's time went", about, "ms", lanes, names)
 
 
-def _overlap(ranks, id):
+def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
     lanes = []
     for number, one in ranks.items():
         if one["overlap_pct"] is not None:
@@ -90,7 +95,7 @@ def _overlap(ranks, id):
     yield Panel(f"{id}overlap", "Communication", "the time in which it runs", "ms", lanes, names)
 
 
-def _idle(ranks, id):
+def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
     """By stream, and of several ranks the sum over each one's streams."""
     if len(ranks) > 1:
         groups = {f"rank {number}, all streams": one["idle"] for number, one in ranks.items()}
@@ -110,7 +115,7 @@ def _idle(ranks, id):
     yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
 
 
-def _steps(one, of_rank, id):
+def _steps(one: Answer, of_rank: str, id: str) -> Panels:
     lanes = []
     for line in one["steps"][:MAX_STEPS]:
         compute, exposed = ms_from_us(line["compute_us"]), ms_from_us(line["exposed_comm_us"])
@@ -130,7 +135,7 @@ def _steps(one, of_rank, id):
         yield Panel(f"{id}steps", "Steps", of_rank or "what the host launched in each", "ms", lanes, names)
 
 
-def _ranked(id, title, about, lines, names=()):
+def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Sequence[tuple[str, str]] = ()) -> Panels:
     """lines: (label, us, share in % or None, words, colour), the longest first."""
     lanes = []
     for label, us, pct, more, colour in lines:
@@ -139,7 +144,7 @@ def _ranked(id, title, about, lines, names=()):
     yield Panel(id, title, about, "ms", lanes, names)
 
 
-def _kernels(one, of_rank, id):
+def _kernels(one: Answer, of_rank: str, id: str) -> Panels:
     total_us = sum(line["sum_us"] for line in one["kernels"]) or 1.0
     lines = [
         (short(k["name"]), k["sum_us"], 100 * k["sum_us"] / total_us, f", {k['count']:,} times", OF_TYPE[k["type"]])
@@ -151,7 +156,7 @@ def _kernels(one, of_rank, id):
     yield from _ranked(f"{id}categories", "Kernels by what they do", of_rank, lines)
 
 
-def _host(one, of_rank, id):
+def _host(one: Answer, of_rank: str, id: str) -> Panels:
     """Of a trace without a device: operators by own time, modules; of any: phases."""
     if not one["num_device_rows"]:
         by_time = sorted(one["operators"], key=lambda line: -line["self_cpu_us"])
@@ -172,7 +177,7 @@ def _host(one, of_rank, id):
     yield from _ranked(f"{id}modules", "By nn.Module", of_rank, lines)
 
 
-def _critical_path(one, of_rank, id):
+def _critical_path(one: Answer, of_rank: str, id: str) -> Panels:
     of_steps = one["critical_path_of_steps"]
     mean = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name, _ in PATH), "span_us")}
     lanes = []
@@ -187,7 +192,7 @@ def _critical_path(one, of_rank, id):
     yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
 
 
-def _queues(one, of_rank, id) -> Iterator[dict]:
+def _queues(one: Answer, of_rank: str, id: str) -> Iterator[Spec]:
     streams = [line for line in one["pictures"]["queues"] if len(line["at_us"]) > 1]
     if not streams:
         return
@@ -210,7 +215,7 @@ def ms_from_us(us: float | None) -> float:
     return (us or 0.0) / US_PER_MS
 
 
-def of_collective(overall, id):
+def of_collective(overall: Answer, id: str) -> Panels:
     """Yields the drawing of ranks side by side; nothing for one rank or without a collective."""
     result = overall["pictures"]["collective"]
     if result:
@@ -223,7 +228,7 @@ def of_collective(overall, id):
         yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, result, lanes)
 
 
-def of_gap(one, of_rank, id):
+def of_gap(one: Answer, of_rank: str, id: str) -> Panels:
     """Yields the drawing of the device's largest gap; of_rank: which rank it is, "" of one alone."""
     result = one["pictures"]["gap"]
     if result:
@@ -241,7 +246,7 @@ def of_gap(one, of_rank, id):
         yield _timeline(f"{id}gap", "The device's largest gap", about, result, lanes, marks)
 
 
-def of_links(one, of_rank, id):
+def of_links(one: Answer, of_rank: str, id: str) -> Panels:
     """Yields the drawing of a critical path link by link, a lane a kind."""
     links = one["pictures"]["critical_path"]
     if links:
@@ -260,7 +265,14 @@ def of_links(one, of_rank, id):
         yield Panel(f"{id}critical-links", title, about, "ms", drawn, end=end_ms, is_wide=True)
 
 
-def _timeline(id, title, about, result, lanes, marks=()):
+def _timeline(
+    id: str,
+    title: str,
+    about: str,
+    result: Answer,
+    lanes: Iterable[tuple[str, str]],
+    marks: Sequence[tuple[float, str]] = (),
+) -> Panel:
     """Bars of result["lanes"]; lanes: (label, words) of each.  Communication, and the host, have a row of their own."""
     drawn, seen = [], set()
     for (label, words), lane in zip(lanes, result["lanes"]):

@@ -4,10 +4,10 @@ Row k is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and
 of step k is row k + 1; their validation k comes before step k and is row k.  Colours are taken off.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,23 +19,64 @@ FLOAT = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?
 # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LOSSES = ("train_loss", "val_loss", "val_bpb")  # of a run that diverged one is nan or inf
 MAX_LINE_CHARS = 10_000  # of a line that is searched for metrics; no program prints a longer one
 
 Row = dict[str, Any]  # what a line says: "step", and more
 Rows = dict[int, Row]  # of a run, by step
 
 
-class Form(Protocol):
-    """How a program prints: row() of one line, clock() of all rows of a run."""
+class Form:
+    """How a program prints: parsed() of one line, clock() of all rows of a run.
 
+    The clock is the sum of the steps' times, where every step was printed and its time can be read.
+    """
+
+    name: str
     looks_like: re.Pattern[str]
-    facts: dict[str, re.Pattern[str]]  # what a log says around its rows: the last group
+    facts: dict[str, re.Pattern[str]] = {}  # what a log says around its rows: the last group
+    meaning = "sum of the steps' times"  # of train_time_ms
+
+    def parsed(self, line: str) -> Row | None:
+        """{"step", ...}, None for another line; row k is after k optimizer steps."""
+        raise NotImplementedError
 
     def row(self, line: str) -> Row | None:
-        """{"step", ...}, None for another line; row k is after k optimizer steps."""
+        """parsed() of a line as it was printed, None also where a number in it is none."""
+        if len(line) > MAX_LINE_CHARS:
+            return None
+        try:
+            return self.parsed(COLOUR.sub("", line))
+        except (TypeError, ValueError):
+            return None
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
         """(what train_time_ms means, number of first steps that are untimed); it adds what it can compute."""
+        add_train_time(by_step)
+        return self.meaning, 0
+
+    def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
+        """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them)."""
+        text = COLOUR.sub("", data.decode("utf-8", "replace"))
+        runs: list[Rows] = []
+        unmatched, latest = [], 0
+        for number, line in enumerate(text.splitlines(), 1):
+            if (row := self.row(line)) is None:
+                if self.looks_like.search(line[:MAX_LINE_CHARS]):
+                    unmatched.append((number, line[:200]))
+                continue
+            if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # at the first step: another run
+                runs.append({})
+            latest = row["step"]
+            known = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
+            if any(name in row and name not in known for name in LOSSES):
+                known["diverged"] = 1
+            runs[-1].setdefault(latest, {}).update(known)  # a run that was resumed did this step again
+        found = ((name, pattern.search(text)) for name, pattern in self.facts.items())
+        facts = {name: match[match.re.groups] for name, match in found if match}
+        made = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
+        counts = {"num_repeated": 0, "num_tail_lines": 0, "format_id": self.name if runs else "not_a_run"}
+        return made, {"unmatched": unmatched} | counts
 
 
 def as_number(text: str) -> float | None:
@@ -51,35 +92,24 @@ def to_float(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def summed(by_step: Rows, untimed: int) -> None:
-    """train_time_ms of each step by adding up step_ms after the untimed ones, if every step was printed."""
+def add_train_time(by_step: Rows, num_untimed: int = 0) -> None:
+    """train_time_ms of each step by adding up step_ms after the untimed ones; of none where one of them is unknown."""
     last = max(by_step)
-    times_ms = [by_step.get(step, {}).get("step_ms") for step in range(1, last + 1)]
-    if None in times_ms[untimed:] or not times_ms[untimed:]:
+    times_ms = [by_step.get(step, {}).get("step_ms") for step in range(num_untimed + 1, last + 1)]
+    if not times_ms or None in times_ms:
         return
-    total_ms = 0.0
-    for step, step_ms in enumerate(times_ms, 1):
-        total_ms += step_ms if step > untimed and step_ms is not None else 0.0
+    for step, total_ms in enumerate([*[0.0] * num_untimed, *itertools.accumulate(times_ms)], 1):
         if step in by_step:
             by_step[step]["train_time_ms"] = total_ms
 
 
-class Summed:
-    """The clock is the sum of the steps' times, where every step was printed."""
-
-    meaning = "sum of the steps' times"
-
-    def clock(self, by_step: Rows) -> tuple[str, int]:
-        summed(by_step, untimed=0)
-        return self.meaning, 0
-
-
-class NanoGpt(Summed):
+class NanoGpt(Form):
     """train.py: "iter 10: loss 5.9123, time 210.50ms, mfu 12.30%", "step 250: train loss 4.1000, val loss 4.2000".
 
     An iteration's time is from the end of the one before it: one after a validation holds the validation, flagged.
     """
 
+    name = "nanogpt"
     meaning = "sum of the iterations' times, validations included"
     looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
     step = re.compile(rf"iter (\d+): loss {FLOAT}, time {FLOAT}ms")
@@ -89,7 +119,7 @@ class NanoGpt(Summed):
         "max_iters": re.compile(r"\A(?:.*\n)?(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
     }
 
-    def row(self, line: str) -> Row | None:
+    def parsed(self, line: str) -> Row | None:
         if match := self.step.search(line):
             return {"step": int(match[1]) + 1, "train_loss": as_number(match[2]), "step_ms": as_number(match[3])}
         if match := self.val.search(line):
@@ -103,7 +133,7 @@ class NanoGpt(Summed):
         return super().clock(by_step)
 
 
-class NanoChat:
+class NanoChat(Form):
     """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total
     time: 0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are not nats per token: they are the headline, not
     val_loss.
@@ -112,6 +142,7 @@ class NanoChat:
     ...", and validates for the last time before its last number.
     """
 
+    name = "nanochat"
     looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
     step = re.compile(
         rf"step (\d+)(?:/(\d+))? \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?"
@@ -128,7 +159,7 @@ class NanoChat:
         "total_min": re.compile(r"Total training time: ([\d.]+)m"),
     }
 
-    def row(self, line: str) -> Row | None:
+    def parsed(self, line: str) -> Row | None:
         if match := self.step.search(line):
             row: Row = {"step": int(match[1]) + 1, "total": int(match[2])} if match[2] else {"step": int(match[1])}
             row |= {"train_loss": as_number(match[3]), "step_ms": as_number(match[4])}
@@ -143,16 +174,17 @@ class NanoChat:
         """As the program counts it; to the millisecond where every step was printed, else in hundredths of a minute."""
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
-        summed(by_step, untimed)
+        add_train_time(by_step, untimed)
         return f"time of the steps, the first {untimed} untimed", untimed
 
 
-class KempnerForge(Summed):
+class KempnerForge(Form):
     """format_metrics: "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem=71.2/80GB |
     step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and
     not kept.
     """
 
+    name = "kempnerforge"
     meaning = "sum of the steps' times, printed in hundredths of a second"
     looks_like = re.compile(r"\[step \d+\].*=")
     line = re.compile(r"\[step (\d+)\] (\S+=.*)$")
@@ -165,7 +197,7 @@ class KempnerForge(Summed):
     }
     keys = {"loss": "train_loss", "eval/loss": "val_loss", "lr": "lr", "grad_norm": "grad_norm"}
 
-    def row(self, line: str) -> Row | None:
+    def parsed(self, line: str) -> Row | None:
         match = self.line.search(line)
         if not match:
             return None
@@ -183,22 +215,23 @@ class KempnerForge(Summed):
         return row
 
 
-class LlmC(Summed):
+class LlmC(Form):
     """train_gpt2.py: "step    1/19560 | train loss 10.9 | norm 15.1 | lr 2.57e-06 | (812.3 ms | 645280 tok/s)", before
     it "val loss 10.9", which names no step: it is of the weights after the last step that was printed.
     """
 
+    name = "llm.c"
     looks_like = re.compile(r"^\s*(?:step\s+\d+/\d+ \||val loss )")
     step = re.compile(
         rf"step\s+(\d+)/(\d+) \| train loss {FLOAT}(?: \| norm {FLOAT})?(?: \| lr {FLOAT})? \| \({FLOAT} ms"
     )
     val = re.compile(rf"^\s*val loss {FLOAT}")
-    facts: dict[str, re.Pattern[str]] = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
+    facts = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
 
     def __init__(self) -> None:
         self._latest = 0
 
-    def row(self, line: str) -> Row | None:
+    def parsed(self, line: str) -> Row | None:
         if match := self.step.search(line):
             self._latest = int(match[1])
             names = ("train_loss", "grad_norm", "lr", "step_ms")
@@ -209,50 +242,11 @@ class LlmC(Summed):
         return None
 
 
-FORMS: dict[str, Callable[[], Form]] = {
-    "nanogpt": NanoGpt,
-    "nanochat": NanoChat,
-    "kempnerforge": KempnerForge,
-    "llm.c": LlmC,
-}
+FORMS: dict[str, type[Form]] = {form.name: form for form in (NanoChat, NanoGpt, KempnerForge, LlmC)}
 
 
-def read(data: bytes, form: str, reader: Form | None = None) -> tuple[list[Run], dict[str, Any]]:
-    """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them).
-
-    reader: of the form; None is that of FORMS.
-    """
-    reader = reader or FORMS[form]()
-    text = COLOUR.sub("", data.decode("utf-8", "replace"))
-    runs: list[Rows] = []
-    unmatched, latest = [], 0
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            row = reader.row(line) if len(line) <= MAX_LINE_CHARS else None
-        except (TypeError, ValueError):  # not a number, in a line that looks right
-            row = None
-        if row is None:
-            if reader.looks_like.search(line[:MAX_LINE_CHARS]):
-                unmatched.append((number, line[:200]))
-            continue
-        if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # back at the first step: another run
-            runs.append({})
-        latest = row["step"]
-        runs[-1].setdefault(latest, {}).update(_finite(row))  # a run that was resumed did this step again
-    facts = {name: match[match.re.groups] for name, pattern in reader.facts.items() if (match := pattern.search(text))}
-    made = [_run(by_step, number, form, facts if len(runs) == 1 else {}, reader) for number, by_step in enumerate(runs)]
-    counts = {"num_repeated": 0, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
-    return made, {"unmatched": unmatched} | counts
-
-
-def _finite(row: Row) -> Row:
-    """Without losses that are not numbers; "diverged" says that there was one."""
-    kept = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
-    return kept | ({"diverged": 1} if len(kept) < len(row) else {})
-
-
-def _run(by_step: Rows, number: int, form: str, facts: dict[str, str], reader: Form) -> Run:
-    meaning, num_untimed = reader.clock(by_step)
+def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
+    meaning, num_untimed = form.clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
 
     def of_rows(name: str) -> list[Any]:
@@ -279,14 +273,14 @@ def _run(by_step: Rows, number: int, form: str, facts: dict[str, str], reader: F
         declared_steps=total,
         val_step=val_step,
         diverged_step=diverged,
-        complete=diverged is None and _is_complete(form, last, val_step, total, facts),
+        complete=diverged is None and _is_complete(form.name, last, val_step, total, facts),
         val_loss=next(reversed(of_rows("val_loss")), None),
         train_time_ms=timed[-1] if timed else None,
         step_avg_ms=None,
         step_avg_meaning=meaning if timed else None,
         num_untimed_steps=num_untimed if timed else 0,
         facts=known | {"world_size": int(facts["world_size"]) if "world_size" in facts else None},
-        model=form,
+        model=form.name,
         headline={"val_bpb": str(validated[0]["val_bpb"])} if validated and "val_bpb" in validated[0] else {},
         flags={row["step"]: row["flags"] for row in rows if "flags" in row},
         batch_tokens=None if batch_tokens is None else round(batch_tokens),

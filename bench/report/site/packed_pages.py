@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from bench.base import atomic
@@ -21,6 +22,9 @@ from bench.machine import processes
 from bench.record.rows import Row
 from bench.report import run_page
 from bench.web.page import page, tag
+
+Links = Sequence[tuple[str, str]]  # (words, page) of runs of the same config
+Job = tuple[str, dict[str, tuple[str, list[Any], Links]], dict[str, Any]]  # name, members, what is known of it
 
 NUM_BESIDE = 3  # before, and after
 NUM_PAGES = 1000  # of a site: each takes 5 ms and 12 KB (120 steps)
@@ -34,9 +38,9 @@ NUM_SAMPLES = 12
 BYTES_OF_A_ROW = 300  # of the table, as measured
 
 
-def of_rows(rows: Iterable[dict]) -> dict[str, list[tuple[str, str]]]:
+def of_rows(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
     """Rows (bench/record/rows.py) -> {run_id: [(words, its page beside the run's own)]}, [] for an only run."""
-    groups = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["config_id"] or row["run_id"], []).append(row)
     result = {}
@@ -48,7 +52,7 @@ def of_rows(rows: Iterable[dict]) -> dict[str, list[tuple[str, str]]]:
     return result
 
 
-def _words(row):
+def _words(row: Row) -> str:
     return f"seed {row['seed']} of {(row['started_at'] or 'an unknown time')[:16].replace('T', ' ')}"
 
 
@@ -56,7 +60,8 @@ def write(
     runs: Sequence[tuple[str, Row]], out: Path, say: Callable[[int, int], object] = lambda done, total: None
 ) -> dict[str, str]:
     """[(run folder, row)] -> {run_id: why it has no page}, of damaged records.  say(done, total) reports progress."""
-    home, version, packs = out / "runs", _version(), {}
+    home, version = out / "runs", _version()
+    packs: dict[str, Any] = {}
     home.mkdir(exist_ok=True)
     beside = of_rows(row for _, row in runs)
     for folder, row in runs:
@@ -126,7 +131,7 @@ def pack_of(run_id: str) -> str:
     return f"{number:03d}"
 
 
-def _write_pack(home, job):
+def _write_pack(home: Path, job: Job) -> tuple[str, dict[str, Any]]:
     """(name, {run_id: (folder, stamp, repeats)}, what is known of it) -> (name, {run_id: [stamp, fault]})."""
     name, members, known = job
     path = home / f"{name}.js"
@@ -134,7 +139,8 @@ def _write_pack(home, job):
     pages, facts = {}, {}
     for run_id, (folder, stamp, others) in members.items():
         if run_id in before and known.get(run_id) == [stamp, None]:
-            html, fault = before[run_id], None
+            html: str | None = before[run_id]
+            fault: str | None = None
         else:
             html, fault = _html(folder, home, others)
         facts[run_id] = [stamp, fault]
@@ -144,7 +150,7 @@ def _write_pack(home, job):
     return name, facts
 
 
-def _html(folder, home, others=()):
+def _html(folder: str, home: Path | str, others: Links = ()) -> tuple[str | None, str | None]:
     """(page, None) or (None, why there is none).  others: (words, link) of runs of the same config."""
     try:
         html = run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others, explained=False)
@@ -153,11 +159,11 @@ def _html(folder, home, others=()):
         return None, str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")[:300]
 
 
-def _packed(pages):
+def _packed(pages: Mapping[Any, str]) -> str:
     return HEAD + base64.b64encode(zlib.compress(json.dumps(pages).encode(), 6)).decode() + TAIL
 
 
-def _unpacked(path):
+def _unpacked(path: Path) -> dict[str, str]:
     try:
         packed = plain_file.text(path, plain_file.MAX_LINES_BYTES).removeprefix(HEAD).removesuffix(TAIL)
         return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
@@ -165,7 +171,7 @@ def _unpacked(path):
         return {}
 
 
-def _changed_ns(path):
+def _changed_ns(path: str) -> int | None:
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
@@ -173,7 +179,7 @@ def _changed_ns(path):
 
 
 @functools.cache
-def _version():
+def _version() -> str:
     """A hash over the folders that make pages: those of another version are made again."""
     digest = hashlib.sha256()
     for folder in FOLDERS:

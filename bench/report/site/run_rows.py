@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.record import certificates, configs, index, run_folder
 from bench.record.rows import COLUMNS as OF_A_ROW
@@ -55,28 +56,29 @@ def read(folder: Path | str) -> Results:
     faults = {path: index.fault_of(path) for path in sorted(folders)}
     damaged = {path: _without(path, why) for path, why in faults.items() if why}
     result.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
-    by_id = {}
+    by_id: dict[str, tuple[str, Row]] = {}
     for path, row in result:
         by_id.setdefault(row["run_id"], (path, row))
     return Results(Path(folder), list(by_id.values()), damaged, len(result) - len(by_id))
 
 
-def _without(path, why):
+def _without(path: str, why: str) -> str:
     """A message without the folder that it begins with."""
     return why.removeprefix(path).lstrip("/: ")
 
 
-def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list]:
+def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list[Any]]:
     """{column: a value for each run}, COLUMNS, the settings in which the runs differ, and OF_THE_SITE.
 
     faults: {run_id: why it has no page}.
     """
-    rows = [row for _, row in results.runs]
-    for path, row in results.runs:
+    rows: list[Any] = [row for _, row in results.runs]
+    for row, (path, _) in zip(rows, results.runs):
         row["certificate"] = certificates.outcome(path)
     varied = [name for name in configs.varied(rows) if name not in COLUMNS]
     configs.add(rows, varied)
-    group_of, counts = {}, set()
+    group_of: dict[str, int] = {}
+    counts: set[str] = set()
     for number, members in enumerate(table_groups.members_of(rows)):
         group_of |= {row["run_id"]: number for row in members}
         counts |= {row["run_id"] for row in table_groups.counted(members)}
@@ -91,11 +93,11 @@ def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list]:
     return {name: [row.get(name) for row in shown] for name in names}
 
 
-def _plain(value):
+def _plain(value: object) -> object:
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _shown(row, fault):
+def _shown(row: Mapping[str, Any], fault: str | None) -> dict[str, Any]:
     shown = {name: row.get(name) for name in COLUMNS}
     shown |= {"why": row["failure"], "source": row["source_sha256"] and row["source_sha256"][:8]}
     if fault:
@@ -107,7 +109,7 @@ def _shown(row, fault):
     return shown
 
 
-def _unread(path, why):
+def _unread(path: str, why: str) -> dict[str, Any]:
     parent, name = os.path.split(path)
     facts = {"run_id": name, "name": name, "track": os.path.basename(parent), "status": "damaged", "why": why}
     return UNREAD | facts | {"source": None, "group": -1, "counts": False, "page": False}
@@ -119,7 +121,7 @@ def short_ids(run_ids: Iterable[str]) -> list[str]:
     forms = [_forms(run_id) for run_id in run_ids]
     shorts = [form[0] for form in forms]
     for number in (1, 2):
-        alike = {}
+        alike: dict[str, list[int]] = {}
         for index_, short in enumerate(shorts):
             alike.setdefault(short, []).append(index_)
         for indices in alike.values():
@@ -129,7 +131,7 @@ def short_ids(run_ids: Iterable[str]) -> list[str]:
     return shorts
 
 
-def _forms(run_id):
+def _forms(run_id: str) -> tuple[str, str, str]:
     match = RUN_ID.fullmatch(run_id)
     if not match:
         return run_id, run_id, run_id

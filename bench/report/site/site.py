@@ -4,8 +4,9 @@ FOLDER/site/index.html opens from a file.  What was made before is made again on
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from bench.base import atomic
@@ -13,8 +14,11 @@ from bench.record import race_folder, sweep
 from bench.record.rows import Row
 from bench.report import curve_files, race_page, sweep_page, sweep_results
 from bench.report.site import packed_pages, record_chart, run_rows
-from bench.web.document import badge_of, marked_up
+from bench.web.document import badge, marked_up
 from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
+
+Boards = Callable[[], Iterable[record_chart.Board]]
+Line = tuple[object, ...]  # of a table
 
 RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
 SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
@@ -26,7 +30,7 @@ HELP = "A click on a head sorts, words below it filter (numbers take <, > and =)
 def write(
     results: run_rows.Results,
     out: Path,
-    boards: Callable[[], Iterable[record_chart.Board]] = list,
+    boards: Boards = list,
     say: Callable[[int, int], object] = lambda done, total: None,
     num_pages: int = packed_pages.NUM_PAGES,
 ) -> Path:
@@ -41,8 +45,8 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
     with curve_files.making(out, results.runs) as finish_curves:
-        boards, fault = _standing(boards)
-    paged = packed_pages.chosen(results.runs, record_chart.linked(boards), num_pages)
+        standing, fault = _standing(boards)
+    paged = packed_pages.chosen(results.runs, record_chart.linked(standing), num_pages)
     limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
     faults = packed_pages.write(paged, out, say)
     packed_pages.write_viewer(out, limits)
@@ -55,7 +59,7 @@ def write(
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
-        section("Records", tag("p", fault)) if fault else record_chart.leaderboard(boards, tracks),
+        section("Records", tag("p", fault)) if fault else record_chart.leaderboard(standing, tracks),
         sweeps(results.folder, results.runs, out),
         races(results.folder, out),
         _damaged(results, faults),
@@ -66,7 +70,7 @@ def write(
     return out / "index.html"
 
 
-def _standing(boards):
+def _standing(boards: Boards) -> tuple[list[record_chart.Board], str | None]:
     """(boards, None) or ([], why it is not known what stands), whatever is wrong with one record or the ledger."""
     try:
         return list(boards()), None
@@ -74,18 +78,18 @@ def _standing(boards):
         return [], f"The leaderboard cannot be made: {error or type(error).__name__}."
 
 
-def _about(results, tracks):
+def _about(results: run_rows.Results, tracks: Sequence[str]) -> str:
     words = [f"{_num(results.num_runs, 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}."]
     if results.num_copies:
         words.append(f"{_num(results.num_copies, 'copy', 'copies')} of a run not shown.")
     return " ".join(words)
 
 
-def _num(count, word, words=None):
+def _num(count: int, word: str, words: str | None = None) -> str:
     return f"{count:,} {word if count == 1 else words or word + 's'}"
 
 
-def _damaged(results, faults):
+def _damaged(results: run_rows.Results, faults: Mapping[str, str]) -> Safe:
     lines = [(Path(path).name, why) for path, why in results.damaged.items()] + sorted(faults.items())
     if not lines:
         return Safe("")
@@ -93,7 +97,7 @@ def _damaged(results, faults):
     return section("Damaged records", about, table(("run", "why"), lines), id="damaged")
 
 
-def _packed(columns):
+def _packed(columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Columns of few different values as those values and their numbers: a third of the bytes."""
     packed = {}
     for name, values in columns.items():
@@ -106,7 +110,7 @@ def _packed(columns):
     return packed
 
 
-def _copy_assets(folder):
+def _copy_assets(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for path in ASSETS.iterdir():
         with atomic.replacing(folder / path.name, durable=False) as file:  # an error names the folder, not the source
@@ -119,7 +123,7 @@ def races(results: Path | str, out: Path) -> Safe:
     Newest first.  A race whose page was never made gets one, in out/races/.
     """
     paths = [*Path(results).glob("races/*/race.json"), *Path(results).glob("*/races/*/race.json")]
-    result = {}
+    result: dict[str, Path] = {}
     for path in sorted(paths):
         result.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
     read = [_race_lines(folder, out) for folder in result.values()]
@@ -130,7 +134,7 @@ def races(results: Path | str, out: Path) -> Safe:
     return section("Races", about, table(RACE_HEAD, lines, class_="races"), id="races")
 
 
-def _race_lines(folder, out):
+def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
     """(start, a line for each arm); a race that cannot be read says why."""
     try:
         race = race_folder.read(folder)
@@ -142,19 +146,19 @@ def _race_lines(folder, out):
         return folder.name, [(None, folder.name, None, _badge("damaged", "bad"), words)]
 
 
-def _verdict_lines(race, started, link):
+def _verdict_lines(race: race_folder.Race, started: str, link: Safe) -> list[Line]:
     against = race_folder.verdicts_of(race)
     if not against:
         return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
-    lines = []
+    lines: list[Line] = []
     for name, one in against.items():
-        badge = marked_up(badge_of(str(one.get("verdict"))))
+        word = badge(str(one.get("verdict"))).markup
         arms = f"{name} against {race['baseline']}"
-        lines.append((started, link, arms, badge, _change(one)))
+        lines.append((started, link, arms, word, _change(one)))
     return lines
 
 
-def _change(one):
+def _change(one: Mapping[str, Any]) -> object:
     """E.g. -0.50 % [-0.73, -0.27], over its sentence."""
     time = one.get("time") or {}
     if time.get("change_pct") is None or not one.get("comparable", True):
@@ -164,16 +168,16 @@ def _change(one):
     return tag("div", tag("b", size), tag("div", one.get("words"), class_="soft"))
 
 
-def _badge(word, colour):
+def _badge(word: str, colour: str) -> Safe:
     return tag("span", word.replace("_", " "), class_=f"badge {colour}")
 
 
-def _staircase(folder, out, race):
+def _staircase(folder: Path, out: Path, race: race_folder.Race) -> object:
     link = race_page.staircase(folder, out, race)
     return join(["; ", marked_up(link)]) if link else ""
 
 
-def _race_page(folder, out):
+def _race_page(folder: Path, out: Path) -> str:
     """From the index to the race's page."""
     path = folder / "race.html"
     if not path.exists():
@@ -191,14 +195,14 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
     lines = [_sweep_line(folder, runs, out) for folder in sweep.folders(results)]
     if not lines:
         return Safe("")
-    lines.sort(key=lambda line: line[0] or "", reverse=True)
+    lines.sort(key=lambda line: str(line[0] or ""), reverse=True)
     about = soft(
         "Runs over all combinations of some values, newest first.  The best is the best of those tried, no verdict."
     )
     return section("Sweeps", about, table(SWEEP_HEAD, lines, class_="races"), id="sweeps")
 
 
-def _sweep_line(folder, runs, out):
+def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Line:
     try:
         result = sweep_results.read(folder, runs)
         link = tag("a", folder.name, href=_sweep_page(folder, result, out))
@@ -219,7 +223,7 @@ def _sweep_line(folder, runs, out):
         )
 
 
-def _sweep_page(folder, result, out):
+def _sweep_page(folder: Path, result: sweep_results.Results, out: Path) -> str:
     """From the index to the sweep's page."""
     path = folder / sweep_page.NAME
     if not path.exists():
