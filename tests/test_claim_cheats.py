@@ -15,8 +15,8 @@ from bench.config import schema
 from bench.plans.race import plan, planning
 from bench.record import ledger
 
-WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was dropped", "every record is that of the ledger"
-OWN_SEED, PLAN = "every run has its own seed", "the plan asks no more than the track"
+WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was left out", "every record matches the ledger"
+OWN_SEED, PLAN = "every run has its own seed", "the plan is as strict as the track"
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results
 
 
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):
-    evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 5: "interrupt"}))
-    assert "one-sided" in evidence["interrupts were few"] and "0 of A, 2 of B" in evidence["interrupts were few"]
+    evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 5: "interrupt"}))["few runs were interrupted"]
+    assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
 
 
 # ---- runs that the ledger should have and has not

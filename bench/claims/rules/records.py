@@ -20,7 +20,7 @@ MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
 
-def every_record_is_true_to_itself(claim: Claim) -> Judged:
+def every_record_is_internally_consistent(claim: Claim) -> Judged:
     """Each run passes ./run.sh verify: no byte of its folder was changed, and its numbers follow from its facts."""
 
     def fault_of(run: Run) -> str | None:
@@ -31,18 +31,17 @@ def every_record_is_true_to_itself(claim: Claim) -> Judged:
     return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
 
 
-def git_knew_the_code_of_every_run(claim: Claim) -> Judged:
+def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
     """Git failed for no run; where it fails, nobody knows whether the code matches a commit."""
 
     def fault_of(run: Run) -> str | None:
-        failure: str | None = run.record["code"].get("git_failure")
-        return failure
+        return run.record["code"].get("git_failure")
 
     return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
 
 
 def every_run_completed(claim: Claim) -> Judged:
-    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
+    """No run failed or is invalid.  A suspect one keeps its loss, and its time does not count."""
 
     def fault_of(run: Run) -> str | None:
         if run.record["status"] != "complete":
@@ -52,9 +51,9 @@ def every_run_completed(claim: Claim) -> Judged:
     return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
 
 
-def every_run_came_out_again(claim: Claim) -> Judged:
+def every_run_was_reproduced(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import certificate, replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
@@ -63,11 +62,12 @@ def every_run_came_out_again(claim: Claim) -> Judged:
             made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
-        return None if made[-1].holds else f"{made[-1].outcome}: {made[-1].why}"
+        return None if certificate.holds(made[-1]) else f"{made[-1]['outcome']}: {made[-1]['why']}"
 
     faults = of_each(claim.runs, fault_of, "")
-    words = certificates.of_several(f"{one.outcome} (time {one.time.word})" for one in made if one.time)
-    return faults if not faults[0] else (True, f"recomputed from replays made here: {words}")
+    times = [(again["outcome"], again["time"]) for again in made]
+    outcomes = certificates.of_several(f"{outcome} (time {time['word']})" for outcome, time in times if time)
+    return faults if not faults[0] else (True, f"recomputed from replays made here: {outcomes}")
 
 
 def the_contestant_was_audited(claim: Claim) -> Judged:
@@ -79,10 +79,10 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
     audits = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in audits.items() if audit is not None}
     failed = [
-        f"{name}: {one['kind'].replace('_', ' ')}: {one['why']}"
+        f"{name}: {part['kind'].replace('_', ' ')}: {part['why']}"
         for name, audit in by_run.items()
-        for one in audit["audits"]
-        if one["outcome"] == certificates.FAILED
+        for part in audit["audits"]
+        if part["outcome"] == certificates.FAILED
     ]
     if failed:
         return False, "; ".join(failed)
@@ -114,13 +114,13 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
     faults = book.faults + _lost_end(book) + _faults_of_published(book)
     for number in book.recounted:
         if mine and mine[0] < number <= mine[-1]:
-            anew = f"the line count restarted at line {number}, between the claim's runs"
-            faults.append(f"{anew}, so lines may have been removed there: race again")
+            where = f"the line count restarted at line {number}, between the claim's runs"
+            faults.append(f"{where}, so lines may have been removed there: race again")
     evidence = f"{len(book.lines)} lines, each names the one before it"
     before = [number for number in book.recounted if not mine or number <= mine[0]]
     if before:
-        where = ", ".join(map(str, before))
-        evidence += f"; the line count restarted at line {where}: whether lines were removed before it is unknown"
+        numbers = ", ".join(map(str, before))
+        evidence += f"; the line count restarted at line {numbers}: whether lines were removed before it is unknown"
     return not faults, "; ".join(faults[:3]) or evidence
 
 
@@ -131,8 +131,8 @@ def _lost_end(book: ledger.Ledger) -> list[str]:
         return []
     counter, number = known
     last = max((line.get("number", 0) for line in book.lines if line.get("counter") == counter), default=0)
-    lost = f"this machine has counted {number} lines, but the last one is number {last}: its end was removed"
-    return [lost] if last < number else []
+    fault = f"this machine has counted {number} lines, but the last one is number {last}: its end was removed"
+    return [fault] if last < number else []
 
 
 def _faults_of_published(book: ledger.Ledger) -> list[str]:
@@ -182,7 +182,7 @@ def _of_history(project: Path, refs: str | None) -> list[tuple[str, str]]:
     return [(name, text) for name, text in texts if text is not None]
 
 
-def every_record_is_that_of_the_ledger(claim: Claim) -> Judged:
+def every_record_matches_the_ledger(claim: Claim) -> Judged:
     """The ledger has the start and the end of each run, and its run.json is the one that was written then.
 
     What the run says of its own times fits between the two lines.
@@ -197,8 +197,7 @@ def every_record_is_that_of_the_ledger(claim: Claim) -> Judged:
             return "the ledger's line of its start is not the one that the run names"
         if known["end"] is None:
             return "its end is not in the ledger"
-        sha256 = ledger.sha256_of(run.folder / "run.json")
-        if sha256 != known["end"]["run_json_sha256"]:
+        if ledger.sha256_of(run.folder / "run.json") != known["end"]["run_json_sha256"]:
             return "run.json was changed after the run"
         return _times_fault(run.record, known["start"].get("at"), known["end"].get("at"))
 
