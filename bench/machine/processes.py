@@ -151,11 +151,17 @@ def children(pid: int | None = None) -> set[int]:
         lists = [Path(path, "children").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
         return {int(child) for text in lists for child in text.split()}
     except OSError:  # a kernel without these lists, or a thread that has just ended
-        of_all = {int(path.parent.name): 0 for path in Path("/proc").glob("[0-9]*/stat")}
-        for child in of_all:
-            with contextlib.suppress(OSError, ValueError):
-                of_all[child] = int(stat_fields(child)[1])
-        return {child for child, parent in of_all.items() if parent == pid}
+        return _children_among_all(pid)
+
+
+def _children_among_all(parent: int) -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.parent.name)
+            if int(stat_fields(pid)[1]) == parent:
+                found.add(pid)
+    return found
 
 
 def descendants(pid: int) -> set[int]:
