@@ -110,14 +110,13 @@ class Ceilings:
             self._is_from(parts.BANDWIDTH, measured)
             return Bound(parts.BANDWIDTH, memory_s, memory_s)
         self._is_from(parts.ARITHMETIC, self._measured_peak(precision), precision)
-        of_shape = self._shape_flops(facts, precision)
+        of_shape = None
+        if self.measured is not None and precision is not None and self.measured.peak_flops(precision):
+            shape = operators.product_shape(facts["name"], facts["shapes"])
+            of_shape = shape and self.measured.shape_flops(precision, shape)
         if of_shape:
             self._is_from(parts.SHAPE, True)
         return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / of_shape) if of_shape else arithmetic_s)
-
-    def _shape_flops(self, facts, precision):
-        shape = operators.product_shape(facts["name"], facts["shapes"]) if self._measured_peak(precision) else None
-        return shape and self.measured.shape_flops(precision, shape)
 
     def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
         """Seconds that a message needs at the measured bus bandwidth of its size; None where that is not known.

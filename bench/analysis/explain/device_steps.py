@@ -65,13 +65,10 @@ class Device:
         self.operators = attribution.operators(rank, self.rows)
         annotations = attribution.annotations(rank, self.rows)
         sources = attribution.around_launch(rank, self.calls, events.PYTHON, attribution.is_source)
-        self.annotations = self._names(annotations)
+        self.annotations = rank.names_of(annotations)
         known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, self.operators))
-        self.where = self._names(known)
+        self.where = rank.names_of(known)
         self.phases = attribution.phases(rank, self.rows)
-
-    def _names(self, rows):
-        return [self.rank.names[self.rank.name[row]] if row >= 0 else None for row in rows]
 
     def name(self, number):
         """Of the number-th of .rows."""
@@ -144,28 +141,23 @@ def _running(device, known, pieces, index, one, ns, count):
 
 
 class _Threads:
-    """Threads of a rank, each made when it is first asked for."""
+    """Threads of a rank, each made when it is first asked for.  main: the track of the main one, or None."""
 
     def __init__(self, rank):
-        self._rank, self._made, self._main = rank, {}, main_track(rank)
+        self._rank, self._made, self.main = rank, {}, main_track(rank)
 
     def explain(self, track, low, high):
         """(Piece, ns): what a thread was doing; where it did nothing, what the main thread was."""
         for begin, end, row in self._of(track).segments(low, high):
-            if row >= 0 or track == self._main or self._main is None:
+            if row >= 0 or track == self.main or self.main is None:
                 yield self._of(track).explained(row, begin), end - begin
             else:
-                yield from self.explain(self._main, begin, end)
+                yield from self.explain(self.main, begin, end)
 
     def _of(self, track):
         if track not in self._made:
             self._made[track] = Thread(self._rank, track)
         return self._made[track]
-
-    @property
-    def main(self):
-        """The main thread's track, or None."""
-        return self._main
 
 
 def _idle(device, threads, pieces, index, gap, ceilings):

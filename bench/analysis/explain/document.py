@@ -197,7 +197,8 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
     steps = [(row["part"], row["change_ms"], row["meaning"]) for row in rows]
     bars = []
     for line in difference["lines"]:
-        change, kind = f"{line['change_ms']:+.3f} ({line['a_ms']:.3f} to {line['b_ms']:.3f})", _kind(line)
+        change = f"{line['change_ms']:+.3f} ({line['a_ms']:.3f} to {line['b_ms']:.3f})"
+        kind: Kind = "less" if line["change_ms"] < 0 else "more"
         bars.append(Bar(_evidence(line), 0.0, line["change_ms"], change, kind))
     cells = [(row["part"], _ms(row["a_ms"]), _ms(row["b_ms"]), f"{row['change_ms']:+.3f}") for row in rows]
     table = Table(("part", "A, ms", "B, ms", "change, ms"), cells, (False, True, True, True))
@@ -208,10 +209,6 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
         Lines([rest] if bars else [], is_soft=True),
         Section("What each part took", [table], is_folded=True),
     ]
-
-
-def _kind(line: dict[str, Any]) -> Kind:
-    return "less" if line["change_ms"] < 0 else "more"
 
 
 # ---- words

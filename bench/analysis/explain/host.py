@@ -76,11 +76,10 @@ class Thread:
         """
         if row not in self._known:
             self._known[row] = self._explained(self.around(row))
-        return self._known[row] or parts.Piece(parts.UNKNOWN, self._after(moment), None)
-
-    def _after(self, moment):
+        if known := self._known[row]:
+            return known
         index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
-        return f"after {self.name(self._tops[index])}" if index >= 0 else None
+        return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
     def _explained(self, chain):
         """None where nothing is known."""

@@ -169,8 +169,12 @@ def _of_device(rank, rows, kinds, steps):
 
 
 def _of_operators(rank, rows, until_ns, device_us):
-    table = operators.table(rank, rows, until_ns)
-    rates, whole = operators.achieved(table, device_us, *_peaks(device_name(rank)))
+    table, name = operators.table(rank, rows, until_ns), device_name(rank)
+
+    def peak_of(precision: str) -> float | None:
+        return peak_rates.peak_flops(name, precision) if precision in DTYPES else None
+
+    rates, whole = operators.achieved(table, device_us, peak_of, peak_rates.mem_bytes_per_s(name))
     return {
         "operators": _leading(table),
         "num_operators": len(table),
@@ -202,15 +206,6 @@ def device_name(rank: load.Rank) -> str | None:
     properties = rank.meta.get("deviceProperties")
     devices = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
     return next((name for device in devices if isinstance(name := device.get("name"), str)), None)
-
-
-def _peaks(device_name):
-    """(precision -> FLOP/s or None, bytes/s or None)"""
-
-    def peak_of(precision):
-        return peak_rates.peak_flops(device_name, precision) if precision in DTYPES else None
-
-    return peak_of, peak_rates.mem_bytes_per_s(device_name)
 
 
 def _overall(by_rank, digests):

@@ -79,7 +79,7 @@ def phases(rank: Rank, rows: np.ndarray) -> list[str | None]:
     """Name of the phase in which each device row was launched, by time (see annotations); None where none is known."""
     ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
     nest = Nest(rank, ranges[rank.is_named(PHASES.__contains__, ranges)])
-    return [rank.names[rank.name[row]] if row >= 0 else None for row in nest.innermost(window.launch_times(rank, rows))]
+    return rank.names_of(nest.innermost(window.launch_times(rank, rows)))
 
 
 def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:

@@ -151,20 +151,11 @@ def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict]:
     after = by_start[np.searchsorted(rank.ts[by_start], high)]
     before = by_end[np.searchsorted(rank.end[by_end], low, side="right") - 1]
     times = [{"start_us": int(begin - first) / US, "us": int(end - begin) / US} for begin, end in zip(low, high)]
-    columns = (_names(rank, before), _names(rank, after), _doing(rank, window.launches(rank, after), (low + high) // 2))
-    return [line | dict(zip(("before", "after", "host"), names)) for line, *names in zip(times, *columns)]
-
-
-def _doing(rank, calls, moments):
-    """What the thread of each call was in at the moment beside it: a call, else an operator, else an annotation."""
-    around = np.full(len(calls), -1)
+    calls, around = window.launches(rank, after), np.full(len(longest), -1)
     for kind in (events.RUNTIME, events.CPU_OP, events.ANNOTATION):
-        around = np.where(around >= 0, around, attribution.by_thread(rank, calls, moments, kind))
-    return _names(rank, around)
-
-
-def _names(rank, rows):
-    return [rank.names[rank.name[row]] if row >= 0 else None for row in rows]
+        around = np.where(around >= 0, around, attribution.by_thread(rank, calls, (low + high) // 2, kind))
+    columns = (rank.names_of(rows) for rows in (before, after, around))
+    return [line | dict(zip(("before", "after", "host"), names)) for line, *names in zip(times, *columns)]
 
 
 def picture_of_gap(rank: Rank, rows: np.ndarray, kinds: np.ndarray, gaps: list[dict]) -> dict | None:

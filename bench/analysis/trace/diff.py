@@ -42,7 +42,10 @@ def profile(rank: Rank, by: str = "kernel") -> dict:
     rows, counted = window.device_rows(rank), window.steps(rank)
     num_steps = max(1, len(counted))
     table = device_time.by_name(rank, rows, device_time.types(rank, rows))
-    lines = _kernels(table) if by == "kernel" else _operators(rank, rows)
+    if by == "kernel":
+        lines = _summed(((line["name"],), line["sum_us"], line["count"]) for line in table)
+    else:
+        lines = _operators(rank, rows)
     # what the lines are made of: each device has its own timeline; without device rows all the host's threads are one
     timed = rows if len(rows) else window.host_rows(rank, events.CPU_OP, window.until(rank))
     start, end = rank.ts[timed], rank.end[timed]
@@ -59,10 +62,6 @@ def profile(rank: Rank, by: str = "kernel") -> dict:
             line["category"]: line["sum_us"] / US_PER_MS / num_steps for line in device_time.by_category(table)
         },
     }
-
-
-def _kernels(table):
-    return _summed(((line["name"],), line["sum_us"], line["count"]) for line in table)
 
 
 def _operators(rank, rows):

@@ -38,7 +38,9 @@ def load(path: str | Path, kinds: Collection[int] | None = None, num_parts: int 
             others = [pool.submit(_read_into, folder, path, kinds, part, num_parts) for part in range(1, num_parts)]
             first = _read(path, kinds, 0, num_parts)
             others = [other.result() for other in others]
-        return _rank(path, [first, *map(_mapped, others)])  # once the processes that read are gone
+        for part in others:  # once the processes that read are gone
+            part["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part["columns"].items()}
+        return _rank(path, [first, *others])
 
 
 def load_all(paths: Sequence[str | Path]) -> list[Rank]:
@@ -154,11 +156,6 @@ def _read_into(folder, path, kinds, part, num_parts):
         file = f"{folder}/{part}-{name}.npy"
         np.save(file, column)
         part_read["columns"][name] = file
-    return part_read
-
-
-def _mapped(part_read):
-    part_read["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part_read["columns"].items()}
     return part_read
 
 

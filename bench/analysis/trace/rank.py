@@ -4,9 +4,10 @@ Only what an analysis needs is decoded of each event; stamps are exact, in nanos
 """
 
 import copy
+import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -74,7 +75,7 @@ class Collector:
         self._skip = None if kinds is None else Skip(name for name, kind in KINDS.items() if kind not in kinds)
         self._names, self._extras = {}, {}
         self._tracks = {}  # (is device, number or text, number or text) -> index
-        self._track_of = _Memo(self._track)  # the same by the raw values, which come again and again
+        self._track_of = functools.cache(self._track)  # the same by the raw values, which come again and again
         self._columns = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
         self._num_rows = 0
         self._exact = None
@@ -90,7 +91,11 @@ class Collector:
         if self._exact is None:
             stamp = _LARGE.search(chunk)
             self._exact = stamp is not None and int(stamp[1]) >= EXACT_BELOW
-        events, kind_of = self._decode(chunk), self._kind_of
+        try:
+            events = DECODERS[self._exact].decode(b"[" + chunk + b"]")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            events = self._decode_one_by_one(chunk)
+        kind_of = self._kind_of
         kept = [one for one in events if kind_of[one.cat] is not None and (one.ph == "X" or one.name == MOMENT)]
         if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
             self._exact = True  # the chunks before had no stamp that shows it
@@ -99,12 +104,6 @@ class Collector:
         self.num_events += len(events)
         if kept:
             self._keep(kept, [kind_of[event.cat] for event in kept])
-
-    def _decode(self, chunk):
-        try:
-            return DECODERS[self._exact].decode(b"[" + chunk + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._decode_one_by_one(chunk)
 
     def _decode_one_by_one(self, chunk):
         """A damaged or odd chunk: every event that can be read is read, the others are counted."""
@@ -132,7 +131,7 @@ class Collector:
         columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
         facts = [event.args or _NO_ARGS for event in kept]
         columns["track"] = [
-            track_of[ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream]
+            track_of(ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream)
             for event, kind, args in zip(kept, kinds, facts)
         ]
         columns["correlation"] = integers([args.correlation for args in facts])
@@ -157,8 +156,7 @@ class Collector:
         for column in self._columns.values():
             column.resize(num_rows, refcheck=False)
 
-    def _track(self, key):
-        on_device, pid, tid, device, stream = key
+    def _track(self, on_device, pid, tid, device, stream):
         track = (True, whole(device, pid), whole(stream, tid)) if on_device else (False, str(pid), str(tid))
         return self._tracks.setdefault(track, len(self._tracks))
 
@@ -189,18 +187,6 @@ class Collector:
 def _is_rounded(ts):
     """Whether a stamp in microseconds was read as a float that has lost its nanoseconds."""
     return type(ts) is float and abs(ts) >= EXACT_BELOW
-
-
-class _Memo(dict):
-    """What make(key) gave, remembered."""
-
-    def __init__(self, make):
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key):
-        value = self[key] = self._make(key)
-        return value
 
 
 class _Kinds(dict):
@@ -280,6 +266,10 @@ class Rank:
     def names_that(self, predicate: Callable[[str], object]) -> np.ndarray:
         """Mask over .names, False where it is empty; .is_named() gives it for rows."""
         return np.array([bool(predicate(name)) for name in self.names] or [False])
+
+    def names_of(self, rows: Iterable[int]) -> list[str | None]:
+        """Of each row its name, None for -1."""
+        return [self.names[self.name[row]] if row >= 0 else None for row in rows]
 
     def is_named(self, predicate: Callable[[str], object], rows: np.ndarray) -> np.ndarray:
         return self.names_that(predicate)[self.name[rows]]

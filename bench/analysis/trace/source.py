@@ -99,7 +99,10 @@ class Source:
                         return
                     num_bytes += len(block)
                     if num_bytes > max(RATIO_FROM_BYTES, MAX_RATIO * num_packed):
-                        self._refuse_bomb(num_bytes, num_packed)
+                        raise NoTrace(
+                            f"{self.path}: its first {num_packed:,} bytes unpack to more than {num_bytes:,}, over "
+                            f"{MAX_RATIO} times as many, as no trace does: gunzip it first, if it is yours"
+                        )
                     if block:
                         yield block
                     packed = engine.unconsumed_tail
@@ -108,12 +111,6 @@ class Source:
                         engine = inflate() if packed else engine
             if not engine.eof:
                 self.cut = "the compressed data end early"
-
-    def _refuse_bomb(self, num_bytes, num_packed):
-        raise NoTrace(
-            f"{self.path}: its first {num_packed:,} bytes unpack to more than {num_bytes:,}, over {MAX_RATIO} times "
-            "as many, as no trace does: gunzip it first, if it is yours"
-        )
 
     def _whole(self, blocks):
         """Find the array, then give what lies between boundaries."""
