@@ -186,6 +186,10 @@ def _rates(one: Line) -> Iterator[Block]:
     title = (
         f"{unit} of matrix products and attention, from their shapes: {rate} over the {known} for which they are known"
     )
+
+    def rate_text(rate: float) -> str:
+        return f"{rate * per:.3g}" if abs(rate * per) < 100 else f"{rate * per:.0f}"
+
     columns = [("operator", "name", plain), ("shapes", "shapes", plain40), ("ms", "time_us", MS)]
     columns += [(unit, "tflop_per_s", rate_text), ("FLOP/byte", "flop_per_byte", ONE)]
     if any(line["pct_of_peak"] is not None for line in lines):
