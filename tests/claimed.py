@@ -6,7 +6,6 @@ Data, config and names are those of track cpu_nano; times, losses and regions ar
 import dataclasses
 import functools
 import itertools
-import json
 import random
 import shutil
 import tempfile
@@ -292,7 +291,3 @@ class Racers:
         if what in ("interrupt", "kill"):
             raise Interrupted("SIGINT")
         return ""
-
-
-def ledger_lines(results):
-    return [json.loads(line) for line in (Path(results) / ledger.NAME).read_text().splitlines()]

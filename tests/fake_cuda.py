@@ -64,11 +64,11 @@ class FakeCuda:
 
 def install(monkeypatch):
     """Until the end of the test -> the FakeCuda."""
-    from bench.training.memory import recording as memory_recording
+    from bench.training import memory as device_memory
 
-    monkeypatch.setattr(memory_recording, "_holder", None)
-    monkeypatch.setattr(memory_recording, "_oom_callback", None)
-    monkeypatch.setattr(memory_recording, "_is_observing", False)
+    monkeypatch.setattr(device_memory, "_holder", None)
+    monkeypatch.setattr(device_memory, "_oom_callback", None)
+    monkeypatch.setattr(device_memory, "_is_observing", False)
     return FakeCuda(monkeypatch)
 
 

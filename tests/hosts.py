@@ -119,9 +119,4 @@ class Pair:
         return found
 
     def all_gone(self, timeout_s=30):
-        until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s:
-            if not self.workers():
-                return True
-            time.sleep(0.2)
-        return False
+        return real_runs.wait_for(lambda: not self.workers(), timeout_s, every_s=0.2)

@@ -93,6 +93,24 @@ def left_in_temp(base):
     return sorted(path.name for path in (base / "temp").iterdir() if not path.name.startswith("torchinductor_"))
 
 
+def git(folder, *words, code=0):
+    """What git prints there for a person who has a name and no settings of their own."""
+    settings = ("user.name=a", "user.email=a@b", "commit.gpgsign=false", "core.hooksPath=/dev/null")
+    known = [word for setting in settings for word in ("-c", setting)]
+    done = subprocess.run(["git", *known, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done.stdout.rstrip("\n")
+
+
+def wait_for(condition, timeout_s=120, every_s=0.05):
+    """What condition() gives, as soon as it holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, f"it did not happen in {timeout_s} s"
+        time.sleep(every_s)
+    return found
+
+
 def folders(results):
     found = (path.parent for path in Path(results).glob("*/*/run.json"))
     return sorted(folder for folder in found if not folder.parent.name.startswith("."))  # .nodes: copies of other nodes
@@ -221,12 +239,7 @@ class Background:
         return [pid for name in names for pid in self.pids(name)]
 
     def all_gone(self, timeout_s=30):
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
-            if not self.all_pids():
-                return True
-            time.sleep(0.2)
-        return False
+        return wait_for(lambda: not self.all_pids(), timeout_s, every_s=0.2)
 
     def end(self, timeout_s=60):
         """Wait for the launcher -> (exit code, its output)."""

@@ -85,7 +85,4 @@ def _lives(process):
 
 
 def all_gone(results, timeout_s=20):
-    deadline_s = time.monotonic() + timeout_s
-    while pids(results) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    return not pids(results)
+    return real_runs.wait_for(lambda: not pids(results), timeout_s, every_s=0.1)

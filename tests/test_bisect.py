@@ -6,14 +6,10 @@ import sys
 
 import pytest
 import real_runs
+from real_runs import git
 
 from bench.plans.replay import bisect
 from bench.plans.replay.bisect import BAD, GOOD, UNDECIDED
-
-
-def git(folder, *words):
-    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
-    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

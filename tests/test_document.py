@@ -7,7 +7,7 @@ from kept_records import EVIL
 
 from bench.web import document
 from bench.web.chart import chart, series_of
-from bench.web.document import Badge, Code, Document, Hint, Lines, Link, Section, Table, Verdict
+from bench.web.document import Document, Hint, Lines, Section, Table, Verdict, badge, code, link
 from bench.web.page import Safe
 
 ROWS = [[f"row {number}", f"{number}.5"] for number in range(5)]
@@ -18,7 +18,7 @@ DRAWN = document.Drawn("d", "A drawing", Safe("<svg></svg>"), 100)
 @pytest.fixture
 def answer():
     blocks = [
-        Lines([["all of it: ", Code("lr=0.1")], "and more"]),
+        Lines([["all of it: ", code("lr=0.1")], "and more"]),
         Section("Numbers", [Table(("name", "value"), ROWS, (False, True), limit=3, more=": --json has all")]),
         Section("Folded", [Lines(["inside"])], is_folded=True),
         Section("Drawn", [document.Picture(DRAWN), document.Chart(SPEC)]),
@@ -73,11 +73,11 @@ def test_no_verdict_and_several():
 def test_foreign_text_does_nothing_in_any_form():
     cells = [
         EVIL,
-        Code(EVIL),
-        Badge(EVIL),
-        Link(EVIL, "a b"),
-        document.Named(EVIL, EVIL),
-        document.Coloured(EVIL, "bad"),
+        code(EVIL),
+        badge(EVIL),
+        link(EVIL, "a b"),
+        document.named(EVIL, EVIL),
+        document.coloured(EVIL, "bad"),
     ]
     blocks = [Lines([EVIL]), document.Bullets([EVIL]), Table([EVIL] * 6, [cells]), Section(EVIL, [Hint(EVIL)])]
     blocks += [document.Arms([(EVIL, [EVIL], EVIL)]), document.Verbatim(f"{EVIL}\x1b[2J````", "diff")]

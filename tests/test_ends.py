@@ -116,9 +116,7 @@ def test_nohup_is_obeyed(tmp_path):
     words += ["hardware.num_threads=1", "goal.num_steps=100", "goal.val_every_steps=100"]
     env = real_runs.environment(tmp_path)
     process = subprocess.Popen(words, cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until_s = time.monotonic() + 60
-    while not list(tmp_path.glob("*/*/logs/rank0.log")) and time.monotonic() < until_s:
-        time.sleep(0.05)
+    real_runs.wait_for(lambda: list(tmp_path.glob("*/*/logs/rank0.log")))
     process.send_signal(signal.SIGHUP)
     assert process.wait(90) == 0
     assert real_runs.run_json(real_runs.folders(tmp_path)[0])["status"] == "complete"
@@ -128,9 +126,7 @@ def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
     words = ["run", "-m", *real_runs.SHORT, *real_runs.SLIGHT, "hardware.num_threads=1", "seed=0,1", "--anyway"]
     words += ["goal.num_steps=300", "goal.val_every_steps=50"]
     process = real_runs.started(tmp_path / "results", *words)
-    until_s = time.monotonic() + 60
-    while not (found := list(tmp_path.glob("results/*/*/.progress.tmp"))) and time.monotonic() < until_s:
-        time.sleep(0.05)
+    found = real_runs.wait_for(lambda: list(tmp_path.glob("results/*/*/.progress.tmp")))
     shutil.rmtree(found[0].parent, ignore_errors=True)
     out, _ = process.communicate(timeout=120)
     assert "Traceback" not in out and "folder_removed" in out, out

@@ -10,12 +10,13 @@ import types
 from pathlib import Path
 
 import pytest
+from real_runs import git
 
 from bench.base import private
 from bench.base.paths import REPO
 from bench.config import schema
 from bench.launch import ranks
-from bench.machine import code_state, environment, gpus, processes
+from bench.machine import code_state, environment, gpus
 from bench.machine import meters as cpu_meter
 from bench.machine.meters import CpuMeter
 from bench.record import run_folder
@@ -217,12 +218,6 @@ def test_a_slice_of_a_gpu_is_not_called_by_the_whole_gpus_name(machine):
     assert gpu["name"] == "NVIDIA H100 80GB HBM3 MIG"  # so that no peak is found for it
 
 
-def test_this_process_can_be_recognised_again():
-    me = environment.this_process()
-    assert me["pid"] == os.getpid()
-    assert me["start_ticks"] == processes.start_ticks(os.getpid())
-
-
 def test_torch_facts_are_those_of_the_installed_torch():
     torch = pytest.importorskip("torch")
     facts = environment.torch_facts()
@@ -393,21 +388,6 @@ def repo(tmp_path):
     git(tmp_path, "remote", "add", "origin", "https://ada:secret@example.org/race.git")
     commit(tmp_path)
     return tmp_path
-
-
-def git(repo, *words):
-    identity = [
-        "-c",
-        "user.name=n",
-        "-c",
-        "user.email=e@example.org",
-        "-c",
-        "commit.gpgsign=false",
-        "-c",
-        "core.hooksPath=/dev/null",
-    ]
-    done = subprocess.run(["git", *identity, *words], cwd=repo, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def commit(repo):

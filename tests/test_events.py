@@ -220,10 +220,11 @@ def test_the_host_shows_when_another_program_had_its_core(context):
     assert host.columns()["runqueue_ms"][1] > 50
 
 
-def test_two_ticks_of_schedstat_are_milliseconds():
-    from bench.training.instruments.host import _spent_ms
-
-    assert _spent_ms(b"1000000 500000 7\n", b"3500000 4500000 9\n") == (2.5, 4.0)
+def test_two_ticks_of_schedstat_are_milliseconds(context):
+    _, host = made(context, host={})
+    main, other = (b"1000000 500000 7\n", b"3500000 4500000 9\n"), (b"0 0 0\n", b"9 1000000 1\n")
+    host._samples = [(1, *zip(main, other))]
+    assert host.columns() == {"cpu_ms": {1: 2.5}, "runqueue_ms": {1: 5.0}}  # of the main thread; of both
 
 
 @pytest.fixture

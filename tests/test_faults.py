@@ -175,9 +175,7 @@ def test_a_killed_guard_is_no_failure_of_a_rank(tmp_path, num_ranks):
 def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
     words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *real_runs.SLIGHT, "--anyway"]
     with real_runs.started(tmp_path, *words) as process:
-        until_s = time.monotonic() + 120
-        while not real_runs.folders(tmp_path) and time.monotonic() < until_s:
-            time.sleep(0.005)
+        real_runs.wait_for(lambda: real_runs.folders(tmp_path), 120, every_s=0.005)
         process.terminate()
         process.communicate(timeout=90)
     assert process.returncode == 1

@@ -9,7 +9,7 @@ import snapshots
 from real_runs import run_json, steps
 
 from bench.analysis.memory import lives, page, pickles
-from bench.training.memory import recording as memory_recording
+from bench.training import memory as device_memory
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -20,10 +20,10 @@ def recording():
     import torch
 
     torch.zeros(1, device="cuda")  # makes the context, which can take a second
-    made = memory_recording.Recording("test", max_entries=10_000)
+    made = device_memory.History("test", max_entries=10_000)
     yield made
     made.stop()
-    memory_recording.when_out_of_memory(None)
+    device_memory.when_out_of_memory(None)
 
 
 def test_a_real_snapshot_adds_up_as_torchs_own_reader_says_and_names_the_line_that_asked(recording, tmp_path):
@@ -72,7 +72,7 @@ def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path
         recording.dump(tmp_path / "oom.pickle", where="test")
         seen.append((requested_bytes, free_bytes))
 
-    memory_recording.when_out_of_memory(observe)
+    device_memory.when_out_of_memory(observe)
     recording.start()
     held = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")]
     with pytest.raises(torch.OutOfMemoryError):

@@ -42,7 +42,6 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/profiling/allocations.py",
     "training/profiling/kempner.py",
     "training/profiling/recording.py",
-    "training/profiling/tables.py",
     "training/model.py",
     "training/buckets.py",
     "training/causality.py",

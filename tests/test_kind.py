@@ -26,18 +26,41 @@ def compared(a_s=SLOWER, b_s=FASTER, target=4.3, b_steps=4, b_losses=None, chang
     return verdict.of_rows([row_of(run) for run in a], [row_of(run) for run in b], **of_rows)
 
 
+def elsewhere(run):
+    run.update(session_id="b" * 16, comparability_id="b" * 16)
+
+
+def of_other_batches(run):
+    run["measured"].update(batch_tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ({}, "time_to_target", "4.3, which both reach on average, at equal steps (4): so also ms per step"),
+        ({"b_steps": 3}, "time_to_target", "4.3, which both reach on average, in 4 and 3 steps: not ms per step"),
+        ({"change": of_other_batches}, "time_to_target", "in 4 and 4 steps of other batches: not ms per step"),
+        ({"target": None}, "ms_per_step", "(4); not time to a target: they have no common target"),
+        ({"change": elsewhere}, "loss_at_equal_steps", "loss at equal steps (4); not times"),
+        (
+            {"a_s": FASTER, "target": None, "b_steps": 8},
+            "loss_at_equal_time",
+            "loss at equal time, after 4 and 8 steps; not times",
+        ),
+        (
+            {"target": None, "b_steps": 8},
+            None,
+            "losses after 4 and 8 steps, which are neither equal steps nor equal time",
+        ),
+    ],
+)
+def test_targets_steps_batches_and_sessions_say_what_is_compared(case, kind, words):
+    result = compared(**case)
+    assert result["kind"] == kind and result["kind_words"].endswith(words)
+
+
 def words_of(result):
     return result["kind"], result["kind_words"]
-
-
-def test_both_reach_the_target_in_equal_steps():
-    words = "time to the target 4.3, which both reach on average, at equal steps (4): so also ms per step"
-    assert words_of(compared()) == ("time_to_target", words)
-
-
-def test_both_reach_the_target_in_other_steps():
-    words = "time to the target 4.3, which both reach on average, in 4 and 3 steps: not ms per step"
-    assert words_of(compared(b_steps=3)) == ("time_to_target", words)
 
 
 def test_where_one_misses_the_target_it_is_ms_per_step():
@@ -47,25 +70,6 @@ def test_where_one_misses_the_target_it_is_ms_per_step():
     assert result["verdict"] == "faster"  # which verdict there is does not hang on it
     both = compared(target=1.0)
     assert both["kind_words"].endswith("not time to a target: the mean of A and B miss 1")
-
-
-def test_without_a_target_it_is_ms_per_step():
-    words = "ms per step at equal steps (4); not time to a target: they have no common target"
-    assert words_of(compared(target=None)) == ("ms_per_step", words)
-
-
-def test_of_times_that_are_not_comparable_the_losses_are_left():
-    def elsewhere(run):
-        run.update(session_id="b" * 16, comparability_id="b" * 16)
-
-    assert words_of(compared(change=elsewhere)) == ("loss_at_equal_steps", "loss at equal steps (4); not times")
-
-
-def test_other_steps_without_a_target_are_loss_at_equal_time_only_if_they_took_as_long():
-    same = compared(FASTER, FASTER, target=None, b_steps=8)
-    assert words_of(same) == ("loss_at_equal_time", "loss at equal time, after 4 and 8 steps; not times")
-    other = compared(target=None, b_steps=8)
-    assert words_of(other) == (None, "losses after 4 and 8 steps, which are neither equal steps nor equal time")
 
 
 def test_a_track_that_judges_steps_says_so(monkeypatch):
@@ -113,8 +117,3 @@ def test_every_kind_is_in_the_docs(name):
     from bench.base.paths import REPO
 
     assert f"`{name}`" in (REPO / "docs/COMPARING.md").read_text()
-
-
-def test_equal_steps_of_other_batches_are_no_ms_per_step():
-    words = words_of(compared(change=lambda run: run["measured"].update(batch_tokens=512)))[1]
-    assert words.endswith("in 4 and 4 steps of other batches: not ms per step")

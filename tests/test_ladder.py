@@ -74,6 +74,14 @@ WINDOWS = {rung: windows_of(rung) for rung in WITH_WINDOWS}
 BFLOAT16 = [rung for rung, golden in GOLDEN.items() if "loss_bf16" in golden]
 FLOAT32 = {rung: {"activations": "float32"} if rung in BFLOAT16 else {} for rung in GOLDEN}
 RUNGS = ["r01", *GOLDEN]
+TURNS = ("r09", "r12", "r14", "r17", "r20", "r29", "r31", "r33", "r45", "r49", "r53", "simple")  # of how they attend
+
+
+def some(rungs):
+    """Parameters of a test that costs much: the rungs of TURNS, and with --all the others too."""
+    return [pytest.param(rung, marks=() if rung in TURNS else pytest.mark.slow) for rung in rungs]
+
+
 # Of float32.  The farthest from ladder_golden.json, with AVX-512, AVX2, SSE4.1 and MKL's compatible kernels on an AMD
 # CPU (torch 2.13, November 23 2026): a loss 1.2e-6 nats, a gradient 4.6e-6 of its norm, one of a single number 2.2e-5.
 LOSS_NATS, GRADIENT_FRAC, SINGLE_GRADIENT_FRAC = 3e-6, 1e-5, 5e-5
@@ -344,12 +352,13 @@ def job_of(rung):
     return prepare(words, say=lambda line: None, check_own=False)
 
 
-def test_every_rungs_class_has_what_its_run_will_call():
+@pytest.mark.parametrize("rungs", [TURNS, pytest.param(RUNGS, marks=pytest.mark.slow)])
+def test_every_rungs_class_has_what_its_run_will_call(rungs):
     """Asked in one process, as a ladder asks; prepare() would start one for each."""
-    assert own_model.faults_of_configs([job_of(rung).config for rung in RUNGS]) == [[] for _ in RUNGS]
+    assert own_model.faults_of_configs([job_of(rung).config for rung in rungs]) == [[] for _ in rungs]
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", some(RUNGS))
 def test_a_rung_trains_at_nano_size_on_a_cpu_and_its_loss_is_the_referees(rung):
     job = job_of(rung)
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}

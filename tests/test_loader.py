@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+import real_runs
 import torch
 
 from bench.data import course, shards
@@ -148,13 +149,13 @@ def test_what_fails_in_the_thread_reaches_next(counting, open_loader, monkeypatc
 
 
 def test_waiting_for_the_thread_is_measured(counting, open_loader, monkeypatch):
-    fill = rooms._fill
+    fill = rooms._read_pair
 
     def slow_fill(*args):
         time.sleep(0.3)
         fill(*args)
 
-    monkeypatch.setattr(rooms, "_fill", slow_fill)
+    monkeypatch.setattr(rooms, "_read_pair", slow_fill)
     loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
     loader.next()
     assert loader.num_waits == 1
@@ -162,8 +163,8 @@ def test_waiting_for_the_thread_is_measured(counting, open_loader, monkeypatch):
 
 
 def test_no_wait_is_left_after_a_state_was_loaded(counting, open_loader, monkeypatch):
-    fill = rooms._fill
-    monkeypatch.setattr(rooms, "_fill", lambda *args: (time.sleep(0.1), fill(*args)))
+    fill = rooms._read_pair
+    monkeypatch.setattr(rooms, "_read_pair", lambda *args: (time.sleep(0.1), fill(*args)))
     loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
     loader.load_state_dict({"step": 3, "micro_step": 0})
     tokens_BT, _ = loader.next()
@@ -173,9 +174,7 @@ def test_no_wait_is_left_after_a_state_was_loaded(counting, open_loader, monkeyp
 
 def test_reads_ahead_as_many_steps_as_asked_and_no_more(counting, open_loader):
     loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu", depth=2)
-    deadline_s = time.monotonic() + 5
-    while loader._ready.qsize() < 3 and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    real_runs.wait_for(lambda: loader._ready.qsize() >= 3, 5, every_s=0.01)
     time.sleep(0.05)
     assert loader._ready.qsize() == 3  # the one that next() will hand out from, and two ahead of it
 

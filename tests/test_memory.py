@@ -9,7 +9,7 @@ from real_runs import TWO, run_json, steps
 from bench.analysis.memory import pickles
 from bench.training.instruments import memory
 from bench.training.instruments.base import Instrument, InstrumentSet
-from bench.training.memory.peaks import CudaPeaks, ProcessPeaks
+from bench.training.memory import CudaPeaks, ProcessPeaks
 
 GIB = 2**30
 

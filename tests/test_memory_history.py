@@ -11,9 +11,9 @@ from bench.analysis.memory import pickles
 from bench.base.paths import REPO
 from bench.config import windows as config_windows
 from bench.launch.prepare import asked
+from bench.training import memory as device_memory
 from bench.training.instruments.base import InstrumentSet
 from bench.training.instruments.registry import load
-from bench.training.memory import recording as memory_recording
 
 GIB = 2**30
 SETTINGS = {
@@ -37,21 +37,21 @@ def cuda(monkeypatch):
 
 
 def test_a_recording_is_bounded_with_python_stacks_and_begins_empty(cuda):
-    recording = memory_recording.Recording("one", max_entries=77)
+    recording = device_memory.History("one", max_entries=77)
     recording.start()
     assert cuda.history == [None, {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 77}]
     with pytest.raises(RuntimeError, match="two: one is recording the memory history"):
-        memory_recording.Recording("two").start()
-    memory_recording.Recording("two").stop()  # who does not record ends nothing
+        device_memory.History("two").start()
+    device_memory.History("two").stop()  # who does not record ends nothing
     assert cuda.is_recording
     recording.stop()
     assert not cuda.is_recording
-    memory_recording.Recording("two").start()
-    memory_recording._holder = None  # as if another program's call had begun it
+    device_memory.History("two").start()
+    device_memory._holder = None  # as if another program's call had begun it
     with pytest.raises(RuntimeError, match="three: another program is recording"):
-        memory_recording.Recording("three").start()
+        device_memory.History("three").start()
     with pytest.raises(ValueError, match="stacks=cpp: use python or all"):
-        memory_recording.Recording("three", stacks="cpp")
+        device_memory.History("three", stacks="cpp")
 
 
 def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_pa
     stack = frames(
         f"{here}/models/gpt2.py:45 forward", "/home/grace/lib/x.py:1 f", "/tmp/torchinductor_grace/ab/c.py:3 call"
     )
-    recording = memory_recording.Recording()
+    recording = device_memory.History()
     recording.start()
     cuda.gpu.alloc(1000, stack)
     recording.mark("forward")
@@ -81,7 +81,7 @@ def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_pa
 def test_a_snapshot_that_cannot_be_written_leaves_nothing(cuda, tmp_path, monkeypatch):
     monkeypatch.setattr(pickle, "dump", lambda *args, **more: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
-        memory_recording.Recording().dump(tmp_path / "a.pickle")
+        device_memory.History().dump(tmp_path / "a.pickle")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -240,16 +240,16 @@ def test_an_observer_that_fails_never_hides_the_runs_own_error(cuda, capsys):
     def fails(*args):
         raise OSError("the disk is full")
 
-    memory_recording.when_out_of_memory(fails)
+    device_memory.when_out_of_memory(fails)
     cuda.observer(0, 1, 2, 3)
     assert "the disk is full" in capsys.readouterr().err
-    memory_recording.when_out_of_memory(None)
+    device_memory.when_out_of_memory(None)
     cuda.observer(0, 1, 2, 3)  # there is no detaching: it is deaf
     assert capsys.readouterr().err == ""
 
 
 def test_where_something_else_records_the_window_is_not_recorded_and_says_why(cuda, tmp_path):
-    other = memory_recording.Recording("stages")
+    other = device_memory.History("stages")
     other.start()
     instrument, watch, _, said = history(tmp_path)
     build_and_warm_up(watch, cuda)

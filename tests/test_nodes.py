@@ -13,6 +13,7 @@ import hosts
 import pytest
 import real_runs
 
+from bench.cli import main as program
 from bench.launch.nodes import carried, facts, joining, leader, peer, seal, store
 from bench.launch.nodes import member as member_module
 from bench.machine import environment
@@ -129,10 +130,7 @@ def met(monkeypatch):
 
 
 def taken(leading):
-    until_s = time.monotonic() + 5
-    while not (came := leading.take()) and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return came
+    return real_runs.wait_for(leading.take, 5, every_s=0.02)
 
 
 def leader_of(leading, folder):
@@ -286,10 +284,7 @@ def test_a_count_that_a_stranger_writes_keeps_nobody_busy(met, name, value):
 
 
 def arrived(member):
-    until_s = time.monotonic() + 5
-    while (message := member.arrived()) is None and time.monotonic() < until_s:
-        pass
-    return message
+    return real_runs.wait_for(member.arrived, 5, every_s=0)
 
 
 def test_a_message_verifies_with_the_same_secret_session_and_name_alone():
@@ -459,13 +454,17 @@ def test_a_rendezvous_that_never_completes_says_so(pair, host):
     assert pair.all_gone()
 
 
-def test_nodes_without_a_place_to_meet_are_refused(tmp_path):
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *NODES)
-    assert done.returncode == 2 and "hardware.nodes=2: where do they meet?" in done.stderr
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *NODES, "hardware.rendezvous=here")
-    assert done.returncode == 2 and "hardware.rendezvous=here: use HOST:PORT" in done.stderr
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, "hardware.rendezvous=a:1")
-    assert done.returncode == 2 and "give hardware.nodes=NUMBER" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (NODES, "hardware.nodes=2: where do they meet?"),
+        ((*NODES, "hardware.rendezvous=here"), "hardware.rendezvous=here: use HOST:PORT"),
+        (("hardware.rendezvous=a:1",), "give hardware.nodes=NUMBER"),
+    ],
+)
+def test_nodes_without_a_place_to_meet_are_refused(results, capsys, words, message):
+    assert program.main(["run", *real_runs.SHORT, *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -8,8 +8,11 @@ import torch
 from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
 from bench.cli import analyze
-from bench.config.windows import Options, check_ranks
-from bench.training.profiling import files, recording, shots, tables
+from bench.config.resolve import refusals_of_ranks
+from bench.config.windows import Options
+from bench.training.clock import StepMarks
+from bench.training.instruments.trace import Profiling, cost
+from bench.training.profiling import files, recording
 from bench.training.profiling.recording import ExclusiveProfile, Ranges, Recording
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
@@ -115,10 +118,10 @@ def test_a_window_whose_warmup_alone_is_reached_leaves_no_file_and_no_profiler(t
 def test_a_run_that_reaches_its_target_in_the_midst_cuts_the_window_short(tmp_path):
     summary, _, _ = traced(tmp_path, ONE, stop_after=6)
     assert (summary["trace"]["status"], summary["trace"]["steps"]) == ("cut short", [5, 6])
-    assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == [
-        "ProfilerStep#5",
-        "ProfilerStep#6",
-    ]
+    trace = read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")
+    assert step_names(trace) == ["ProfilerStep#5", "ProfilerStep#6"]
+    assert (trace["speedrun"]["first_step"], trace["speedrun"]["last_step"]) == (5, 6)
+    assert [path.name for path in tmp_path.rglob(".*")] == []  # no temporary file is left
 
 
 def test_a_run_that_fails_keeps_what_was_recorded(tmp_path):
@@ -153,8 +156,6 @@ def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
 
 
 def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
-    from bench.training.profiling.shots import StepTimes
-
     class Marks:
         now_ms = 0.0
         ready = staticmethod(lambda mark: True)
@@ -163,15 +164,21 @@ def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
         ms_between = staticmethod(lambda start, end: end - start)
 
     marks = Marks()
-    times = StepTimes(marks)
+    times = StepMarks(marks, ("step",))
     for row, ms in enumerate((10, 10, 90, 15, 14, 16, 500, 12, 8), 1):
         times.start()
+        times.mark("step")
         marks.now_ms += ms
         times.end(row)
     times.read_all()
     # rows 4 to 6 were recorded, 3 was warm-up, 7 waited: the others are 10, 10, 12 and 8
-    assert times.cost((4, 5, 6), {3, 4, 5, 6, 7}) == {"profiled_step_ms": 15.0, "other_step_ms": 10.0, "cost_pct": 50.0}
-    assert times.cost((20,), set())["cost_pct"] is None
+    step_ms = times.ms["step"]
+    assert cost(step_ms, (4, 5, 6), {3, 4, 5, 6, 7}) == {
+        "profiled_step_ms": 15.0,
+        "other_step_ms": 10.0,
+        "cost_pct": 50.0,
+    }
+    assert cost(step_ms, (20,), set())["cost_pct"] is None
     summary, _, spy = traced(tmp_path)
     recorded_ms, other_ms = summary["trace"]["profiled_step_ms"], summary["trace"]["other_step_ms"]
     assert recorded_ms > 0 and other_ms > 0  # which is more, a busy machine decides
@@ -237,7 +244,7 @@ def test_one_call_with_a_name_in_no_encoding_does_not_cost_the_op_table(tmp_path
             return getattr(whole, name)
 
     one.profile.profiler.kineto_results = Results()
-    _, path = tables.write(one, tmp_path / "steps_rank0")
+    _, path = recording.write_operators(one, tmp_path / "steps_rank0")
     assert "aten::mm" in [row["name"] for row in json.loads(path.read_text())["ops"]]
 
 
@@ -251,11 +258,6 @@ def test_a_trace_names_no_machine_and_no_private_path(tmp_path, repo):
     assert f"{repo}/" not in text and f"{os.path.expanduser('~')}/" not in text
     assert any("profiled.py(" in name for name in names(trace, "python_function"))
     assert trace["speedrun"] == {"window": "trace", "first_step": 5, "last_step": 7}
-
-
-def test_no_temporary_file_is_left(tmp_path):
-    traced(tmp_path)
-    assert [path.name for path in tmp_path.rglob(".*")] == []
 
 
 def test_a_full_disk_is_reported_and_leaves_no_half_trace(tmp_path, monkeypatch):
@@ -398,8 +400,9 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
             "flush_ms": float(rank),
         } | more
 
+    merged = lambda summaries: Profiling.merge(None, summaries)  # noqa: E731
     bare = {"status": "recorded", "steps": [3, 4]}
-    found = shots.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
+    found = merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
     assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
     assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["dropped"]) == (
         20,
@@ -408,7 +411,7 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
         {"cpu_op": 1},
     )
     assert found["b"] == one(1)
-    assert shots.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
+    assert merged([{"a": bare}, {"a": bare}]) == {"a": bare}
 
 
 @pytest.mark.parametrize(
@@ -420,16 +423,9 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
     ],
 )
 def test_ranks_that_the_run_does_not_have_are_refused(instruments):
-    with pytest.raises(ValueError, match="the run has 2 processes, ranks from 0: remove 5"):
-        check_ranks(instruments, 2)
-    check_ranks(instruments, 6)
-
-
-def test_a_trace_that_was_cut_short_says_the_steps_that_it_has(tmp_path):
-    watch = watch_of(tmp_path, {"trace": {"first_step": 3, "active_steps": 9, "gzip": False}})
-    train_under(watch, stop_after=5)
-    facts = json.loads((tmp_path / "traces" / "trace_rank0.pt.trace.json").read_text())["speedrun"]
-    assert (facts["first_step"], facts["last_step"]) == (3, 5)
+    ((_, _, remedy),) = refusals_of_ranks(instruments, 2)
+    assert remedy == "the run has 2 processes, ranks from 0: remove 5"
+    assert not list(refusals_of_ranks(instruments, 6))
 
 
 def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""KempnerForge's profiler API: the same names, headings and rows, with the right steps and figures."""
+"""KempnerForge's profiler summary: the same headings and rows, with the right figures."""
 
 import logging
 import types
@@ -7,11 +7,11 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from profiled import model, names, outside_of_steps, read, step_names, train_under, watch_of
+from profiled import names, read, step_names, train_under, watch_of
 from torch.autograd import DeviceType
 
 from bench.training.profiling import kempner
-from bench.training.profiling.kempner import ProfilingConfig, build_profiler, print_profiler_summary
+from bench.training.profiling.kempner import print_profiler_summary
 
 KEYS = {
     "total_cuda_time_us",
@@ -28,61 +28,6 @@ KEYS = {
     "peak_tflops",
     "kernel_efficiency_pct",
 }
-
-
-def train(folder, start_step, end_step, num_steps):
-    """KempnerForge's loop -> its profiler, stopped."""
-    prof = build_profiler(ProfilingConfig(True, start_step, end_step, str(folder)))
-    net = model()
-    prof.start()
-    for _ in range(num_steps):
-        net(torch.ones(2, 16)).sum().backward()
-        prof.step()
-    prof.stop()
-    return prof
-
-
-@pytest.mark.parametrize(
-    ("start_step", "end_step", "num_steps", "recorded", "status"),
-    [
-        (5, 8, 12, [6, 7, 8], "recorded"),
-        (2, 5, 12, [3, 4, 5], "recorded"),
-        (1, 3, 6, [2, 3], "recorded"),
-        (0, 2, 6, [1, 2], "recorded"),  # theirs gave 2 and 3
-        (5, 8, 7, [6, 7], "cut short"),  # theirs said nothing
-        (5, 8, 5, [], "not reached"),  # theirs wrote an empty trace
-        (5, 8, 3, [], "not reached"),  # theirs raised, before the last checkpoint
-    ],
-)
-def test_the_steps_recorded_are_start_plus_1_to_end(
-    tmp_path, caplog, start_step, end_step, num_steps, recorded, status
-):
-    prof = train(tmp_path, start_step, end_step, num_steps)
-    assert prof.status == status
-    traces = list(tmp_path.glob("rank00000.*.pt.trace.json"))
-    assert len(traces) == bool(recorded)
-    if recorded:
-        assert step_names(read(traces[0])) == [f"ProfilerStep#{step}" for step in recorded]
-        assert outside_of_steps(read(traces[0])) == []
-    with caplog.at_level(logging.WARNING):
-        found = print_profiler_summary(prof, tmp_path)
-    assert set(found) == KEYS and (tmp_path / "summary.md").exists()
-
-
-def test_a_profiler_that_is_not_enabled_is_none(tmp_path):
-    assert build_profiler(ProfilingConfig(trace_dir=str(tmp_path / "none"))) is None
-    assert not (tmp_path / "none").exists()
-    with pytest.raises(ValueError, match="end_step must be greater than start_step"):
-        ProfilingConfig(start_step=5, end_step=5)
-
-
-def test_a_second_profiler_is_refused_instead_of_crashing(tmp_path):
-    first = build_profiler(ProfilingConfig(True, 0, 5, str(tmp_path)))
-    second = build_profiler(ProfilingConfig(True, 0, 5, str(tmp_path)))
-    first.start()
-    with pytest.raises(RuntimeError, match="two torch profilers at once crash"):
-        second.start()
-    first.stop()
 
 
 def stand_in(key, us, flops=0, count=1):

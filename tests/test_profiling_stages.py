@@ -156,7 +156,7 @@ def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():
     hostile = "</title><script>alert(1)</script>"
     points, group = [(0, MIB), (500_000, 3 * MIB), (1_000_000, 0)], ("forward", hostile, "a.py(1): f", 3 * MIB, 7)
     timeline = Timeline("cpu", points, 500_000, 3 * MIB, 0, [group])
-    text = allocations.of_timelines("stage: memory", hostile, {"cpu": timeline}, [("forward", 0, 1_000_000)])
+    text = allocations.page_of("stage: memory", hostile, {"cpu": timeline}, [("forward", 0, 1_000_000)])
     assert "<script>alert" not in text and "&lt;script&gt;" in text
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
     assert "at most 3.0 MiB" in text and "<td>a.py(1): f</td>" in text
@@ -165,7 +165,7 @@ def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():
     alive = {one["name"]: one["y"] for one in drawn["series"]}
     assert drawn["x"][-1] == 1.0 and max(value for value in alive["forward"] if value is not None) == 3.0
     assert alive["forward"][-1] is None and alive[allocations.NO_PHASE][-1] == 0.0
-    assert "Nothing was allocated" in allocations.of_timelines("empty", "", {}, [])
+    assert "Nothing was allocated" in allocations.page_of("empty", "", {}, [])
 
 
 @needs_browser
@@ -188,7 +188,7 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     import warnings
 
     from bench.analysis.memory import pickles
-    from bench.training.memory import recording as memory_recording
+    from bench.training import memory as device_memory
 
     cuda = fake_cuda.install(monkeypatch)
     watch = watch_of(tmp_path, {"stages": {"max_entries": 1000}})
@@ -204,7 +204,7 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
             {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000},
             None,
         ]
-        other = memory_recording.Recording("memory_history")
+        other = device_memory.History("memory_history")
         other.start()  # the history of another program stays on, and is what the stage writes
         watch.on_phase("validation")
         watch.on_validation(0, 1.0, 0.0)

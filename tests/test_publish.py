@@ -4,11 +4,11 @@ import errno
 import itertools
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import claimed
 import pytest
+from real_runs import git
 
 from bench.base import paths, utc
 from bench.claims import publication
@@ -37,14 +37,6 @@ def house(tmp_path, repo, monkeypatch):
     git(home, "init", "-q")
     commit(home)
     return home
-
-
-def git(home, *words, code=0):
-    done = subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=home, capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout
 
 
 def commit(home):
@@ -360,11 +352,10 @@ def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house,
         assert bench(["report", *words]) == 0
     assert git(house, "status", "--porcelain") == ""
     assert publish.main([raced.name, "--name", "raced"]) == 0
-    assert git(house, "status", "--porcelain").split("\n") == [
+    assert git(house, "status", "--porcelain").splitlines() == [
         " M README.md",
         " M results/README.md",
         "?? results/published/",
-        "",
     ]
     commit(house)
     seen = set(git(house, "ls-files", "results").split())

@@ -10,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 
 import claimed
@@ -232,11 +231,14 @@ def test_a_failed_run_holds_its_place_and_is_not_repeated(results, monkeypatch):
     assert "runs-without-a-time" in found["result"]["against"]["B"]["flags"]
 
 
-def test_an_arm_whose_warm_up_fails_ends_the_race(results, monkeypatch, capsys):
+def test_an_arm_whose_warm_up_fails_ends_the_race_and_it_says_why_it_has_no_verdict(results, monkeypatch, capsys):
     code, arms = go(results, monkeypatch, "A=", "B=", "n=3", hurt={0: "fail"})
     found = race_json(results)
     assert (code, arms.num_started, found["status"], found["result"]) == (1, 1, "abandoned", None)
     assert "the warm-up of" in found["why"] and "no verdict" in capsys.readouterr().out
+    for words in ([found["race_id"]], [f"{found['race_id']}:A", f"{found['race_id']}:B"]):
+        with pytest.raises(ValueError, match="no verdict: the warm-up of"):
+            compare.main(words)
 
 
 def test_a_run_that_verify_refuses_ends_the_race_without_a_verdict(results, monkeypatch, capsys):
@@ -340,11 +342,13 @@ def test_the_runs_of_a_race_that_has_not_ended_are_compared_by_looking_only(resu
     assert compare.main(globs) == 0
 
 
-def test_two_races_at_once_are_refused(results, monkeypatch):
+def test_a_race_that_runs_is_not_resumed_and_no_second_one_is_begun(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "name=first", hurt={3: "interrupt"})
     (first,) = state.unfinished(results.folder)
     with state.locked(first), pytest.raises(ValueError, match="is running at this moment"):
         go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
+    with state.locked(first), pytest.raises(ValueError, match="another process runs this race"):
+        race.main(["--resume", first.name])
     assert race.main(["--resume", first.name]) == 0
 
 
@@ -459,14 +463,6 @@ def test_a_quiet_race_says_how_it_ended_and_no_more(results, monkeypatch, capsys
     assert [word in line for word, line in zip(("B against A", "C against A"), lines, strict=True)] == [True, True]
     go(results, monkeypatch, "A=", "B=", "n=2", "-q", hurt={0: "fail"})
     assert capsys.readouterr().out.splitlines()[-1].startswith("no verdict: the warm-up of")
-
-
-def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):
-    go(results, monkeypatch, "A=", "B=", "n=3", hurt={0: "fail"})
-    with pytest.raises(ValueError, match="no verdict: the warm-up of"):
-        compare.main([race_json(results)["race_id"]])
-    with pytest.raises(ValueError, match="no verdict: the warm-up of"):
-        compare.main([race_json(results)["race_id"] + ":A", race_json(results)["race_id"] + ":B"])
 
 
 def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monkeypatch, capsys):
@@ -620,13 +616,6 @@ def test_a_name_that_leads_out_of_the_folder_is_no_race(results, race_id):
         race_folder.of(results.folder, race_id)
 
 
-def test_a_race_is_not_resumed_while_it_runs(results, monkeypatch):
-    go(results, monkeypatch, "A=", "B=", "n=2", hurt={1: "interrupt"})
-    (folder,) = (results.folder / "races").iterdir()
-    with state.locked(folder), pytest.raises(ValueError, match="another process runs this race"):
-        race.main(["--resume"])
-
-
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -668,16 +657,11 @@ def checkout(tmp_path, repo):
         shutil.copytree(repo / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(repo / ".gitignore", copy)
 
-    def git(*words):
-        subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=copy, check=True, capture_output=True
-        )
-
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "the baseline")
+    real_runs.git(copy, "init", "-q")
+    real_runs.git(copy, "add", ".")
+    real_runs.git(copy, "commit", "-qm", "the baseline")
     slow_down(copy, SLEEP_S)
-    git("commit", "-qam", "a slower optimizer")
+    real_runs.git(copy, "commit", "-qam", "a slower optimizer")
     return copy
 
 
@@ -704,18 +688,11 @@ def start(checkout, *words, **options):
     )
 
 
-def wait_for(condition, timeout_s=120):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.2)
-
-
 @pytest.mark.slow
 def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_its_region(checkout):
     words = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
     killed = start(checkout, *words, "--anyway")
-    wait_for(
+    real_runs.wait_for(
         lambda: (
             len([line for line in ledger.read(checkout / "results").lines if line["event"] == "start"]) == 3
             or killed.poll() is not None

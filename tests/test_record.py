@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import real_runs
 
 from bench.base import atomic, paths, private
 from bench.base.paths import REPO
@@ -157,20 +158,13 @@ def test_on_another_boot_the_heartbeat_decides(folder, age_s, status):
 def test_this_process_is_found_and_a_dead_one_is_not():
     assert processes.start_ticks(os.getpid()) == processes.start_ticks(os.getpid()) > 0
     child = subprocess.Popen([sys.executable, "-c", "pass"])
-    deadline_s = time.monotonic() + 10
-    while processes.start_ticks(child.pid) is not None and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert processes.start_ticks(child.pid) is None  # ended, though its parent has not waited for it: a zombie
+    # It has ended, though its parent has not waited for it: a zombie.
+    real_runs.wait_for(lambda: processes.start_ticks(child.pid) is None, 10, every_s=0.01)
     child.wait()
     assert processes.start_ticks(child.pid) is None
 
 
 # ---- where records are
-
-
-def test_a_run_id_has_time_name_config_and_seed():
-    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=UTC)
-    assert run_folder.run_id(utc, "gpt2-adamw", "1a2b3c4d", 0) == "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"
 
 
 def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
@@ -250,9 +244,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
     )
     for attempt in range(3):
         writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.json")], cwd=REPO)
-        deadline_s = time.monotonic() + 20
-        while not (tmp_path / "run.json").exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        real_runs.wait_for((tmp_path / "run.json").exists, 20, every_s=0.01)
         time.sleep(0.013 * attempt)
         writer.send_signal(signal.SIGKILL)
         writer.wait()

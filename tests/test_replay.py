@@ -20,6 +20,7 @@ from bench.base import atomic
 from bench.base.reading import yaml_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
+from bench.cli import main as program
 from bench.compare import comparison, selection
 from bench.machine import code_state, environment, git
 from bench.plans.replay import certificate, outcomes, recorded, repeats, replaying
@@ -252,9 +253,9 @@ def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(
         for folder in folders
     )
     made = replaying.judged(record, [first, second])
-    assert (made.outcome, made.time.word) == ("identical", "not reproduced"), made
-    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made.time.why
-    assert replaying.judged(first, [second]).time.word == "reproduced"
+    assert (made["outcome"], made["time"]["word"]) == ("identical", "not reproduced"), made
+    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made["time"]["why"]
+    assert replaying.judged(first, [second])["time"]["word"] == "reproduced"
     assert replaying.further(record, [first]) == ("as the first: does this machine take as long again?", {})
     assert replaying.further(first, [second]) is None
 
@@ -313,8 +314,8 @@ def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, 
 
 def came_again(folder):
     """judge --replayed of one run: (passed, evidence) of the rule."""
-    rules = rulebook.check(claims.of_folders([folder]), replayed=True)
-    (rule,) = [rule for rule in rules if rule["rule"] == "every run came out again"]
+    rules = rulebook.check(claims.from_folders([folder]), replayed=True)
+    (rule,) = [rule for rule in rules if rule["rule"] == "every run was reproduced"]
     return rule["passed"], rule["evidence"]
 
 
@@ -543,29 +544,35 @@ def test_code_that_git_does_not_know_is_replayed_too(tmp_path):
     assert found["outcome"] == "identical", found["why"]
 
 
-def test_a_judge_may_demand_that_each_run_was_run_again(tmp_path):
+def test_a_judge_may_demand_that_each_run_was_run_again(results, tmp_path, capsys):
     published = real_runs.REPO / "results" / "published" / "cpu_nano-gpt2-adamw"
     for demand, accepted in (([], True), (["--replayed"], False)):
-        done = real_runs.bench(tmp_path, "judge", str(published), "--json", *demand)
-        assert json.loads(done.stdout)["accepted"] == accepted, done.stdout
-    (failed,) = [rule for rule in json.loads(done.stdout)["rules"] if rule["passed"] is False]
-    assert failed["rule"] == "every run came out again" and "./run.sh replay" in failed["evidence"]
+        judged = json.loads(shown(capsys, "judge", published, "--json", *demand))
+        assert judged["accepted"] == accepted, judged
+    (failed,) = [rule for rule in judged["rules"] if rule["passed"] is False]
+    assert failed["rule"] == "every run was reproduced" and "./run.sh replay" in failed["evidence"]
     assert "its certificate claims 'equal within rounding', which was not checked" in failed["evidence"]
     copy = tmp_path / "copy"
     shutil.copytree(published, copy)
     min(copy.glob("cpu_nano/*/certificate.json")).unlink()
-    _lists_certificates(tmp_path, published, copy)
+    _lists_certificates(capsys, published, copy)
 
 
-def _lists_certificates(results, published, copy):
+def shown(capsys, *words):
+    """What a verb prints."""
+    program.main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+def _lists_certificates(capsys, published, copy):
     """published: three runs with certificates; copy: the first one's is gone."""
-    table = real_runs.bench(results, "table", str(copy), "--json", "--columns", "run_id,certificate").stdout
     claimed = "claimed: equal within rounding"
-    assert [row["certificate"] for row in json.loads(table)] == [None, claimed, claimed]
-    head, *_ = real_runs.bench(results, "table", str(copy)).stdout.splitlines()
+    rows = json.loads(shown(capsys, "table", copy, "--json", "--columns", "run_id,certificate"))
+    assert [row["certificate"] for row in rows] == [None, claimed, claimed]
+    head, *_ = shown(capsys, "table", copy).splitlines()
     assert head.split()[-1] == "certificate"
     for folder, cell in ((copy, f"2 of 3 {claimed}"), (published, f"  3 {claimed}")):
-        assert cell in real_runs.bench(results, "table", "--leaderboard", str(folder)).stdout
+        assert cell in shown(capsys, "table", "--leaderboard", folder)
         (row,) = table_groups.groups(named.rows_of_words([str(folder)]))
         assert row["certificate"] == cell.strip()
     one, *others = map(str, sorted(published.glob("cpu_nano/*")))
@@ -574,8 +581,7 @@ def _lists_certificates(results, published, copy):
     assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in verdicts.of_arms((), [compared]).terminal()
     for path in copy.glob("cpu_nano/*/certificate.json"):
         path.unlink()
-    assert "certificate" not in real_runs.bench(results, "table", str(copy)).stdout
-    assert "certificate" not in real_runs.bench(results, "table", "--leaderboard", str(copy)).stdout
+    assert "certificate" not in shown(capsys, "table", copy) + shown(capsys, "table", "--leaderboard", copy)
 
 
 def test_the_words_of_certificates_are_those_of_outcomes():

@@ -13,29 +13,20 @@ def whole(schedule, num_steps, **settings):
     return [config.lr_frac(step, num_steps) for step in range(num_steps)]
 
 
-def test_trapezoid_climbs_stays_and_falls():
-    fracs = whole(trapezoid, 10, warmup_frac=0.2, cooldown_frac=0.5, final_lr_frac=0.0)
-    assert fracs == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
-
-
-def test_trapezoid_falls_towards_the_final_fraction():
-    # 4 cooldown steps from 1 to 0.2: each takes 0.8 / 4 = 0.2
-    fracs = whole(trapezoid, 8, warmup_frac=0.0, cooldown_frac=0.5, final_lr_frac=0.2)
-    assert fracs == pytest.approx([1, 1, 1, 1, 1, 0.8, 0.6, 0.4])
-
-
-def test_trapezoid_without_warmup_and_cooldown_is_flat():
-    assert whole(trapezoid, 3, warmup_frac=0.0, cooldown_frac=0.0, final_lr_frac=0.0) == [1, 1, 1]
-
-
-def test_trapezoid_takes_the_smaller_where_warmup_and_cooldown_overlap():
-    # round(3.5) = 4 steps each of 7: step 3 is the last of the warm-up (1) and the first of the cooldown (1)
-    fracs = whole(trapezoid, 7, warmup_frac=0.5, cooldown_frac=0.5, final_lr_frac=0.0)
-    assert fracs == pytest.approx([0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25])
-
-
-def test_trapezoid_can_be_all_cooldown():
-    assert whole(trapezoid, 4, warmup_frac=0.0, cooldown_frac=1.0, final_lr_frac=0.0) == [1, 0.75, 0.5, 0.25]
+@pytest.mark.parametrize(
+    ("warmup_frac", "cooldown_frac", "final_lr_frac", "fracs"),
+    [
+        (0.2, 0.5, 0.0, [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]),
+        (0.0, 0.5, 0.2, [1, 1, 1, 1, 1, 0.8, 0.6, 0.4]),  # each of 4 steps from 1 to 0.2 takes 0.8 / 4
+        (0.0, 0.0, 0.0, [1, 1, 1]),
+        # round(3.5) = 4 steps each of 7: step 3 is the last of the warm-up (1) and the first of the cooldown (1)
+        (0.5, 0.5, 0.0, [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
+        (0.0, 1.0, 0.0, [1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_trapezoid_climbs_stays_and_falls_to_its_end(warmup_frac, cooldown_frac, final_lr_frac, fracs):
+    settings = {"warmup_frac": warmup_frac, "cooldown_frac": cooldown_frac, "final_lr_frac": final_lr_frac}
+    assert whole(trapezoid, len(fracs), **settings) == pytest.approx(fracs)
 
 
 def test_cosine_falls_along_half_a_wave():

@@ -7,10 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import real_runs
 
 REPO = Path(__file__).resolve().parent.parent
 TOOLS = [
@@ -190,7 +190,7 @@ def test_a_failing_pip_ends_in_one_sentence_and_is_asked_again(checkout, pip_say
 
 def test_a_killed_set_up_is_made_anew(checkout):
     process = checkout.start(FAKE_PIP="touch .venv/half-a-package; sleep 60")
-    wait_for(lambda: (checkout.repo / ".venv/half-a-package").exists())
+    real_runs.wait_for(lambda: (checkout.repo / ".venv/half-a-package").exists())
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert "making .venv" in checkout.run().err
@@ -200,7 +200,7 @@ def test_a_killed_set_up_is_made_anew(checkout):
 
 def test_two_at_once_install_once(checkout):
     first = checkout.start("table", FAKE_PIP="touch .venv/busy; while [ ! -e .venv/go ]; do sleep 0.02; done")
-    wait_for(lambda: (checkout.repo / ".venv/busy").exists())
+    real_runs.wait_for(lambda: (checkout.repo / ".venv/busy").exists())
     second = checkout.start("verify")
     waits = second.stderr.readline()
     (checkout.repo / ".venv/go").touch()
@@ -299,10 +299,3 @@ def test_somebody_elses_python_that_cannot_do_gets_one_sentence(checkout):
     old = "import sys; sys.version_info = (3, 10, 13)\n"
     assert "is Python 3.10;" in one_sentence(checkout.run(SPEEDRUN_PYTHON="python3", FAKE_HEAD=old))
     assert "no such program" in one_sentence(checkout.run(SPEEDRUN_PYTHON="./nope"))
-
-
-def wait_for(condition, timeout_s=30):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.02)

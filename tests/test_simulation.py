@@ -117,17 +117,6 @@ def test_a_change_as_small_as_the_detectable_one_is_found_in_80_of_100(n, promis
     assert power == pytest.approx(promised, abs=0.035)  # 3 standard errors of 1,500 simulations
 
 
-def test_the_intervals_hold_the_truth_in_95_of_100():
-    rng = numpy.random.default_rng(3)
-    times_s = simulated_s(rng, 1500, 2, 5)
-    times_s[:, 1] *= 1.01
-    held = 0
-    for a, b in times_s:
-        low, high = stats.interval(stats.welch(numpy.log(a).tolist(), numpy.log(b).tolist()))
-        held += low < math.log(1.01) < high
-    assert held / 1500 == pytest.approx(0.95, abs=0.02)
-
-
 def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_either(deciding_alone):
     """1 % slower, far beyond the margin of 0.5 %: slower each time.  0.5 %: equivalent in at most 5 of 100."""
     times_s = simulated_s(numpy.random.default_rng(4), 200, 2, 10)
@@ -153,19 +142,6 @@ def test_no_kind_of_verdict_is_wrong_more_often_than_its_level_whatever_the_nois
     assert set(pooled[0.05, 0.0, 0.1]) <= {"equivalent", "inconclusive", "faster", "slower"}
     assert pooled[0.05, 0.0, 0.1].count("equivalent") > 150 and pooled[0.05, 2.0, 1.0].count("slower") > 150
     assert sum(verdicts.is_wrong(one, effect) for (_, effect, _), some in pooled.items() for one in some) > 0
-
-
-def test_what_counts_as_a_wrong_verdict():
-    wrong = [
-        ("faster", 0.0),
-        ("faster", 1.0),
-        ("slower", 0.0),
-        ("slower", -1.0),
-        ("equivalent", 0.5),
-        ("equivalent", -2.0),
-    ]
-    right = [("faster", -0.1), ("slower", 0.1), ("equivalent", 0.4), ("inconclusive", 2.0), ("equivalent", 0.0)]
-    assert [verdicts.is_wrong(*one) for one in wrong + right] == [True] * len(wrong) + [False] * len(right)
 
 
 @pytest.mark.slow
@@ -221,12 +197,6 @@ def test_looking_after_every_run_cries_wolf_and_the_plan_does_not_let_it(decidin
     assert all(verdict(a[:n], b[:n], plan) == "inconclusive" for a, b in tempted for n in range(3, 20))
     planned = [verdict(a, b, plan) in ("faster", "slower") for a, b in times_s]
     assert numpy.mean(planned) <= 0.07
-
-
-def test_running_on_until_it_is_significant_is_caught_too():
-    """n = 5 was planned; the runs after it give no verdict."""
-    times_s = simulated_s(numpy.random.default_rng(6), 20, 2, 12)
-    assert all(verdict(a[:n], 1.01 * b[:n], {"n": 5}) == "inconclusive" for a, b in times_s for n in (6, 8, 12))
 
 
 def test_declared_looks_share_the_level_so_that_all_together_cry_wolf_in_at_most_7_of_100(deciding_alone):

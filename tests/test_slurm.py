@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -42,14 +41,6 @@ def records(results):
     return [real_runs.run_json(folder) for folder in real_runs.folders(results)]
 
 
-def wait_for(what, timeout_s=120):
-    until_s = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < until_s
-        time.sleep(0.5)
-    return found
-
-
 def test_ranks_of_srun_on_two_nodes_are_one_run(slurm, tmp_path):
     done = bench(slurm, tmp_path, "run", *real_runs.SHORT, NODES[1], before=("srun", "-N2", "-n2"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,7 +70,7 @@ def submitted(slurm, results, *words, run=real_runs.ENDLESS):
     process = subprocess.Popen(
         command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    wait_for(lambda: list(results.glob("*/*/.progress.tmp")))
+    real_runs.wait_for(lambda: list(results.glob("*/*/.progress.tmp")))
     return process, records(results)[0]["launched_by"]["job_id"]
 
 
@@ -161,7 +152,7 @@ def sweep_by_submitit(slurm, results, *words, num_running=2):
     with subprocess.Popen(
         command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        wait_for(lambda: len(list(results.glob("*/*/.progress.tmp"))) >= num_running)
+        real_runs.wait_for(lambda: len(list(results.glob("*/*/.progress.tmp"))) >= num_running)
         yield process
 
 
@@ -265,10 +256,10 @@ def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
     with subprocess.Popen(
         command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        wait_for(lambda: real_runs.folders(tmp_path), timeout_s=240)  # all nodes have met
+        real_runs.wait_for(lambda: real_runs.folders(tmp_path), timeout_s=240)  # all nodes have met
         for pid in followers(tmp_path):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: "complete" in [run["status"] for run in records(tmp_path)], timeout_s=240)
+        real_runs.wait_for(lambda: "complete" in [run["status"] for run in records(tmp_path)], timeout_s=240)
         (of_salloc,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(of_salloc), signal.SIGTERM)
         out, _ = process.communicate(timeout=120)
@@ -277,4 +268,4 @@ def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
     assert (lost["status"], lost["failure"]["kind"]) == ("aborted", "node_lost")
     assert (again["status"], len(again["nodes"]), again["race"]["attempt"]) == ("complete", 2, 2)
     assert lost["race"]["position"] == again["race"]["position"] == 0
-    wait_for(lambda: not slurm.run("squeue", "--noheader").stdout)
+    real_runs.wait_for(lambda: not slurm.run("squeue", "--noheader").stdout)

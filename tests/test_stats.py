@@ -10,11 +10,6 @@ T_VALUES = (0.0, 1e-4, 0.1, 0.5, 1.0, 1.5, 2.0, 2.9, 4.0, 12.0, 30.0, 1e4, -0.2,
 DEGREES = (1, 2, 3, 3.7, 4, 9, 19, 30, 100, 999, 10_000)
 
 
-def test_mean_and_sd_of_four_numbers():
-    assert stats.mean([2.0, 4.0, 4.0, 6.0]) == 4.0
-    assert stats.sd([2.0, 4.0, 4.0, 6.0]) == pytest.approx(math.sqrt(8 / 3), rel=1e-15)  # 4 + 0 + 0 + 4 over n - 1 = 3
-
-
 def test_one_value_has_no_spread():
     assert stats.sd([3.28]) is None
     assert stats.one_sample_t_less([3.2], 3.28) == (None, None)
@@ -42,22 +37,6 @@ def test_student_t_agrees_with_scipy(df):
         assert stats.student_t_quantile(p, df) == pytest.approx(scipy_t.ppf(p, df), rel=1e-9, abs=1e-9)
 
 
-def test_student_t_with_one_degree_of_freedom_is_the_cauchy_distribution():
-    assert stats.student_t_cdf(1.0, 1) == pytest.approx(0.75, abs=1e-15)  # 1/2 + atan(1)/pi
-    assert stats.student_t_quantile(0.75, 1) == pytest.approx(1.0, abs=1e-14)
-    assert stats.student_t_sf(1e200, 1) == 0.0
-
-
-def test_the_t_test_of_three_losses_below_the_target():
-    """3.275, 3.277, 3.279 against 3.28: mean 3.277, sd 0.002, t = -0.003 / (0.002 / sqrt(3)) = -2.598; df = 2.
-
-    For 2 degrees of freedom P(T <= t) = 1/2 + t / (2 sqrt(2 + t^2)): 1/2 - 2.598 / (2 * 2.958) = 0.0608.
-    """
-    t, p = stats.one_sample_t_less([3.275, 3.277, 3.279], 3.28)
-    assert t == pytest.approx(-1.5 * math.sqrt(3), rel=1e-9)
-    assert p == pytest.approx(0.5 - 1.5 * math.sqrt(3) / (2 * math.sqrt(2 + 6.75)), rel=1e-9)
-
-
 def test_the_t_test_agrees_with_scipy():
     scipy_stats = pytest.importorskip("scipy.stats")
     for values in ([1.0, 2.0], [3.27, 3.28, 3.285, 3.279], [5.0, 4.0, 6.5, 7.0, 3.0]):
@@ -66,11 +45,6 @@ def test_the_t_test_agrees_with_scipy():
             assert stats.one_sample_t_less(values, target) == pytest.approx(
                 (expected.statistic, expected.pvalue), rel=1e-9
             )
-
-
-def test_equal_losses_have_no_spread_and_no_p_wherever_they_lie():
-    for loss in (3.27, 3.28, 3.29):
-        assert stats.one_sample_t_less([loss] * 3, 3.28) == (None, None)
 
 
 def test_the_interval_of_a_median_is_made_of_order_statistics():
@@ -88,17 +62,6 @@ def test_the_interval_of_a_mean_is_students():
     low, high = stats.mean_interval([1.0, 4.0, 2.5, 3.0], 0.9)
     assert (low, high) == pytest.approx(scipy.stats.t.interval(0.9, 3, 2.625, scipy.stats.sem([1.0, 4.0, 2.5, 3.0])))
     assert stats.mean_interval([1.0]) is None and stats.mean_interval([2.0, 2.0]) is None
-
-
-def test_the_t_test_cries_wolf_as_often_as_it_says():
-    """2,000 experiments of 5 runs whose true mean is the target: p < 0.05 in 5 % of them, -+ 3 standard errors."""
-    import random
-
-    rng = random.Random(0)
-    alarms = sum(
-        stats.one_sample_t_less([rng.gauss(3.28, 0.001) for _ in range(5)], 3.28)[1] < 0.05 for _ in range(2000)
-    )
-    assert 71 <= alarms <= 129  # 100 -+ 3 * sqrt(2000 * 0.05 * 0.95)
 
 
 def test_numbers_that_are_none_are_not_constant():

@@ -13,7 +13,7 @@ from bench.cli import report, table
 from bench.launch import series
 from bench.plans.sweep import packing
 from bench.record import named, sweep
-from bench.report import sweep_page, sweep_results, table_pivot
+from bench.report import sweep_page, sweep_results, table_groups
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
 
@@ -288,8 +288,8 @@ def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, ca
     capsys.readouterr()
     assert report.main([folder.name, "--md"]) == 0
     out = capsys.readouterr().out
-    pivot = table_pivot.of_rows(sweep_results.read(folder).rows, ["optim.lr", "model.num_layers"], "val_loss")
-    assert table_pivot.text(pivot, "github") in out
+    pivot = table_groups.pivot_of(sweep_results.read(folder).rows, ["optim.lr", "model.num_layers"], "val_loss")
+    assert table_groups.pivot_text(pivot, True) in out
 
 
 @needs_browser

@@ -246,10 +246,7 @@ def sweep_by_joblib(results):
 def ended_by_joblib(results):
     """(status, kind of failure) of each run of that sweep, when nothing of it is alive."""
     folders = real_runs.folders(results)
-    until_s = time.monotonic() + 30  # the guard of a run whose launcher was killed ends after the sweep
-    while scripted.pids(results) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    assert scripted.pids(results) == []
+    assert scripted.all_gone(results, 30)  # the guard of a run whose launcher was killed ends after the sweep
     (folder,) = sweep.folders(results)
     assert not (folder / elsewhere.AT_WORK).exists()
     runs = map(real_runs.run_json, folders)

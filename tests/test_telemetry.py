@@ -477,13 +477,6 @@ def test_metrics_of_energy_and_of_the_clock_by_hand():
     assert metrics.mfu_at_clock(1e9, 1e3, run | {"instrument_summaries": {}}, peak) is None
 
 
-def test_every_gpu_counts_alike_in_the_mean_also_one_that_was_lost_early():
-    rows = gpu_rows([1] * 3, sm_clock_mhz=1000.0) + [
-        row | {"device": "gpu1"} for row in gpu_rows([1], sm_clock_mhz=2000.0)
-    ]
-    assert join.summary(rows, [(0, 3 * S)], *ENDS)["mean_sm_clock_mhz"] == 1500
-
-
 def test_processes_are_looked_for_seldom(monkeypatch):
     asked, now = [], [0.0]
     monkeypatch.setattr(telemetry_sampler, "_descendants", lambda pid: asked.append(pid) or [])

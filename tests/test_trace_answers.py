@@ -32,6 +32,10 @@ def op(name, ts, dur, *dims, kind="float", **more):
     [
         ("aten::mm", [[2, 3], [3, 5], [2, 5]], 2 * 2 * 3 * 5),  # into a tensor that was there
         ("aten::addmm", [[5], [2, 3], [3, 5], [], [], [2, 5]], 60),
+        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], 420),
+        ("aten::_scaled_dot_product_flash_attention", [[2, 4, 8, 16]] * 3, 4 * 2 * 4 * 8 * 8 * 16),
+        ("aten::mm", None, None),
+        ("aten::add", [[2, 3], [2, 3]], None),
         ("aten::matmul", [[4, 2, 3], [3, 5]], 240),
         ("aten::matmul", [[2, 3], [4, 3, 5]], 240),
         ("aten::linear", [[4, 2, 3], [5, 3], [5]], 240),

@@ -51,10 +51,6 @@ def text_of(events, **meta):
 # ---- files
 
 
-def test_the_plain_one(tmp_path):
-    assert is_the_same(write(tmp_path / "a.json", rows()))
-
-
 @pytest.mark.parametrize("indent", [1, 2, 4, "\t"])
 def test_any_indentation(tmp_path, indent):
     assert is_the_same(write(tmp_path / "a.json", rows(), indent=indent))
@@ -116,19 +112,6 @@ def test_a_trace_in_which_nothing_happened(tmp_path, events):
     found = of(path)
     assert found["temporal"]["span_us"] is None and found["kernels"] == [] and found["advice"] == []
     assert "nothing to analyse" in document(traces.analysed([path]), "x").terminal()
-
-
-@pytest.mark.parametrize("keep", [0.35, 0.6, 0.9])
-def test_a_cut_file_plain_and_packed(tmp_path, keep):
-    many = [row for num in range(400) for row in launched(f"k{num % 3}", 10 * num, 5, 10 * num - 5, num + 1)]
-    data = text_of(many).encode()
-    (tmp_path / "a.json").write_bytes(data[: int(len(data) * keep)])
-    packed = gzip.compress(data)
-    (tmp_path / "b.json.gz").write_bytes(packed[: int(len(packed) * keep)])
-    for path in (tmp_path / "a.json", tmp_path / "b.json.gz"):
-        found = of(path)
-        assert found["cut"] and 400 * keep * 0.5 < found["num_device_rows"] < 400
-        assert found["cut"] in document(traces.analysed([path]), "x").terminal()
 
 
 # ---- values

@@ -26,32 +26,14 @@ def run(val_loss=1.95, **changes):
     return found | changes
 
 
-def test_a_loss_below_the_known_floor_is_invalid():
-    found = run(1.90, data={"floor_nats": 1.9177})
-    assert validity.validity(found)[0] == "invalid"
-    assert "val_loss 1.900000 is below the data's floor 1.917700" in validity.validity(found)[1][0]
-
-
 def test_chance_may_bring_a_loss_a_little_below_the_floor():
     found = run(1.9177 - 0.9 * floor_slack_nats(65536), data={"floor_nats": 1.9177})
     assert validity.validity(found) == ("valid", [])
 
 
-def test_other_programs_make_a_cpu_run_suspect():
-    kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": 0.25}))
-    assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the run (limit 0.1)"])
-    assert validity.validity(run(measured={"foreign_cpu_cores": 0.25}, hardware={"device": "cuda"}))[0] == "valid"
-
-
 def test_steps_that_took_no_time_were_timed_by_a_clock_that_stood_still():
     kind, reasons = validity.validity(run(metrics={"train_s": 0.0, "num_steps": 100, "val_loss": 2.0}))
     assert kind == "invalid" and reasons[0].startswith("its clock did not advance: 100 steps in 0 s")
-
-
-def test_a_load_that_was_not_measured_is_not_taken_for_none():
-    kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": None}))
-    assert kind == "suspect" and "unknown: the system does not say" in reasons[0]
-    assert validity.validity(run(measured={"foreign_cpu_cores": None}, hardware={"device": "cuda"}))[0] == "valid"
 
 
 def row(val_loss=1.95, **changes):
@@ -172,7 +154,7 @@ def test_a_speedrun_says_that_a_claim_is_judged_by_more_runs_than_its_own(tmp_pa
     assert number == 6 and words.startswith("a claim is judged by all 6 runs of this config and code, not by these 3")
     assert words.endswith(f"./run.sh judge {first[0]['config_id']}")
     ((_, claim),) = judge._claims([run["folder"] for run in first])
-    assert run_rules.no_run_was_dropped(claim)[0] is False  # judge says so, too
+    assert run_rules.no_run_was_left_out(claim)[0] is False  # judge says so, too
     results.add(9, source="42")
     number, words = speedrun._judged(first)
     assert number == 6 and words.endswith(f"./run.sh judge {first[0]['run_id']} names the others")

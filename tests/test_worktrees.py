@@ -1,16 +1,10 @@
 """Worktrees of revisions: exactly that commit, invisible to git's own commands, and gone afterwards."""
 
-import subprocess
-
 import pytest
+from real_runs import git
 
 from bench.machine import code_state
 from bench.plans.race import worktrees
-
-
-def git(repo, *words):
-    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
-    return subprocess.run(words, cwd=repo, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def test_each_revision_has_its_own_code_and_the_working_tree_keeps_its_own(two_c
         assert {name: (state["commit"], state["dirty"], state["untracked"]) for name, state in states.items()} == {
             name: (commit, False, []) for name, commit in commits.items()
         }
-        assert git(two_commits, "status", "--short") == " M bench/a.py\n"
+        assert git(two_commits, "status", "--short") == " M bench/a.py"
         assert (two_commits / "bench" / "a.py").read_text() == "x = 3  # not committed\n"
     assert len(git(two_commits, "worktree", "list").splitlines()) == 1
     assert not (two_commits / ".git" / worktrees.FOLDER).exists()

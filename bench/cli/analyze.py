@@ -7,10 +7,12 @@ Several files are the ranks of one job; several folders, and the windows of a ru
 first window.  Needs no torch.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from bench.analysis.trace import analysis, categories, diff, load
 from bench.analysis.trace import text as trace_text
@@ -19,39 +21,35 @@ from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.record import named
 
+Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
 
-def main(argv):
+
+def main(argv: list[str]) -> int:
     """Exit codes: 0 analysed, 2 wrong use or no trace."""
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    rules, answers = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES, {}
+    rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
+    answers: Answers = {}
     for words, paths in jobs(args.path):
         answers |= _answer(", ".join(words), paths, rules, args)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
-    _write(args, lambda: _markdown(answers), lambda: _with_pictures(answers))
+    from bench.report import trace_page
+
+    markdown = [trace_text.document(one, title).markdown() + "\n" for title, one in answers.items()]
+    _write(args, "\n".join(markdown), lambda: trace_page.document(answers))
     return 0
 
 
-def _markdown(answers):
-    return "\n".join(trace_text.document(one, title).markdown() + "\n" for title, one in answers.items())
-
-
-def _with_pictures(answers):
-    from bench.report import trace_page
-
-    return trace_page.document(answers)
-
-
-def _write(args, markdown, with_pictures):
-    """What --html, --png and --md ask for.  markdown() -> text; with_pictures() -> the Document."""
+def _write(args: argparse.Namespace, markdown: str, with_pictures: Callable[[], Any]) -> None:
+    """What --html, --png and --md ask for.  with_pictures() -> the Document."""
     written = []
     if args.md:
-        atomic.write_out(of_user(args.md), markdown())
+        atomic.write_out(of_user(args.md), markdown)
         written.append(of_user(args.md))
     elif args.md == "":
-        print(markdown(), end="")
+        print(markdown, end="")
     if args.html or args.png:
         answer = with_pictures()
     if args.html:
@@ -65,11 +63,11 @@ def _write(args, markdown, with_pictures):
         print(f"analyze: wrote {shown(path)}", file=sys.stderr)
 
 
-def _prints_words(args):
+def _prints_words(args: argparse.Namespace) -> bool:
     return not (args.json or args.html or args.png or args.md is not None)
 
 
-def _answer(whole, paths, rules, args):
+def _answer(whole: str, paths: list[Path], rules: tuple[categories.Rule, ...], args: argparse.Namespace) -> Answers:
     """Paths of one job -> {title: analysis}, one for each window."""
     files = [file for path in paths for file in load.find(path)]
     by_window = analysis.of_files(files, rules, args.include_last_step)
@@ -84,7 +82,7 @@ def _answer(whole, paths, rules, args):
     return answers
 
 
-def _keep(folder, answer):
+def _keep(folder: Path, answer: dict[str, Any]) -> None:
     """Beside the run's record, for reports."""
     try:
         atomic.write_json(folder / "analysis.json", answer)
@@ -95,14 +93,14 @@ def _keep(folder, answer):
         print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)
 
 
-def _diff(argv):
+def _diff(argv: list[str]) -> int:
     parser = arguments.Parser("./run.sh analyze diff", description="What changed from A to B, per step.")
     parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
     parser.add_argument("b", metavar="B")
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
     parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
     parser.add_argument("--rank", type=int, help="the rank to compare in a folder of several; default: the lowest")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.flag("--json", help="print JSON, for programs")
     _forms(parser)
     args = parser.parse_args(argv)
     ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
@@ -116,17 +114,13 @@ def _diff(argv):
         print(words.json())
     elif _prints_words(args):
         print(words.terminal())
-    _write(args, lambda: words.markdown() + "\n", lambda: _difference_with_picture(answer, args))
+    from bench.report import trace_page
+
+    _write(args, words.markdown() + "\n", lambda: trace_page.difference_document(answer, args.a, args.b))
     return 0
 
 
-def _difference_with_picture(answer, args):
-    from bench.report import trace_page
-
-    return trace_page.difference_document(answer, args.a, args.b)
-
-
-def _one_rank(word, number):
+def _one_rank(word: str, number: int | None) -> Any:
     ranks = load.load_all(load.find(named.path(word)))
     for rank in ranks:
         if number is None or rank.rank == number:
@@ -145,25 +139,25 @@ def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
     return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in grouped]
 
 
-def trace_parser(verb: str, main: Callable) -> arguments.Parser:
+def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:
     """The options that analyze and explain share."""
     made = arguments.Parser(f"./run.sh {verb}", main=main)
     made.add_argument("path", nargs="+", metavar="RUN|TRACE")
-    made.add_argument("--json", action="store_true", help="print JSON, for programs")
+    made.flag("--json", help="print JSON, for programs")
     rules_help = "yaml list of {category, pattern}: your own kernels' categories, tried first"
     made.add_argument("--rules", metavar="FILE", help=rules_help)
     last_help = "count the last ProfilerStep too: its kernels may be cut off"
-    made.add_argument("--include-last-step", action="store_true", help=last_help)
+    made.flag("--include-last-step", help=last_help)
     return made
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = trace_parser("analyze", main)
     _forms(parser)
     return parser
 
 
-def _forms(parser):
+def _forms(parser: arguments.Parser) -> None:
     """Other forms of an answer than words on a terminal; several at once are possible."""
     parser.add_argument("--html", metavar="PAGE", help="write a page that opens offline")
     parser.add_argument("--png", metavar="FOLDER", help="write a picture of each drawing; needs a Chromium")

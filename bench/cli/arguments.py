@@ -6,7 +6,9 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
+
+Main = Callable[[list[str]], int]  # of a verb: its words -> exit code
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
@@ -16,7 +18,7 @@ LACKS = "the following arguments are required: "
 class Parser(argparse.ArgumentParser):
     """Raises ValueError, which bench/cli/main.py prints, instead of usage and exit; its texts keep their lines."""
 
-    def __init__(self, prog: str, main: Callable | None = None, **options: Any):
+    def __init__(self, prog: str, main: Main | None = None, **options: Any) -> None:
         """main: of the verb; its module says what it does, where no description does, and itself its exit codes."""
         if main:
             options.setdefault("description", main.__globals__["__doc__"])
@@ -25,12 +27,16 @@ class Parser(argparse.ArgumentParser):
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, **options)
 
+    def flag(self, *names: str, help: str) -> None:
+        """An option without a value: False, unless it is given."""
+        self.add_argument(*names, action="store_true", help=help)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; the words are kept for error().  args: None: the program's own."""
         self._given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         """message: argparse's own."""
         if message.startswith(LACKS) and (unknown := self._first_unknown()):  # it may be what lacks, misspelt
             raise ValueError(self._unknown(unknown))
@@ -43,7 +49,7 @@ class Parser(argparse.ArgumentParser):
             raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
         raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
 
-    def _first_unknown(self):
+    def _first_unknown(self) -> str | None:
         """The first option given that is none, argparse's abbreviations allowed; None: there is none."""
         options = tuple(self._option_string_actions)
         for word in self._given:
@@ -52,7 +58,7 @@ class Parser(argparse.ArgumentParser):
                 return word
         return None
 
-    def _unknown(self, word):
+    def _unknown(self, word: str) -> str:
         key = word.lstrip("-").partition("=")[0]
         if word in ("-m", "--multirun"):
             return f"{word}: only ./run.sh run sweeps"
@@ -79,7 +85,7 @@ def guess(word: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}? " if near else ""
 
 
-def _is_setting(key):
+def _is_setting(key: str) -> bool:
     from bench.config import groups, meanings
 
     return key in groups.GROUPS or any(known == key or known.endswith(f".{key}") for known in meanings.settings())

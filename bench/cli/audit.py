@@ -12,6 +12,8 @@ docs/HONESTY.md explains what each audit detects, what it misses, and the arithm
 """
 
 import json
+from pathlib import Path
+from typing import Any
 
 from bench.base.text_table import counted
 from bench.cli import arguments
@@ -23,10 +25,11 @@ from bench.record import certificates, named, run_folder
 CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1, certificates.NOT_POSSIBLE: 2}
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 no audit failed, 1 an audit failed, 2 wrong use, or a run cannot be audited."""
     args = _parser().parse_args(argv)
-    found, num_refused = [], 0
+    found: list[Any] = []
+    num_refused = 0
     with console.output(args.quiet, args.json):
         for folder in auditing.contestants(named.runs(args.runs)):
             _show_own(folder)
@@ -36,11 +39,8 @@ def main(argv):
                 num_refused += 1
                 say("audit", str(error), always=True)
                 continue
-            say(
-                "audit",
-                f"{folder.name}: {found[-1]['outcome'].upper()}{certificates.audit_limit(found[-1])}",
-                always=True,
-            )
+            outcome = f"{found[-1]['outcome'].upper()}{certificates.audit_limit(found[-1])}"
+            say("audit", f"{folder.name}: {outcome}", always=True)
         if len(found) > 1:
             say("audit", f"{counted(len(found), 'contestant')} audited")
     if args.json:
@@ -49,7 +49,7 @@ def main(argv):
     return 1 if 1 in codes else max(codes, default=2)
 
 
-def _show_own(folder):
+def _show_own(folder: Path) -> None:
     """What the referee computed by itself as the run ended."""
     loss = (run_folder.read(folder).get("referee") or {}).get("loss")
     if not loss:
@@ -67,7 +67,7 @@ def _show_own(folder):
         say("referee", f"{name}: {words}")
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh audit", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race or RACE:ARM")
     kinds = ", ".join(counterfactual.KINDS)

@@ -7,14 +7,18 @@ Ratios only of things measured interleaved in one run, medians; absolute times a
 
 import json
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from bench.base import text_table
 from bench.cli import arguments
 
+Row = dict[str, Any]  # what, measured, ci95, sign, target
+
 PARTS = ("loop",)
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 no target missed, 1 one missed, 2 wrong use."""
     args = _parser().parse_args(argv)
     unknown = [part for part in args.what if part not in PARTS]
@@ -26,12 +30,14 @@ def main(argv):
     return show([row(*measured) for measured in overhead.measure()], args.json)
 
 
-def row(what, measured, sign, target, ci95=None):
+def row(
+    what: str, measured: float, sign: str | None, target: float | None, ci95: tuple[float, float] | None = None
+) -> Row:
     """sign: "<=" or ">=", None with target where nothing is asked; ci95: (low, high), None without."""
     return {"what": what, "measured": measured, "ci95": ci95, "sign": sign, "target": target}
 
 
-def show(rows, as_json=False):
+def show(rows: Sequence[Row], as_json: bool = False) -> int:
     """Print what was measured against its targets.  Exit code: 1 if a target is missed."""
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -45,7 +51,7 @@ def show(rows, as_json=False):
     return 1 if any(verdict(row) == "MISSED" for row in rows) else 0
 
 
-def verdict(row):
+def verdict(row: Row) -> str:
     """met, MISSED, or unclear where the interval holds the target: too busy a machine to decide.  "": no target."""
     if row["target"] is None:
         return ""
@@ -54,7 +60,7 @@ def verdict(row):
     return "met" if all(is_met) else "unclear" if any(is_met) else "MISSED"
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh bench-self", main=main)
     parser.add_argument("what", nargs="*", metavar="loop", help="the training loop, which is the default")
     parser.add_argument("--json", action="store_true")

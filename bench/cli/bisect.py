@@ -7,8 +7,11 @@ with twice the runs, and then skipped.  At the end the commit found races its pa
 races stay in results/races/.
 """
 
+import argparse
 import contextlib
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from bench.base.paths import REPO, results_root
 from bench.cli import arguments
@@ -22,7 +25,7 @@ from bench.plans.replay import bisect
 DEFAULT_N = 5
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     with console.output(args.quiet, args.json):
@@ -37,7 +40,7 @@ def main(argv):
 
 
 class _Search:
-    def __init__(self, args):
+    def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._good, self._bad = (worktrees.commit_of(REPO, rev) for rev in (args.good, args.bad))
         self._words = [word for word in args.words if not word.startswith("n=")]
@@ -46,9 +49,10 @@ class _Search:
             words = "give settings for all of them, without A= and B="
             raise ValueError(f"GOOD and the commits between are the arms: {words}")
         self._n = asked.get("n", DEFAULT_N)
-        self._facts, self._races = {}, []
+        self._facts: dict[str, tuple[str, str]] = {}
+        self._races: list[str] = []
 
-    def run(self):
+    def run(self) -> dict[str, Any]:
         whole = self._change(self._good, self._bad, self._n)
         say("bisect", f"BAD against GOOD: {whole or 'cannot be compared'}", always=True)
         if whole is None or whole.low <= 0:
@@ -68,7 +72,7 @@ class _Search:
             say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
         return self._json(whole, ended.commits, ended.asked, effect)
 
-    def _effect(self, commit, whole):
+    def _effect(self, commit: str, whole: bisect.Change) -> bisect.Change | None:
         """Of the commit against its parent; None: it has none, or the two cannot be compared."""
         before = bisect.parent(REPO, commit)
         if before is None:
@@ -77,7 +81,7 @@ class _Search:
             return whole
         return self._change(before, commit, self._n)
 
-    def _ask(self, commit):
+    def _ask(self, commit: str) -> str:
         known = self._known(commit)
         if known:
             say("bisect", f"{commit[:12]} {known}: it trains by the code and settings of {known.upper()}", always=True)
@@ -96,7 +100,7 @@ class _Search:
         say("bisect", f"{commit[:12]} {word}: {change or 'cannot be compared'}  {subject}", always=True)
         return answer
 
-    def _known(self, commit):
+    def _known(self, commit: str) -> str | None:
         """GOOD or BAD where the commit trains by the same code and settings; None else, or where that is unknown."""
         with contextlib.suppress(ValueError):
             own = self._identity(commit)
@@ -105,7 +109,7 @@ class _Search:
                     return word
         return None
 
-    def _identity(self, commit):
+    def _identity(self, commit: str) -> tuple[str, str]:
         if commit not in self._facts:
             with worktrees.of(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
                 (path,) = paths.values()
@@ -114,7 +118,7 @@ class _Search:
             self._facts[commit] = facts["config_id"], facts["source_sha256"]
         return self._facts[commit]
 
-    def _change(self, a, b, n):
+    def _change(self, a: str, b: str, n: int) -> bisect.Change | None:
         """B's change against A, by a race; ValueError: one of them does not run."""
         words = [f"A.rev={a}", f"B.rev={b}", f"n={n}", *self._words]
         results = results_root().absolute()
@@ -123,15 +127,17 @@ class _Search:
         if race["status"] == "interrupted":
             raise Interrupted(race["why"])
         self._races.append(race["race_id"])
-        return bisect.change_of(race, self._args.on)
+        return bisect.change_of(dict(race), self._args.on)
 
-    def _json(self, whole, commits, asked, effect):
+    def _json(
+        self, whole: bisect.Change | None, commits: Sequence[str], asked: Any, effect: bisect.Change | None
+    ) -> dict[str, Any]:
         changes = {"whole": whole and vars(whole), "effect": effect and vars(effect)}
         ends = {"on": self._args.on, "good": self._good, "bad": self._bad}
         return ends | changes | {"commits": commits, "asked": asked, "races": self._races}
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh bisect", main=main)
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
     parser.add_argument("bad", metavar="BAD", help="a later one that is worse")
@@ -139,6 +145,6 @@ def _parser():
     parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     console.add_options(parser, "the commit, its effect, what was asked and the races")
     return parser

@@ -6,6 +6,9 @@ wanted change needs; the verdicts of this session use it.
 
 import argparse
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, text_table, utc
 from bench.cli import arguments
@@ -16,13 +19,13 @@ from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import asked, prepare
 from bench.record import run_folder
-from bench.record.rows import row_of
+from bench.record.rows import Row, row_of
 
 DEFAULT_N = 5
 ORDER = "ABBA"
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     n, overrides = _n_and_overrides(args.overrides)
@@ -49,12 +52,12 @@ def main(argv):
     return 0 if path else 1
 
 
-def check(argv):
+def check(argv: list[str]) -> None:
     """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
     asked(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
 
 
-def _end(noise, path):
+def _end(noise: dict[str, Any], path: Path | None) -> str:
     if path is None:
         why = "; ".join(noise["doubts"])
         return f"not kept, and no verdict uses it: {why}\ntry: stop other programs, then calibrate again"
@@ -66,7 +69,7 @@ def _end(noise, path):
     return f"kept in {path}: {used}" + coarse * (noise["floor_pct"] > margin_pct)
 
 
-def keep(noise):
+def keep(noise: dict[str, Any]) -> Path:
     """Write it to results/calibrations/.  Returns the path."""
     stamp = noise["made_at"].replace("-", "").replace(":", "").split(".")[0]
     path = calibration.folder() / f"{stamp}Z-{noise['session_id'] or 'unknown'}.json"
@@ -75,7 +78,7 @@ def keep(noise):
     return path
 
 
-def _n_and_overrides(words):
+def _n_and_overrides(words: Sequence[str]) -> tuple[int, list[str]]:
     n, overrides = DEFAULT_N, []
     for word in words:
         if word.startswith("n="):
@@ -87,7 +90,7 @@ def _n_and_overrides(words):
     return n, overrides
 
 
-def _make_runs(n, overrides, anyway, command):
+def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -> list[dict[str, Any]]:
     """A discarded warm-up run, then 2 n runs with fresh seeds -> the runs, the last of them failed or 2 n + 1."""
     seeds = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in seeds]
@@ -107,7 +110,7 @@ def _make_runs(n, overrides, anyway, command):
     return runs
 
 
-def _of_made_runs(words):
+def _of_made_runs(words: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Runs of one config that exist already, in order of their starts, dealt out A B B A."""
     arm = selection.of_words([*words, selection.SEPARATOR, *words])[0]
     configs = {row["config_id"] for row in arm.rows}
@@ -116,12 +119,13 @@ def _of_made_runs(words):
     return _dealt(sorted(arm.rows, key=lambda row: row["started_at"] or ""))
 
 
-def _dealt(rows):
+def _dealt(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Rows in order of their starts -> those of A and those of B, A B B A A B B A ..."""
-    return tuple([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
+    a, b = ([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
+    return a, b
 
 
-def text(noise, form="simple"):
+def text(noise: dict[str, Any], form: str = "simple") -> str:
     """What is kept, for a person."""
     aa = noise["aa"]
     low, high = aa["ci95_pct"]
@@ -142,19 +146,19 @@ def text(noise, form="simple"):
     return "\n".join(lines)
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh calibrate", main=main)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
     parser.add_argument("--resolution", type=_pct, metavar="PCT", help="also how many runs show a change of PCT %%")
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
     form.add_argument("--md", action="store_true", help="Markdown")
     return parser
 
 
-def _pct(word):
+def _pct(word: str) -> float:
     try:
         pct = float(word.rstrip("% "))
     except ValueError:

@@ -6,19 +6,24 @@ First the verdict, then whether they may be compared and what differs, the numbe
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.compare import comparison, selection, wording
 from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
+from bench.compare.verdict import Comparison
 from bench.record import named
 from bench.report import verdicts
+
+Condition = tuple[str, float | None]  # of --fail-on: slower, inconclusive or loss; its per cent
 
 FAILURES = ("slower", "inconclusive", "loss")
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable."""
     args = _parser().parse_args(argv)
     for option, value in (("--margin", args.margin), ("--target", args.target)):
@@ -28,7 +33,12 @@ def main(argv):
     arms = selection.of_words(args.runs, lambda message: named.report_excluded("compare", message))
     if args.fail_if and not fail_on:
         raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
-    _refuse_open_races(arms)
+    for arm in arms:
+        for race_id in selection.open_races(arm):  # looking is a declared act, which a race's ledger keeps
+            raise ValueError(
+                f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
+                f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
+            )
     options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
@@ -50,17 +60,7 @@ def main(argv):
     return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
 
 
-def _refuse_open_races(arms):
-    """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
-    for arm in arms:
-        for race_id in selection.open_races(arm):
-            raise ValueError(
-                f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
-                f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
-            )
-
-
-def exit_code(compared, fail_on=(), shown=False):
+def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:
     """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that n = 1 denies."""
     if not compared["comparable"]:
         return 2
@@ -75,7 +75,7 @@ def exit_code(compared, fail_on=(), shown=False):
     return code
 
 
-def _failure(compared, kind, limit_pct, shown):
+def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bool) -> str | None:
     """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
     b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
     if kind == "inconclusive":
@@ -96,7 +96,7 @@ def _failure(compared, kind, limit_pct, shown):
     return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
 
 
-def _widest(time):
+def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
     """The interval of the change that holds those of both clocks."""
     intervals_pct = [time["ci95_pct"]]
     if outside := time.get("outside"):
@@ -105,7 +105,7 @@ def _widest(time):
     return min(lows), max(highs)
 
 
-def _condition(word):
+def _condition(word: str) -> Condition:
     """slower:0.5%, slower, inconclusive or loss -> (kind, per cent or None)."""
     kind, colon, limit = word.partition(":")
     try:
@@ -117,7 +117,7 @@ def _condition(word):
     return kind, pct
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser(
         "./run.sh compare",
         main=main,
@@ -140,7 +140,7 @@ def _parser():
         choices=("possible", "shown"),
         help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
     )
-    parser.add_argument("--force", action="store_true", help="numbers even if not comparable; never a verdict")
+    parser.flag("--force", help="numbers even if not comparable; never a verdict")
     parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
     parser.add_argument(
         "--margin",
@@ -151,7 +151,7 @@ def _parser():
     time = parser.add_mutually_exclusive_group()
     time.add_argument("--why", action="store_true", help="also where the time went: regions, stalls, telemetry, traces")
     time.add_argument("--no-diagnosis", action="store_true", help="do not even look where the time went")
-    parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
+    parser.flag("--diff", help="the change of the source in full, where the code differs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")

@@ -5,6 +5,7 @@ For run.sh in a checkout, for speedrun where it is installed.  It knows what the
 
 import argparse
 import importlib
+from typing import Any
 
 from bench.base.paths import INSTALLED
 from bench.cli import arguments
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _whole(shtab):
+def _whole(shtab: Any) -> argparse.ArgumentParser:
     """One parser of all verbs, for shtab to read."""
     whole = argparse.ArgumentParser(prog="speedrun" if INSTALLED else "run.sh")
     whole.add_argument("--version", action="store_true", help="the version, and what it runs on")
@@ -40,7 +41,8 @@ def _whole(shtab):
     for verb, (module, about) in VERBS.items():
         parser = importlib.import_module(f"bench.cli.{module}")._parser()
         child = verbs.add_parser(verb, help=about, parents=[parser], add_help=False)
-        for action in child._actions:
+        actions: list[Any] = child._actions  # shtab reads an attribute that argparse has not
+        for action in actions:
             if not action.option_strings and not action.choices:
                 action.complete = overrides if verb in OVERRIDING else shtab.FILE
     for verb, about in ({} if INSTALLED else CHECKOUT_VERBS).items():
@@ -48,13 +50,13 @@ def _whole(shtab):
     return whole
 
 
-def _overrides():
+def _overrides() -> list[str]:
     from bench.config import groups
 
     return [f"{group}={choice}" for group in groups.GROUPS for choice in groups.choices(group)]
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh completion", main=main)
     parser.add_argument("shell", choices=("bash", "zsh"))
     return parser

@@ -6,6 +6,9 @@ Settings follow as data.KEY=VALUE.
 import json
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,12 +20,14 @@ from bench.config import groups, schema
 from bench.data import shards
 from bench.data.sources import datasets
 
+Facts = dict[str, Any]  # of one dataset or file, as --json prints them
+
 NUM_FIRST_TOKENS = 8
 REST = ("max_token", "sha256", "file")
 COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use."""
     args = _parser().parse_args(argv)
     names = [word for word in args.words if not word.startswith("data.")]
@@ -38,12 +43,12 @@ def main(argv):
         return 1 if isinstance(error, shards.CheckFailed) else 2
 
 
-def known():
+def known() -> Sequence[str]:
     """Names that data= may take."""
     return groups.choices("data")
 
 
-def data_config(name, overrides=()):
+def data_config(name: str, overrides: Sequence[str] = ()) -> schema.DataConfig:
     """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
     if name not in known():
         what = "a file, and not a .bin of tokens" if of_user(name).is_file() else "unknown data"
@@ -60,7 +65,7 @@ def data_config(name, overrides=()):
     return schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values, "data.")
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh data", main=main)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, about in (
@@ -70,11 +75,11 @@ def _parser():
     ):
         child = verbs.add_parser(verb, help=about, description=about)
         child.add_argument("words", nargs="*", metavar="NAME or data.KEY=VALUE")
-        child.add_argument("--json", action="store_true", help="print JSON, for programs")
+        child.flag("--json", help="print JSON, for programs")
     return parser
 
 
-def _get(verb, name, overrides, as_json):
+def _get(verb: str, name: str, overrides: Sequence[str], as_json: bool) -> int:
     data = data_config(name, overrides)
     if verb == "make" and data.source == "hub":
         raise ValueError(f"data make {name}: it is not made but fetched: ./run.sh data fetch {name}")
@@ -83,7 +88,7 @@ def _get(verb, name, overrides, as_json):
     return 0
 
 
-def _show(names, overrides, as_json):
+def _show(names: Sequence[str], overrides: Sequence[str], as_json: bool) -> int:
     if overrides and not names:
         words = f"name the data that these settings are for: one of {', '.join(known())}"
         raise ValueError(f"data show {' '.join(overrides)}: {words}")
@@ -95,7 +100,7 @@ def _show(names, overrides, as_json):
     return 0
 
 
-def _shown(name, overrides):
+def _shown(name: str, overrides: Sequence[str]) -> Facts:
     if not (name.endswith(".bin") or os.sep in name):
         return _facts(name, datasets.find(data_config(name, overrides), _say))
     if not of_user(name).exists():
@@ -103,7 +108,7 @@ def _shown(name, overrides):
     return _file_facts(of_user(name))
 
 
-def _listed(name):
+def _listed(name: str) -> Facts:
     """A row of the list of all data: there, or what to do about it."""
     try:
         return {"there": True} | _shown(name, ())
@@ -111,7 +116,7 @@ def _listed(name):
         return {"name": name, "there": False, "why": str(error)}
 
 
-def _facts(name, dataset):
+def _facts(name: str, dataset: datasets.Dataset) -> Facts:
     facts = {"name": name, "vocab_size": dataset.vocab_size}
     for split in ("train", "val"):
         files = getattr(dataset, split)
@@ -119,7 +124,7 @@ def _facts(name, dataset):
     return facts
 
 
-def _file_facts(path):
+def _file_facts(path: Path) -> Facts:
     """Of one shard file."""
     shard = shards.check(path)
     return {
@@ -134,7 +139,7 @@ def _file_facts(path):
     }
 
 
-def _row(row):
+def _row(row: Facts) -> tuple[str, str]:
     """Its name, and what is there or what to do about it."""
     if not row["there"]:
         return row["name"], row["why"]
@@ -144,7 +149,7 @@ def _row(row):
     return row["name"], f"{num_files} shards, {train_tokens:,} train tokens, {format_bytes(num_bytes)}, checked"
 
 
-def _lines(facts):
+def _lines(facts: Facts) -> str:
     """Everything about one dataset or file, for a person."""
     if "magic" in facts:
         return text_table.render((), ((key, str(value)) for key, value in facts.items()))
@@ -159,5 +164,5 @@ def _lines(facts):
     return f"{header}\n{text_table.render(columns, cells, [False, True, True, True, False, False])}"
 
 
-def _say(text):
+def _say(text: str) -> None:
     print(f"data: {text}", file=sys.stderr, flush=True)

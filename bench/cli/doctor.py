@@ -7,6 +7,8 @@ sum a tensor over all of them within a timeout, and report torch, CUDA and NCCL 
 
 import json
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 from bench.base.paths import REPO, results_root
 from bench.cli import arguments
@@ -21,7 +23,7 @@ from bench.plans.passport import session
 WIDTH = len("power limit")  # the longest name
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     if not args.timeout_s > 0:
@@ -47,12 +49,12 @@ def main(argv):
     return 0 if fit else 1
 
 
-def check(argv):
+def check(argv: list[str]) -> None:
     """ValueError for words that are no settings: said before they are submitted (cluster=slurm), not in the job."""
     compose.compose(_parser().parse_intermixed_args(argv).overrides)
 
 
-def passport(hardware, env, as_json):
+def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool) -> int:
     """Exit code 0, also where a GPU is slow: it says so; 1: it could not be measured."""
     earlier = kept.every()
     try:
@@ -73,7 +75,7 @@ def passport(hardware, env, as_json):
     return 0
 
 
-def _say(line):
+def _say(line: str) -> None:
     """Progress: one line that changes on a terminal, else every tenth."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
@@ -81,7 +83,7 @@ def _say(line):
         print(line, file=sys.stderr, flush=True)
 
 
-def verdict(checks):
+def verdict(checks: Iterable[Check]) -> str:
     """One line for a person."""
     failed, warned = ([check.name for check in checks if check.status == status] for status in ("fail", "warn"))
     if failed:
@@ -91,7 +93,7 @@ def verdict(checks):
     return "fit to measure"
 
 
-def driver(env):
+def driver(env: dict[str, Any]) -> Check:
     """The NVIDIA driver, and how many GPUs it shows."""
     if env["nvml"] is not None:
         return Check("driver", "fail", env["nvml"], "install the NVIDIA driver, or start the container with --gpus all")
@@ -99,18 +101,15 @@ def driver(env):
     return Check("driver", "ok", f"{env['driver']}, {len(env['gpus'])} GPU(s), {num_visible} visible")
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh doctor", main=main)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware.num_processes=4")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}",
+    parser.flag(
+        "--json", help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}"
     )
-    parser.add_argument("--quick", action="store_true", help="only what every run checks: no processes are started")
-    parser.add_argument(
+    parser.flag("--quick", help="only what every run checks: no processes are started")
+    parser.flag(
         "--passport",
-        action="store_true",
         help="measure what this machine reaches: products, memory, collectives, launches, clocks; under 3 minutes",
     )
     parser.add_argument(

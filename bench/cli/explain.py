@@ -9,15 +9,18 @@ Several trace files are the ranks of one job; more folders, and the windows of a
 """
 
 from pathlib import Path
+from typing import Any
 
 from bench.analysis.explain import account, document, explained
 from bench.analysis.trace import categories
 from bench.base import atomic
 from bench.base.paths import of_user, shown
-from bench.cli import analyze
+from bench.cli import analyze, arguments
+
+Jobs = list[tuple[list[str], list[Path]]]  # (words, paths) of each
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 explained, 2 wrong use, or nothing that could be explained."""
     args = _parser().parse_args(argv)
     rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
@@ -28,7 +31,7 @@ def main(argv):
         (a_title, a), (b_title, b) = sides
         answer = document.of_differences({f"{a_title} -> {b_title}": account.difference(a, b)})
     else:
-        answers = {}
+        answers: dict[str, dict[str, Any]] = {}
         for words, paths in jobs:
             answers |= explained.of_paths(", ".join(words), paths, rules, args.include_last_step, passport)
         answer = document.of_accounts(answers)
@@ -41,7 +44,7 @@ def main(argv):
     return 0
 
 
-def _jobs(words):
+def _jobs(words: list[str]) -> Jobs:
     """As trace_jobs.jobs(); two files are A and B, but for those that say they are different ranks of one job."""
     jobs = analyze.jobs(words)
     if len(words) == 2 and len(jobs) == 1 and len(jobs[0][1]) == 2:
@@ -51,19 +54,23 @@ def _jobs(words):
     return jobs
 
 
-def _one(words, paths, rules, include_last_step, passport, jobs) -> tuple[str, dict]:
+def _one(
+    words: list[str],
+    paths: list[Path],
+    rules: tuple[categories.Rule, ...],
+    include_last_step: bool,
+    passport: Path | None,
+    jobs: Jobs,
+) -> tuple[str, dict[str, Any]]:
     """The account of a side of a difference: its first window; of its record where the other side has no trace."""
     title = ", ".join(words)
-    if not all(explained.has_trace(of_job) for _, of_job in jobs) and _is_run(paths):
+    is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
+    if is_run and not all(explained.has_trace(of_job) for _, of_job in jobs):
         return title, explained.of_record(paths[0], passport)
     return next(iter(explained.of_paths(title, paths, rules, include_last_step, passport).items()))
 
 
-def _is_run(paths: list[Path]) -> bool:
-    return len(paths) == 1 and (paths[0] / "run.json").is_file()
-
-
-def _parser():
+def _parser() -> arguments.Parser:
     parser = analyze.trace_parser("explain", main)
     parser.add_argument("--html", metavar="FILE", help="write a page instead")
     help_ = "measured ceilings, in place of those kept of the run's machine"

@@ -1,59 +1,120 @@
 """./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]    for other programs
+./run.sh dashboard RUN ... --to tensorboard,wandb,mlflow      finished runs into dashboards of other programs
 
 csv, parquet: a line a run, or with --steps a line a step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.
 modded-nanogpt: a log in the format of its records, of one run; it imports to the same numbers.
 Without --out everything but parquet goes to the terminal.
+
+With exporters=[tensorboard] a run reaches the dashboard as soon as its record is complete; this does the same for any
+record.  Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
 """
 
+import argparse
+import contextlib
+import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.record import named
-from bench.record.exporters import mllog, modded_nanogpt_log, tables
+from bench.record.exporters import dashboards, formats
 
-FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
+FILES = ("csv", "parquet", "mllog", "modded-nanogpt")
 
 
-def main(argv):
-    """Exit codes: 0 written, 2 wrong use."""
+class Forms(tuple[str, ...]):
+    """What --to may be: a form of a file, or dashboards with commas between."""
+
+    def __contains__(self, word: object) -> bool:
+        return word in FILES or all(name in dashboards.names() for name in str(word).split(","))
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 written or exported, 1 some export to a dashboard failed, 2 wrong use."""
     args = _parser().parse_args(argv)
+    forms = args.to.split(",")
+    if len(forms) > 1 or args.to not in FILES:
+        return _to_dashboards(forms, args)
     folders = named.runs(args.run)
     out = args.out and of_user(args.out)
+    if args.set or args.json:
+        given = f"--set {args.set[0]}" if args.set else "--json"
+        raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(dashboards.names())}: omit it")
     if args.steps and args.to not in ("csv", "parquet"):
         raise ValueError(f"--steps with --to {args.to}: it is for csv and parquet: omit it")
     if args.to == "parquet":
         if out is None:
             raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")
-        tables.write_parquet(tables.rows_of(folders, args.steps), out)
+        formats.write_parquet(formats.rows_of(folders, args.steps), out)
+    elif out is None:
+        sys.stdout.write(_text(args.to, folders, args.steps))
     else:
-        _put(_text(args.to, folders, args.steps), out)
+        atomic.write_out(out, _text(args.to, folders, args.steps))
+        print(shown(out))
     return 0
 
 
-def _text(form, folders, of_steps):
+def _text(form: str, folders: Sequence[Path], of_steps: bool) -> str:
     if form == "csv":
-        return tables.as_csv(tables.rows_of(folders, of_steps))
+        return formats.as_csv(formats.rows_of(folders, of_steps))
     if form == "mllog":
-        return "".join(tables.of_each(folders, lambda folder: "".join(f"{line}\n" for line in mllog.of_folder(folder))))
+        return "".join(formats.of_each(folders, formats.mllog))
     if len(folders) != 1:
         raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
-    return tables.of_each(folders, modded_nanogpt_log.text)[0]
+    return formats.of_each(folders, formats.modded_nanogpt_log)[0]
 
 
-def _put(text, out):
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        atomic.write_out(out, text)
-        print(shown(out))
+def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
+    for name in names:
+        if sentence := dashboards.missing(name):
+            raise ValueError(f"--to {name}: {sentence}")
+    if args.steps or args.out:
+        given = "--steps" if args.steps else f"--out {args.out}"
+        raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(FILES)}: omit it")
+    done = []
+    for folder in named.runs(args.run):
+        for name in names:
+            export = _export(dashboards.read(folder), name, args.set)
+            done.append(export)
+            facts = f"{name}: {', '.join(f'{key} {value}' for key, value in (export['facts'] or {}).items())}"
+            if not args.json:
+                words = f"no export to {name}: {export['error']}" if export["error"] else facts
+                print(f"{export['run_id']}: {words}", flush=True)
+    if args.json:
+        print(json.dumps(done, indent=1))
+    return 0 if all(export["error"] is None for export in done) else 1
 
 
-def _parser():
+def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) -> dict[str, Any]:
+    """-> what --json prints of one run and one exporter."""
+    of_run = {"run_id": exported.run["run_id"], "exporter": name}
+    settings = dashboards.settings_of(exported.run, name, changes)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # their packages print what they like
+            facts = dashboards.EXPORT[name](exported, settings)
+    except ValueError:
+        raise
+    except Exception as error:  # their packages raise what they like
+        words = f"{type(error).__name__}: {error}"
+        dashboards.note(exported.folder, name, words)
+        return of_run | {"error": words, "facts": None}
+    dashboards.note(exported.folder, name, **facts)
+    return of_run | {"error": None, "facts": facts}
+
+
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh export", main=main)
-    parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, or folders of runs")
-    parser.add_argument("--to", choices=FORMATS, required=True)
-    parser.add_argument("--steps", action="store_true", help="csv, parquet: a line a step instead of a run")
-    parser.add_argument("--out", metavar="PATH")
+    parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, races, or folders of runs")
+    names = f"{', '.join(FILES)}; or dashboards, commas between: {', '.join(dashboards.names())}"
+    forms = Forms((*FILES, *dashboards.names()))
+    parser.add_argument("--to", required=True, metavar="FORM", choices=forms, help=names)
+    parser.flag("--steps", help="csv, parquet: a line a step instead of a run")
+    parser.add_argument("--out", metavar="PATH", help="the file, of a form that is one")
+    set_help = "a setting of the dashboard's exporter, e.g. project=mine"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=set_help)
+    parser.flag("--json", help="of dashboards: run_id, exporter, error and facts of each")
     return parser

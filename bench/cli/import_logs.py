@@ -9,13 +9,19 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, text_table
 from bench.base.paths import of_user, results_root
 from bench.cli import arguments
 from bench.record import run_folder, step_files
-from bench.record.importers import log_files
+from bench.record.importers import dialects
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
+
+Report = dict[str, list[Any]]  # by kind, REPORTED
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is not a log: enough to say what it is
 NUM_SHOWN = 20  # lines of one kind
@@ -24,18 +30,20 @@ REPORTED = ("unread", "unmatched", "repeated", "same run", "no run")
 FOREIGN = (re.compile(rb"\bstep\W{0,3}\d", re.I), re.compile(rb"\bloss\W{0,3}\d", re.I))  # of another program's line
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
-    if argv and argv[0] not in log_files.FORMATS and Path(argv[0]).exists():
-        raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(log_files.FORMATS)} {argv[0]}")
+    if argv and argv[0] not in dialects.NAMES and Path(argv[0]).exists():
+        raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(dialects.NAMES)} {argv[0]}")
     args = _parser().parse_args(argv)
-    files = log_files.files([of_user(word) for word in args.path])
-    summary, report = dict.fromkeys(COUNTS, 0), {kind: [] for kind in REPORTED}
-    seen, file_of, num_written = set(), {}, 0  # sha256 of files; same_run_id: the first file with that run
+    files = dialects.files_of([of_user(word) for word in args.path])
+    summary = dict.fromkeys(COUNTS, 0)
+    report: Report = {kind: [] for kind in REPORTED}
+    seen, num_written = set(), 0  # sha256 of files
+    file_of: dict[str, Path] = {}  # same_run_id: the first file with that run
     for done, (path, part_of) in enumerate(files, 1):
         arguments.count_up(done, len(files), "files")
         try:
-            runs, facts = log_files.read(path, args.format, part_of)
+            runs, facts = dialects.read_file(path, args.format, part_of)
         except ValueError as error:
             report["unread"].append(str(error))
             continue
@@ -60,30 +68,38 @@ def main(argv):
     return 1 if report["unmatched"] or report["unread"] else 0
 
 
-def _report(report, path, runs, facts, file_of):
+def _report(
+    report: Report,
+    path: Path,
+    runs: Sequence[tuple[Record, list[StepRow]]],
+    facts: dict[str, Any],
+    file_of: dict[str, Path],
+) -> None:
     report["unmatched"] += [f"{path}:{number}: not understood: {text!r}" for number, text in facts["unmatched"]]
     if facts["num_repeated"]:
         report["repeated"].append(f"{path}: {facts['num_repeated']} lines repeat lines before them; each counts once")
     if not runs:
         report["no run"].append((path, facts["unmatched"]))
     for run, _ in runs:
-        same = run["imported"]["same_run_id"]
+        same = (run["imported"] or {})["same_run_id"]
         if same is not None and (other := file_of.setdefault(same, path)) != path:
             again = f"its run ({same}) is also in {other}"
             report["same run"].append(f"{path}: {again}: compare and table --group count it once")
 
 
-def _print_report(report, form):
+def _print_report(report: Report, form: str) -> None:
     """What a person must look at, on stderr; of each kind the first few."""
     for kind in REPORTED:
         for line in report[kind][:NUM_SHOWN]:
-            words = f"{line[0]}: {_why_no_run(*line, form)}" if kind == "no run" else line
-            print(f"import: {words}", file=sys.stderr)
+            if kind == "no run":
+                path, unmatched = line
+                line = f"{path}: {_why_no_run(path, unmatched, form)}"
+            print(f"import: {line}", file=sys.stderr)
         if len(report[kind]) > NUM_SHOWN:
             print(f"import: and {len(report[kind]) - NUM_SHOWN:,} more like it", file=sys.stderr)
 
 
-def _why_no_run(path, unmatched, form):
+def _why_no_run(path: Path, unmatched: Sequence[Any], form: str) -> str:
     """A file without a run -> what it is instead, as far as it shows."""
     if unmatched:
         return f"no run: {len(unmatched)} of its lines look like metric lines, and none was understood"
@@ -92,7 +108,7 @@ def _why_no_run(path, unmatched, form):
         return "no run: the file is empty"
     if b"\0" in data[:4096]:
         return "no run: the file is not text"
-    other = next((other for other in log_files.FORMATS if other != form and log_files.read(path, other)[0]), None)
+    other = next((other for other in dialects.NAMES if other != form and dialects.read_file(path, other)[0]), None)
     if other:
         return f"no run: it has no step lines of {form}, but some of {other}: ./run.sh import {other} {path}"
     lines = (line[:100] for line in re.split(rb"[\r\n]", data[:MAX_LOOKED_AT]))
@@ -101,7 +117,7 @@ def _why_no_run(path, unmatched, form):
     return f"no run: it has no step lines{theirs}"
 
 
-def write(run, rows, results):
+def write(run: Record, rows: list[StepRow], results: Path | str) -> bool:
     """One record -> results/<track>/<run_id>/; False if it is there already.  A killed import leaves no half folder."""
     folder = Path(results) / run["track"] / run["run_id"]
     if (folder / "run.json").exists():
@@ -117,10 +133,10 @@ def write(run, rows, results):
     return True
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh import", main=main)
-    parser.add_argument("format", choices=log_files.FORMATS)
+    parser.add_argument("format", choices=dialects.NAMES)
     parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
-    parser.add_argument("--json", action="store_true", help="the counts, for programs")
-    parser.add_argument("--dry-run", action="store_true", help="count, and write nothing")
+    parser.flag("--json", help="the counts, for programs")
+    parser.flag("--dry-run", help="count, and write nothing")
     return parser

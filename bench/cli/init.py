@@ -17,7 +17,7 @@ next:  ./run.sh run model=mine track=free goal.num_steps=20      a short run of 
 the guide:  {guide}"""
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 done, 2 wrong use."""
     _parser().parse_args(argv)
     folder = Path(working_folder()).absolute()
@@ -35,5 +35,5 @@ def main(argv):
     return 0
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     return arguments.Parser("./run.sh init", main=main)

@@ -6,17 +6,20 @@ elsewhere.
 """
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from bench.base import text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, publication
 from bench.claims.rules import rulebook
-from bench.cli import arguments, verify
+from bench.cli import arguments, publish, verify
 from bench.plans.race import state
 from bench.record import ledger, named
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
     args = _parser().parse_args(argv)
     claimed = _claims(args.runs)
@@ -33,14 +36,14 @@ def main(argv):
     if args.claim:
         if len(claimed) > 1:
             raise ValueError(f"--claim {args.claim}: a race of {len(claimed)} candidates; name one, RACE:B")
-        gated = publication.Gated((lambda leaving: None) if args.json else _show, args.allow)
+        gated = publication.Gated((lambda leaving: None) if args.json else publish.show_leaving, args.allow)
         claim_folder.write(args.claim, claimed[0][1], gated)
         if not args.json:
             print(f"{'claim':>8}  {args.claim}: say in its README.md what was changed")
     return 0 if all(verdict["accepted"] for verdict in verdicts) else 1
 
 
-def _claims(words):
+def _claims(words: Sequence[str]) -> list[tuple[str, claims.Claim]]:
     """Words of the user -> [(name, Claim)]"""
     if len(words) == 1 and len(found := named.find(words)) == 1:
         chosen = found[0]
@@ -51,20 +54,20 @@ def _claims(words):
         if claim_folder.lacks_claim(chosen.paths[0]):
             words = "its README.md has a claim's table and claim.yaml is missing: not a claim folder, restore it"
             raise ValueError(f"{chosen.paths[0]}: {words}")
-    return [(" ".join(words), claims.of_folders(named.runs(words)))]
+    return [(" ".join(words), claims.from_folders(named.runs(words)))]
 
 
-def _of_race(folder, arm):
+def _of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
     """[(name, Claim)] of one arm, or without one of every arm that was raced against the baseline."""
     book = ledger.read(folder.parent.parent)
     race = state.read(folder, book=book)
     if arm is not None and arm not in race.plan["arms"]:
         raise ValueError(f"{folder.name}:{arm}: not an arm of this race; choose from {', '.join(race.plan['arms'])}")
     arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
-    return [(f"{folder.name}:{name}", claims.of_race(race, name, book)) for name in arms]
+    return [(f"{folder.name}:{name}", claims.from_race(race, name, book)) for name in arms]
 
 
-def text(verdict):
+def text(verdict: dict[str, Any]) -> str:
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
     header = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
     word = text_table.coloured("accepted" if verdict["accepted"] else "refused")
@@ -72,20 +75,14 @@ def text(verdict):
     return "\n".join([text_table.printable(header), verify.rule_lines(verdict["rules"]), last])
 
 
-def _show(leaving):
-    for line in publication.listing_of(leaving):
-        print(f"{'file':>8}  {text_table.printable(line)}")
-
-
-def _parser():
-    lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rulebook.RULES)
+def _parser() -> arguments.Parser:
+    about = {rule.__name__.replace("_", " "): str(rule.__doc__).splitlines()[0] for rule in rulebook.RULES}
+    lines = "\n".join(f"  {name}: {words}" for name, words in about.items())
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
     words = "with --claim: include FILE although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
-    parser.add_argument(
-        "--replayed", action="store_true", help="require that replays made on this machine reproduce each run"
-    )
-    parser.add_argument("--json", action="store_true", help="an object instead of text")
+    parser.flag("--replayed", help="require that replays made on this machine reproduce each run")
+    parser.flag("--json", help="an object instead of text")
     return parser

@@ -11,6 +11,7 @@ of one race (./run.sh race): one session, a warm-up each, a random order planned
 Then the staircase: time and steps to the target by rung, each change against the rung below.  docs/LADDER.md
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from bench.plans.race import planning, runner
 from bench.report import table_text
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 the ladder has ended (or --dry-run), 1 it was interrupted or abandoned, 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     if args.dry_run and (args.csv or args.resume is not None or args.page is not None):
@@ -52,7 +53,7 @@ def main(argv):
     return 0
 
 
-def check(argv):
+def check(argv: list[str]) -> None:
     """ValueError for words that make no ladder: said before they are submitted (cluster=slurm), not in the job.
 
     Which rungs fit is not asked: the machine of the job chooses the size, and to compose them all takes half a minute.
@@ -63,7 +64,7 @@ def check(argv):
     request.check(args.words)
 
 
-def _ended(args, results) -> Path | None:
+def _ended(args: argparse.Namespace, results: Path) -> Path | None:
     """The folder of a ladder that has ended, now or before; None: it was interrupted or abandoned."""
     if args.page is not None:
         return request.ended(results, args.page)
@@ -84,7 +85,7 @@ def _ended(args, results) -> Path | None:
     return None
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh ladder", main=main)
     parser.add_argument(
         "words",
@@ -93,16 +94,15 @@ def _parser():
         help="rungs, the lowest first (default: all); n=3 (runs a rung), size=nano, short or record, seed=0 (the "
         "first), alpha=0.05; key=value for all rungs",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what it would run and about how long; run nothing")
+    parser.flag("--dry-run", help="say what it would run and about how long; run nothing")
     arguments.latest(parser, "--resume", "continue this ladder, or the latest that has not ended")
     arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")
-    parser.add_argument(
+    parser.flag(
         "--interpolate",
-        action="store_true",
         help="the target is reached where the line between two validations crosses it, not at the later one",
     )
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print the staircase")
     form.add_argument("--csv", action="store_true", help="print it as CSV, a rung a line")
     return parser

@@ -5,6 +5,8 @@ import importlib
 import os
 import signal
 import sys
+from types import FrameType
+from typing import Any, TextIO
 
 from bench.base import paths
 from bench.config import groups
@@ -21,7 +23,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "explain": ("explain", "why a step takes as long as it does, and where the next millisecond is"),
     "report": ("report", "pages and pictures of a run, a race or all results"),
     "memory": ("memory", "what held the memory: a page for each memory snapshot"),
-    "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
+    "dashboard": ("export", "finished runs into TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
     "audit": ("audit", "check a run for leaks and false losses: run it again on random and held-out tokens"),
     "replay": ("replay", "run a record again from itself alone, and certify what came out"),
@@ -110,13 +112,13 @@ def main(argv: list[str]) -> int:
         return 2
 
 
-def _note_interrupt(number, frame):
+def _note_interrupt(number: int, frame: FrameType | None) -> None:
     """A library may call what this raises an error of its own, as Hydra does while it composes."""
     _interrupts.append(number)
     raise KeyboardInterrupt
 
 
-def _use_config(words):
+def _use_config(words: list[str]) -> list[str]:
     """The words without --config-dir DIR and --config-name NAME, which this process and those that it starts use."""
     wanted = {"--config-dir": (groups.VARIABLE, "name a folder that holds groups of your own, such as model/mine.yaml")}
     wanted["--config-name"] = wanted["-cn"] = (groups.NAME_VARIABLE, "name a yaml, as config of conf/config.yaml")
@@ -156,13 +158,13 @@ def version_text() -> str:
 class Renaming:
     """A text stream where ./run.sh is called speedrun, as its user types it; all but write() is the stream's own."""
 
-    def __init__(self, stream):
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         return self._stream.write(text.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun"))
 
 

@@ -5,6 +5,7 @@ The page lies beside the snapshot and opens without a network.  The pickle is re
 """
 
 import json
+from pathlib import Path
 
 from bench.analysis.memory import page, pickles
 from bench.base import atomic
@@ -13,7 +14,7 @@ from bench.cli import arguments
 from bench.record import named
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
     paths = [path for word in args.snapshot for path in _snapshots(word)]
@@ -34,7 +35,7 @@ def main(argv):
     return 0
 
 
-def _snapshots(word):
+def _snapshots(word: str) -> list[Path]:
     """A file, or runs or folders with snapshots in them -> their paths."""
     paths = []
     for path in named.find([word])[0].holders:
@@ -45,9 +46,9 @@ def _snapshots(word):
     return paths
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh memory", main=main)
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
     parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")
-    parser.add_argument("--json", action="store_true", help="print the facts instead of writing pages")
+    parser.flag("--json", help="print the facts instead of writing pages")
     return parser

@@ -7,7 +7,9 @@ names; one that holds some stops all.  --dry-run shows and searches alone.
 """
 
 import os
+from collections.abc import Sequence
 
+from bench.base import text_table
 from bench.base.paths import project_folder
 from bench.base.text_table import counted
 from bench.claims import claim_folder, publication
@@ -17,12 +19,12 @@ from bench.record import named, run_folder
 from bench.report import markdown_blocks
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 published, 2 wrong use, and nothing was written."""
     args = _parser().parse_args(argv)
     claim = named.find(args.runs)[0].claim if len(args.runs) == 1 else None
-    content = claim_folder.content(claim) if claim else publication.of_words(args.runs)
-    gated = publication.Gated(_show, args.allow, args.dry_run)
+    content = claim_folder.content(claim) if claim else publication.content_of(args.runs)
+    gated = publication.Gated(show_leaving, args.allow, args.dry_run)
     folder = publication.publish(content, args.name, table.main, gated)
     if args.dry_run:
         say("publish", "no credential or private name was found; nothing was written (--dry-run)")
@@ -30,23 +32,22 @@ def main(argv):
     shown = os.path.relpath(folder, project_folder())
     num_runs = len(list(run_folder.find_runs([folder])))
     say("publish", f"{shown}: {counted(num_runs, 'run')}, {counted(len(content.race_ids), 'race')}, ledger, README.md")
-    markdown_blocks.write(None, table.main)  # the leaderboard and what else is made from results/published
+    markdown_blocks.write((), table.main)  # the leaderboard and what else is made from results/published
     say("next", f"say in {shown}/README.md what was changed or found, then: git add results")
     return 0
 
 
-def _show(leaving):
-    for line in publication.listing_of(leaving):
-        say("file", line)
+def show_leaving(leaving: Sequence[publication.Leaving]) -> None:
+    """The files that leave this machine, a line each."""
+    for line in publication.listing(leaving):
+        say("file", text_table.printable(line))
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh publish", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list and search the files that would be published; write nothing"
-    )
+    parser.flag("--dry-run", help="list and search the files that would be published; write nothing")
     words = "include FILE, as listed, although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
     return parser

@@ -9,8 +9,10 @@ One session, a fresh process group a run, a discarded warm-up run an arm, the or
 the first run.  What is measured stays hidden until the race has ended.  Interrupted: ./run.sh race --resume
 """
 
+import argparse
 import itertools
 import json
+from pathlib import Path
 
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
@@ -20,33 +22,34 @@ from bench.launch.prepare import asked
 from bench.plans.race import arm_process, plan, planning, runner, state
 from bench.plans.sweep import points
 from bench.record import named
+from bench.record.race_folder import Race
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 the race has ended, 1 it was interrupted or abandoned, 2 wrong use or not comparable."""
     args = _parser().parse_intermixed_args(argv)
     results = results_root().absolute()
     with console.output(args.quiet, args.json):
         if args.look is not None:
-            folder, race = None, runner.look(_chosen(results, args.look), results)
+            interim = runner.look(_chosen(results, args.look), results)
         else:
             folder, race = _raced(args, results)
-    if args.json:
-        print(json.dumps(race, indent=1))
-    elif folder is None:
+    if args.look is not None:
         from bench.report import verdicts
 
-        print(verdicts.of_arms((), list(race["against"].values())).terminal())
+        comparisons = list((interim["against"] or {}).values())
+        print(json.dumps(interim, indent=1) if args.json else verdicts.of_arms((), comparisons).terminal())
+        return 0
+    if args.json:
+        print(json.dumps(race, indent=1))
     elif race["status"] != "interrupted":
         _say(folder, race, args)
-    if folder is None:
-        return 0
     if race["result"] is None:
         return 1
-    return 0 if all(comparison["comparable"] for comparison in race["result"]["against"].values()) else 2
+    return 0 if all(comparison["comparable"] for comparison in (race["result"]["against"] or {}).values()) else 2
 
 
-def check(argv):
+def check(argv: list[str]) -> None:
     """ValueError for words that make no race: said before they are submitted (cluster=slurm), not in the job.
 
     The settings of an arm of another revision are for that revision's code to check.
@@ -72,7 +75,7 @@ def check(argv):
             raise ValueError(f"{name_a} and {other} {same}")
 
 
-def _say(folder, race, args):
+def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
     """How a race ended, and where it lies; quiet, the verdicts alone."""
     from bench.report import race_page, verdicts
 
@@ -85,7 +88,7 @@ def _say(folder, race, args):
     console.say("race", shown(folder))
 
 
-def _raced(args, results):
+def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
     """-> the race's folder, and race.json."""
     if args.abandon is not None:
         folder = _chosen(results, args.abandon)
@@ -102,10 +105,12 @@ def _raced(args, results):
     return folder, runner.go(folder, results, args.show, args.anyway, is_new)
 
 
-def _requeued(results):
+def _requeued(results: Path) -> Path | None:
     """The unfinished race of this job of SLURM's, which was requeued; else None."""
     job = allocation.found()
-    for folder in state.unfinished(results) if job is not None and job.num_restarts else ():
+    if job is None or not job.num_restarts:
+        return None
+    for folder in state.unfinished(results):
         try:
             slots = state.read(folder, results).slots
         except ValueError as error:  # another race, which cannot be this job's without a plan to say so
@@ -117,7 +122,7 @@ def _requeued(results):
     return None
 
 
-def _words(args):
+def _words(args: argparse.Namespace) -> list[str]:
     """Of a race that is to begin; with --from-sweep the best points of the sweep as arms, and what is typed beside."""
     if args.from_sweep is None:
         if not args.words:
@@ -134,12 +139,11 @@ def _words(args):
     return [*args.words, *arms]
 
 
-def _chosen(results, word):
+def _chosen(results: Path, word: str) -> Path:
     """--resume, --look, --abandon: the race named, or the latest that has no end."""
     if word:
-        folder = named.find([word])[0].race
-        is_here = folder and (folder / "plan.json").is_file() and folder.resolve().parent.parent == results.resolve()
-        if not is_here:
+        folder = named.find([word])[0].race or results
+        if not (folder / "plan.json").is_file() or folder.resolve().parent.parent != results.resolve():
             raise ValueError(f"{word}: is not a race of {results}: ./run.sh race A=... B=... begins one")
     else:
         unfinished = state.unfinished(results)
@@ -150,7 +154,7 @@ def _chosen(results, word):
     return folder
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh race", main=main)
     parser.add_argument(
         "words",
@@ -165,8 +169,8 @@ def _parser():
     parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss")
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--show", help="show every run's numbers as they come: an unplanned look")
+    parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")
     form.add_argument("--md", action="store_true", help="print race.md")
     return parser

@@ -9,20 +9,28 @@ pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
 compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
+import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import of_user, published_root, results_root, shown
 from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.record import ledger, named, sweep
+from bench.record.rows import Row
+
+Made = dict[str, Any]  # what --json prints
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
     made = _made(args)
@@ -34,7 +42,7 @@ def main(argv):
     return 0
 
 
-def _made(args):
+def _made(args: argparse.Namespace) -> Made:
     """-> {"page": path}, {"site": path} or {"pictures": [path]}, what --json prints; {} where Markdown was printed."""
     if not args.words and not results_root().is_dir():
         where = shown(results_root())
@@ -62,7 +70,7 @@ def _made(args):
     return _site(folder, of_user(args.out) if args.out else folder / "site", args)
 
 
-def _curves(args):
+def _curves(args: argparse.Namespace) -> Made:
     """The overlay of what the words name, one line an arm."""
     from bench.compare import selection
     from bench.report import curves
@@ -72,22 +80,21 @@ def _curves(args):
     words = args.words or [str(results_root())]
     arms = selection.of_each(words, lambda message: named.report_excluded("report", message))
     path = of_user(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
-    made = curves.charts_of_arms(arms) if args.png else curves.html(arms, path)
+    made = _pictures(curves.charts_of_arms(arms), path) if args.png else {"page": os.path.abspath(path)}
+    if not args.png:
+        atomic.write_out(path, curves.html(arms, path))
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("report", f"the steps of a run: {message}")
-    if args.png:
-        return _pictures(made, path)
-    atomic.write_out(path, made)
-    return {"page": os.path.abspath(path)}
+    return made
 
 
-def _pictures(charts, folder, drawings=()):
+def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ()) -> Made:
     from bench.report import png
 
     return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, drawings)]}
 
 
-def _one(folder, args, module, name):
+def _one(folder: Path, args: argparse.Namespace, module: ModuleType, name: str) -> Made:
     """A run or a race; module: the module that knows its page, its charts and its block of Markdown."""
     if args.md and (args.png or args.out):
         other = "--png" if args.png else f"--out {args.out}"
@@ -105,11 +112,11 @@ def _one(folder, args, module, name):
     return {"page": os.path.abspath(path)}
 
 
-def _site(folder, out, args):
+def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
     from bench.claims import leaderboard_views
-    from bench.report.site import packed_pages, run_rows, site
+    from bench.report.site import packed_pages, site
 
-    results = run_rows.read(folder)
+    results = site.read(folder)
     num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
     roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
     is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
@@ -120,7 +127,7 @@ def _site(folder, out, args):
             results,
             out,
             lambda: leaderboard_views.site_boards(results.runs, [folder]),
-            lambda *counts: arguments.count_up(*counts, "pages"),
+            lambda done, total: arguments.count_up(done, total, "pages"),
             num_pages,
         )
         return {"site": os.path.abspath(page)}
@@ -129,7 +136,7 @@ def _site(folder, out, args):
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
 
 
-def _ask(folder, paged, out):
+def _ask(folder: Path, paged: Sequence[tuple[str, Row]], out: Path) -> None:
     """Many pages, of a folder that may hold anything.  ValueError: declined, or there is no terminal to ask at."""
     from bench.report.site import packed_pages
 
@@ -141,17 +148,17 @@ def _ask(folder, paged, out):
         raise ValueError("nothing was written")
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh report", main=main)
     words_help = "a run, a race or a folder of many runs; default results/; several: curves"
     parser.add_argument("words", nargs="*", metavar="WORD", help=words_help)
-    parser.add_argument("--curves", action="store_true", help="the curves of what is named in one chart")
+    parser.flag("--curves", help="the curves of what is named in one chart")
     parser.add_argument("--out", metavar="PATH", help="the page (run, race), or folder of the site or the pictures")
-    parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
+    parser.flag("--png", help="pictures of the charts instead of a page; needs a Chromium")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
     form.add_argument("--json", action="store_true", help='{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}')
     parser.add_argument("--pages", type=int, metavar="N", help="how many runs of a folder get a page (default 1000)")
     anyway_help = f"more than {MAX_UNASKED} pages of a folder that is not a results folder"
-    parser.add_argument("--anyway", action="store_true", help=anyway_help)
+    parser.flag("--anyway", help=anyway_help)
     return parser

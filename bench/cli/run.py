@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import time
+from typing import Any
 
 from bench.base.units import seconds_of
 from bench.cli import arguments
@@ -11,13 +12,15 @@ from bench.config import compose, explain, groups, overrides
 from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.nodes import joining, member
-from bench.launch.prepare import asked, frozen, prepare, this_machine
+from bench.launch.prepare import Job, asked, frozen, prepare, this_machine
 from bench.plans.sweep import packing
+
+Answer = dict[str, Any] | int  # what --json prints; or the exit code, where another node has the record
 
 ENDED_WELL = ("complete", "stopped")  # a sweep stops what has no hope
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 all complete, 1 one failed or was not begun, 2 wrong use."""
     if (help_text := explain.help_text(argv, this_machine)) is not None:
         print(help_text)
@@ -44,16 +47,21 @@ def main(argv):
     with console.output(args.quiet, args.json):
         if stored and not args.multirun:
             say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
-        answer = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
-    if isinstance(answer, int):  # another node has the record
-        return answer
+        if args.multirun:
+            from bench.cli import sweeping  # pages and tables, which one run does not need
+
+            runs = sweeping.go(args, argv)
+        else:
+            answer = _run(args, argv, started_by)
+            if isinstance(answer, int):  # another node has the record
+                return answer
+            runs = [answer]
     if args.json:
-        print(json.dumps(answer, indent=1))
-    runs = answer if args.multirun else [answer]
+        print(json.dumps(runs if args.multirun else answer, indent=1))
     return 0 if all(run["status"] in ENDED_WELL for run in runs) else 1
 
 
-def check(argv):
+def check(argv: list[str]) -> None:
     """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
     _is_sweep(args)
@@ -61,7 +69,7 @@ def check(argv):
         asked(point)
 
 
-def _is_sweep(args):
+def _is_sweep(args: argparse.Namespace) -> list[str]:
     """Puts into args.multirun whether it is one, of options and of yamls -> the words of the sweep that is stored."""
     mode, stored = (None, []) if args.multirun or args.race else compose.stored_sweep(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
@@ -69,11 +77,14 @@ def _is_sweep(args):
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
     if args.budget is not None and not args.multirun:
         raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
-    args.budget_s = _seconds_of_budget(args.budget)
+    try:
+        args.budget_s = None if args.budget is None else seconds_of(args.budget)
+    except ValueError as error:
+        raise ValueError(f"--budget {error}") from None
     return stored
 
 
-def _points(args):
+def _points(args: argparse.Namespace) -> list[list[str]] | None:
     """The words of every run; None: a search chooses them as it goes."""
     if not args.multirun:
         return [args.overrides]
@@ -82,7 +93,7 @@ def _points(args):
     return multirun.points(args.overrides, this_machine())
 
 
-def _show_cfg(args):
+def _show_cfg(args: argparse.Namespace) -> None:
     """--cfg: of our settings with their meanings; Hydra's own as Hydra prints them."""
     if args.cfg != "job":
         from bench.config import multirun
@@ -97,15 +108,7 @@ def _show_cfg(args):
         print(header + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
 
 
-def _seconds_of_budget(words):
-    """--budget's value, None for None.  ValueError: it is not a time."""
-    try:
-        return None if words is None else seconds_of(words)
-    except ValueError as error:
-        raise ValueError(f"--budget {error}") from None
-
-
-def _follow(started_by, overrides):
+def _follow(started_by: Any, overrides: list[str]) -> int:
     """A rank that another launcher started: rank 0 says what there is to say."""
     try:
         return member.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
@@ -114,17 +117,11 @@ def _follow(started_by, overrides):
         return 2
 
 
-def _sweep(args, argv):
-    from bench.cli import sweeping  # pages and tables, which one run does not need
-
-    return sweeping.go(args, argv)
-
-
-def _prepared(overrides, check_own):
+def _prepared(overrides: list[str], check_own: bool) -> Job:
     return prepare(overrides, say=lambda text: say("data", text), check_own=check_own)
 
 
-def _run(args, argv, started_by):
+def _run(args: argparse.Namespace, argv: list[str], started_by: Any) -> Answer:
     """-> what --json prints; or the exit code, where another node has the record."""
     with contextlib.ExitStack() as stack:
         leading = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
@@ -148,7 +145,7 @@ def _run(args, argv, started_by):
         return _run_job(job, args, argv, leading)
 
 
-def _run_job(job, args, argv, leading):
+def _run_job(job: Job, args: argparse.Namespace, argv: list[str], leading: Any) -> dict[str, Any]:
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
@@ -162,7 +159,7 @@ def _run_job(job, args, argv, leading):
     return summary.as_json(run)
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     listed = "\n".join(f"  {group}={' | '.join(groups.choices(group))}" for group in groups.GROUPS)
     parser = arguments.Parser(
         "./run.sh run",
@@ -174,7 +171,7 @@ def _parser():
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model=modern seed=3 goal.num_steps=100")
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
-    parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
+    parser.flag("-m", "--multirun", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument(
         "--cfg",
@@ -182,7 +179,7 @@ def _parser():
         help="print the composed config with the meaning of every setting, null where it is derived, and stop; "
         "hydra: what Hydra launches and searches with; all: both, as Hydra prints them",
     )
-    parser.add_argument("--resolve", action="store_true", help="of --cfg hydra and all: with values in place of ${...}")
+    parser.flag("--resolve", help="of --cfg hydra and all: with values in place of ${...}")
     parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="what Hydra found, and stop")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
@@ -192,7 +189,7 @@ def _parser():
         help="of a sweep: begin no run that would end later than that after the first began (90s, 45m, 1h30m); the "
         "same command goes on",
     )
-    parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
+    parser.flag("--anyway", help=f"of a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/plans/race/runner.py
     parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON

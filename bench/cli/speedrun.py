@@ -3,7 +3,10 @@
 With a profiler (profile=...) one run is made and nothing judged, because such a run counts nowhere.
 """
 
+import argparse
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from bench.base.paths import results_root
 from bench.base.units import format_bytes
@@ -14,14 +17,14 @@ from bench.config import explain, groups
 from bench.config.overrides import spelled
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import asked, prepare, this_machine
+from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.machine import preflight
 from bench.record import run_folder, step_files
 from bench.record.rows import row_of
 from bench.report import table_text
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use."""
     if (help_text := explain.help_text(argv, this_machine)) is not None:
         print(help_text)
@@ -43,11 +46,13 @@ def main(argv):
             print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": None}, indent=1))
         return 0 if runs[0]["status"] in ("complete", "stopped") else 1
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
-    answer, judged = None, ""
+    answer: dict[str, Any] | None = None
+    judged = ""
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
         losses_ids = [step_files.losses_id_of(run["folder"]) for run in runs]
-        answer = target.of_repeats(rows, job.config.track.p_value, losses_ids)
-        answer["num_ever_started"], judged = _judged(runs)
+        num_ever_started, judged = _judged(runs)
+        decision = target.of_repeats(rows, job.config.track.p_value, losses_ids)
+        answer = {**decision, "num_ever_started": num_ever_started}
     if args.json:
         print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
     elif answer:
@@ -61,12 +66,12 @@ def main(argv):
     return 1 if answer is None or answer["passed"] is False else 0
 
 
-def check(argv):
+def check(argv: list[str]) -> None:
     """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
     asked(_parser().parse_intermixed_args(spelled(argv)).overrides)
 
 
-def _prepared(args):
+def _prepared(args: argparse.Namespace) -> Job:
     """The run to be repeated, its data found or made; says what it is."""
     say("data", "looking for it; making it if that is possible here")
     job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
@@ -81,16 +86,16 @@ def _prepared(args):
     return job
 
 
-def _is_one_look(job, overrides):
+def _is_one_look(job: Job, overrides: Sequence[str]) -> bool:
     """Whether one run is to be looked into, and not the track's repeats to be judged."""
     return job.is_profiled and not any(word.startswith("track.repeats=") for word in overrides)
 
 
-def _num_runs(job, overrides):
+def _num_runs(job: Job, overrides: Sequence[str]) -> int:
     return 1 if _is_one_look(job, overrides) else job.config.track.repeats
 
 
-def _cost(job, overrides):
+def _cost(job: Job, overrides: Sequence[str]) -> str:
     """What all runs together take, but for the time: a sentence."""
     goal, repeats = job.config.goal, _num_runs(job, overrides)
     most = "at most " * goal.stop_at_target
@@ -106,33 +111,34 @@ def _cost(job, overrides):
     return f"{each} a run; on disk: {disk}" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 
-def _judged(runs):
+def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:
     """(how many runs ./run.sh judge asks for where these are claimed, a sentence where they are more; else "")."""
-    dropped, *others = claims.of_folders([run["folder"] for run in runs]).unclaimed()
-    num_all = len(runs) + len(dropped)
-    if not dropped:
+    others = claims.from_folders([run["folder"] for run in runs]).unclaimed()
+    num_all = len(runs) + len(others.dropped)
+    if not others.dropped:
         return num_all, ""
     words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone"
     # the config_id would name runs of other code too
-    which = f"{runs[0]['run_id']} names the others" if any(others) else runs[0]["config_id"]
+    has_more = others.excused or others.other_code
+    which = f"{runs[0]['run_id']} names the others" if has_more else runs[0]["config_id"]
     return num_all, f"{words}: ./run.sh judge {which}"
 
 
-def fresh_seeds(job, overrides):
+def fresh_seeds(job: Job, overrides: Sequence[str]) -> range:
     """A seed for each run, that no recorded run of this config has had, or from seed=N on if that is given."""
     first = job.config.seed
     if not any(override.startswith("seed=") for override in overrides):
         folder = results_root() / job.config.track.name
-        taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
+        taken = [run["seed"] or 0 for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1
     return range(first, first + _num_runs(job, overrides))
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("./speedrun.sh", main=main)
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     console.add_options(parser, 'print {"runs": [as of ./run.sh run --json], "verdict": {...}}')
     return parser

@@ -1,9 +1,11 @@
 """A sweep of ./run.sh run -m: begun, run by Hydra's sweeper and launcher, ended with its table and page."""
 
+import argparse
 import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import results_root
 from bench.config import compose, multirun, overrides
@@ -18,7 +20,7 @@ from bench.record import run_folder, sweep
 from bench.report import sweep_page, sweep_results
 
 
-def go(args, argv):
+def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     """Returns what --json prints: of every point its run, whose run_id is None where it was not begun."""
     command, budget_s = ["run", *argv], args.budget_s
     known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
@@ -31,7 +33,7 @@ def go(args, argv):
         say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(known), len(known))}")
     is_new = not (results_root() / sweep.FOLDER / sweep_id).exists()
     folder = sweep.begin(results_root(), sweep_id, command, known, budget_s)
-    why = "it was interrupted"
+    why: str | None = "it was interrupted"
     try:
         with contextlib.suppress(Interrupted):
             multirun.go(args.overrides, Points(folder, command, args.anyway, budget_s), folder, this_machine())
@@ -47,14 +49,14 @@ def go(args, argv):
     return _end(folder, why)
 
 
-def _end(folder, why):
+def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
     """What the sweep found, in words and as its page -> what --json prints."""
-    none = dict.fromkeys(summary.KEYS)
+    none: dict[str, Any] = dict.fromkeys(summary.KEYS)
     points = sweep.points(folder)
-    records = [point.folder and run_folder.read(point.folder) | {"folder": str(point.folder)} for point in points]
-    answers = [
-        {"overrides": point.overrides} | (summary.as_json(run) if run else none) for point, run in zip(points, records)
-    ]
+    answers = []
+    for point in points:
+        run = point.folder and {**run_folder.read(point.folder), "folder": str(point.folder)}
+        answers.append({"overrides": point.overrides} | (summary.as_json(run) if run else none))
     sweep.end(folder, why)
     found = sweep_results.read(folder)
     console.show(sweep_results.table(found))
@@ -66,7 +68,7 @@ def _end(folder, why):
     return answers
 
 
-def beside(args) -> int:
+def beside(args: argparse.Namespace) -> int:
     """One of several runs of a sweep, started by bench/plans/sweep/packing.py -> exit code."""
     given = json.loads(args.beside)
     runs, answer = Points(Path(given.pop("folder")), given.pop("command")), Path(given.pop("answer"))

@@ -5,15 +5,18 @@ again in half a second, so no heavy import.  A run that failed or still runs has
 run, with --group a set of repeats, with --pivot a value of a setting.
 """
 
+import argparse
 import functools
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from bench.base import paths
 from bench.base.paths import PUBLISHED
 from bench.cli import arguments
 from bench.record import named
 from bench.report import table_columns, table_groups, table_text
-from bench.report.table_columns import COLUMNS, Columns
+from bench.report.table_columns import COLUMNS, Columns, Condition, TableRow
 
 ALONE = {  # what has no effect beside another option
     "leaderboard": (
@@ -24,7 +27,7 @@ ALONE = {  # what has no effect beside another option
 }
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 fine, 1 a table is stale, 2 wrong use."""
     args = _parser().parse_args(_joined(argv))
     if args.check is not None or args.write is not None:
@@ -45,104 +48,87 @@ def main(argv):
         print(leaderboard_views.text(args.folder, "github" if args.md else "simple", report))
         return 0
     try:
-        rows, wheres = _rows(args)
-        (_pivot if args.pivot else _table)(args, rows, wheres)
+        rows, conditions = _rows(args)
+        _pivot(args, rows) if args.pivot else _table(args, rows, conditions)
     except ValueError as error:
         print(f"table: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _rows(args):
+def _rows(args: argparse.Namespace) -> tuple[list[TableRow], list[Condition]]:
     """-> (the rows of the runs that are asked for, the conditions)."""
-    conditions = [table_columns.condition(words) for words in args.where]
-    rows = named.rows_of_words(args.folder)
+    rows: list[Any] = named.rows_of_words(args.folder)
     if args.sweep:
         from bench.record import sweep
 
         rows = sweep.chosen(rows, args.sweep)
-    keys = [Columns(rows).named([one.key], f"--where {one.words}")[0] for one in conditions]
-    conditions = [one._replace(key=key) for one, key in zip(conditions, keys, strict=True)]
+    columns = Columns(rows)
+    conditions = [columns.condition(words) for words in args.where]
     return table_columns.chosen(rows, conditions), conditions
 
 
-def _table(args, rows, conditions):
-    fixed, shown, after = COLUMNS, table_text.SHOWN, "status"
-    if args.group:
-        rows, fixed, shown = table_groups.groups(rows), table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN
-        after = "track"
+def _table(args: argparse.Namespace, rows: list[TableRow], conditions: list[Condition]) -> None:
+    fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if args.group else COLUMNS
+    shown: Sequence[str] = table_text.GROUP_SHOWN if args.group else table_text.SHOWN
+    rows = [*table_groups.groups(rows)] if args.group else rows
     columns = Columns(rows, fixed)
-    orders = [
-        order._replace(key=key)
-        for order in table_columns.orders(args.sort, args.reverse)
-        for key in columns.named([order.key], f"--sort {args.sort}")
-    ]
-    chosen = columns.named(_parts(args.columns), f"--columns {' '.join(args.columns)}") if args.columns else None
-    rows, notes, changes = _against(args, rows, columns)
+    orders = columns.orders(args.sort, args.reverse)
+    given = [key for words in args.columns for key in words.split(",") if key]
+    chosen = columns.named(given, f"--columns {' '.join(args.columns)}")
+    notes, changes = [], []
+    if args.baseline:
+        baseline = table_groups.find_baseline(rows, args.baseline, columns)
+        notes, changes = table_groups.add_changes(rows, baseline), list(table_groups.CHANGE_COLUMNS)
+        rows = [baseline, *(row for row in rows if row is not baseline)]
     rows = table_columns.sort(rows, orders) if orders or not args.reverse else rows[::-1]
     varied = [] if chosen else columns.varied()
     every = columns.all() if args.all_columns else [*fixed, *(name for name in varied if name not in fixed)]
-    asked = list(dict.fromkeys([*(one.key for one in orders), *_shown_keys(conditions, rows), *changes]))
     if args.json or args.csv:
-        names = [*(chosen or every), *(name for name in changes if name not in (chosen or ()))]
-        print(table_text.as_json(rows, names)) if args.json else table_text.print_csv(rows, names)
-    elif not rows:
+        _print_data(args, rows, [*(chosen or every), *(name for name in changes if name not in chosen)])
+        return
+    if not rows:
         print(_nothing(args))
-    else:
-        shown = chosen or (every if args.all_columns else table_columns.between(shown, varied, after))
-        print(_text(args, rows, [*shown, *changes], chosen or asked, varied))
-        more = "" if chosen or args.all_columns or args.md else table_columns.more_varied(rows)
-        for note in [*notes, more] if more else notes:
-            print(note, file=sys.stderr)
-
-
-def _text(args, rows, shown, asked, varied):
+        return
+    if not chosen and not args.all_columns:
+        behind = shown.index("track" if args.group else "status") + 1
+        every = [*shown[:behind], *varied, *shown[behind:]]
+    shown = list(dict.fromkeys([*(chosen or every), *changes]))
     if args.md:
-        return table_text.render(rows, shown if args.all_columns else table_text.filled(rows, shown), "github")
-    if args.all_columns:
-        return table_text.render(rows, shown, "wide")
-    return table_text.fit(rows, shown, asked, varied)
+        print(table_text.render(rows, shown if args.all_columns else table_text.filled(rows, shown), "github"))
+    elif args.all_columns:
+        print(table_text.render(rows, shown, "wide"))
+    else:  # what a user asks about is shown, of a group its mean
+        keys = [key for condition in conditions for key in (condition.key, f"{condition.key}_mean") if key in rows[0]]
+        asked = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
+        print(table_text.fit(rows, shown, chosen or asked, varied))
+    num_hidden = 0 if chosen or args.all_columns or args.md else columns.num_varied - table_columns.MAX_VARIED
+    if num_hidden > 0:
+        notes.append(f"{num_hidden} more settings differ: --columns run_id,'optim.*' or --all-columns shows them")
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
-def _against(args, rows, columns):
-    """--baseline -> (rows with their changes, why some have none, the columns of the changes)."""
-    if not args.baseline:
-        return rows, [], []
-    from bench.report import table_groups
-
-    baseline = table_groups.find_baseline(rows, args.baseline, columns)
-    notes = table_groups.add_changes(rows, baseline)
-    return [baseline, *(row for row in rows if row is not baseline)], notes, list(table_groups.CHANGE_COLUMNS)
-
-
-def _shown_keys(conditions, rows):
-    """What the conditions are about, of a group its mean: what a user asks about is shown."""
-    of_runs = (name for one in conditions for name in (one.key, f"{one.key}_mean"))
-    return [name for name in of_runs if not rows or name in rows[0]]
-
-
-def _pivot(args, rows, conditions):
-    from bench.report import table_pivot
-
+def _pivot(args: argparse.Namespace, rows: list[TableRow]) -> None:
+    given = f"--pivot {' '.join(args.pivot)}"
     if len(args.pivot) > 2:
-        raise ValueError(f"--pivot {' '.join(args.pivot)}: one or two keys: a table has lines and columns")
+        raise ValueError(f"{given}: one or two keys: a table has lines and columns")
     columns, value = Columns(rows), args.value or "val_loss"
-    keys = columns.named(args.pivot, f"--pivot {' '.join(args.pivot)}")
+    keys = columns.named(args.pivot, given)
     (value,) = columns.named([value], f"--value {value}")
-    pivot = table_pivot.of_rows(rows, keys, value)
+    pivot = table_groups.pivot_of(rows, keys, value)
     if args.json or args.csv:
-        cells = table_pivot.rows_of(pivot)
-        names = list(cells[0]) if cells else [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
-        print(table_text.as_json(cells, names)) if args.json else table_text.print_csv(cells, names)
+        cells = table_groups.rows_of_pivot(pivot)
+        _print_data(args, cells, [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"])
     else:
-        print(table_pivot.text(pivot, "github" if args.md else "simple") if rows else _nothing(args))
+        print(table_groups.pivot_text(pivot, args.md) if rows else _nothing(args))
 
 
-def _parts(words):
-    return [part for word in words for part in word.split(",") if part]
+def _print_data(args: argparse.Namespace, rows: Sequence[TableRow], columns: Sequence[str]) -> None:
+    print(table_text.as_json(rows, columns)) if args.json else table_text.print_csv(rows, columns)
 
 
-def _nothing(args):
+def _nothing(args: argparse.Namespace) -> str:
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
     where = " ".join(args.folder) or f"{paths.shown(paths.results_root())}/"
@@ -150,7 +136,7 @@ def _nothing(args):
     return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 
 
-def _joined(argv):
+def _joined(argv: list[str]) -> list[str]:
     """--sort -train_s as --sort=-train_s: argparse would take -train_s for an option."""
     argv = list(argv)
     while "--sort" in argv[:-1]:
@@ -159,7 +145,7 @@ def _joined(argv):
     return argv
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     parser = arguments.Parser(
         "./run.sh table",
         description="Runs as a table, oldest first, with the settings in which they differ.  KEY is a column or a\n"
@@ -169,7 +155,7 @@ def _parser():
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
     parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these; - before a key: largest first")
-    parser.add_argument("--reverse", action="store_true", help="the other way round; without --sort the newest first")
+    parser.flag("--reverse", help="the other way round; without --sort the newest first")
     parser.add_argument(
         "--where",
         nargs="+",
@@ -181,8 +167,8 @@ def _parser():
     parser.add_argument(
         "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="these alone; 'optim.*' is several"
     )
-    parser.add_argument("--all-columns", action="store_true", help="every column and every setting, however wide")
-    parser.add_argument("--group", action="store_true", help="repeats together, with n, mean and sd")
+    parser.flag("--all-columns", help="every column and every setting, however wide")
+    parser.flag("--group", help="repeats together, with n, mean and sd")
     parser.add_argument(
         "--baseline",
         nargs="+",
@@ -192,10 +178,8 @@ def _parser():
     parser.add_argument("--pivot", nargs="+", metavar="KEY", help="means by one setting, or by two against each other")
     parser.add_argument("--value", metavar="KEY", help="what --pivot takes the mean of; default val_loss")
     parser.add_argument("--sweep", metavar="ID", help="the runs of this sweep; also part of its id")
-    parser.add_argument(
-        "--leaderboard", action="store_true", help="by track: the best runs, and the history of the record"
-    )
-    files = {"nargs": "*", "metavar": "FILE"}
+    parser.flag("--leaderboard", help="by track: the best runs, and the history of the record")
+    files: dict[str, Any] = {"nargs": "*", "metavar": "FILE"}
     parser.add_argument("--check", **files, help="exit 1 if a table in README.md, results/README.md or FILE is stale")
     parser.add_argument("--write", **files, help="write these tables again")
     form = parser.add_mutually_exclusive_group()

@@ -5,16 +5,20 @@ RUN is a run folder, a folder of them, or a run id or a part of one.  Every rule
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.base import text_table
 from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.record import named, verification
 
+Rules = Sequence[Mapping[str, Any]]  # {"rule", "passed", "evidence"} each; passed None does not apply
+
 MARKS = {True: "pass", None: "-", False: "FAIL"}
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit codes: 0 all passed, 1 a rule failed, 2 no record there."""
     args = _parser().parse_args(argv)
     reports, num_unreadable = [], 0
@@ -34,13 +38,13 @@ def main(argv):
     return 2 if num_unreadable else 0 if all(report["passed"] for report in reports) else 1
 
 
-def rule_lines(rules):
+def rule_lines(rules: Rules) -> str:
     """rules: {"rule", "passed", "evidence"} each; passed None does not apply.  What failed stands last, to be seen."""
     ordered = sorted(rules, key=lambda rule: rule["passed"] is False)
     return text_table.marked((MARKS[rule["passed"]], f"{rule['rule']}: {rule['evidence']}") for rule in ordered)
 
 
-def rule_count(rules):
+def rule_count(rules: Rules) -> str:
     """E.g. "2 of 22 rules failed"."""
     num_failed = sum(rule["passed"] is False for rule in rules)
     num_open = sum(rule["passed"] is None for rule in rules)
@@ -51,10 +55,10 @@ def rule_count(rules):
     return f"all {counted(len(rules), 'rule')} passed"
 
 
-def _parser():
+def _parser() -> arguments.Parser:
     rules = verification.RULES + verification.RULES_OF_A_COMPLETE_RUN
     shown = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__}" for rule in rules)
     parser = arguments.Parser("./run.sh verify", main=main, epilog=f"rules:\n{shown}")
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folder, folder of runs, run id or part of one")
-    parser.add_argument("--json", action="store_true", help="a list of objects instead of text")
+    parser.flag("--json", help="a list of objects instead of text")
     return parser

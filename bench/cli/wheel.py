@@ -11,6 +11,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from types import ModuleType
+from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 SHORT = {"compat": "training.compat", "profiling": "training.profiling"}  # what users import: its place in bench/
@@ -31,7 +33,7 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     _first_specs: dict[str, importlib.machinery.ModuleSpec | None] = {}  # of what is being imported
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         package, _, rest = name.partition(".")
         if package != __name__ or not rest:
             return None
@@ -39,8 +41,9 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         origin = rest if top in ("bench", "models") else f"bench.{SHORT.get(top, top)}{dot}{inner}"
         return importlib.util.spec_from_loader(name, self, origin=origin)
 
-    def create_module(self, spec):
-        top = spec.origin.partition(".")[0]
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        origin = str(spec.origin)
+        top = origin.partition(".")[0]
         if FOLDER not in sys.path:
             sys.path.append(FOLDER)  # last: a module of the user's of that name stays theirs
         package = importlib.import_module(top)
@@ -48,13 +51,13 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not (package.__file__ or "").startswith(tuple(map(str, ours))):
             words = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
             raise ImportError(f"{words} ({package.__file__})")
-        module = importlib.import_module(spec.origin)
+        module = importlib.import_module(origin)
         self._first_specs[spec.name] = module.__spec__
         return module
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         """It has been executed under its first name, whose spec the import system has just replaced."""
-        module.__spec__ = self._first_specs.pop(module.__spec__.name)
+        module.__spec__ = self._first_specs.pop(module.__spec__.name)  # type: ignore[union-attr]
 
 
 sys.meta_path.insert(0, Packages())

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import CONF, MARK, of_user, own_conf, working_folder
 
@@ -28,8 +29,11 @@ VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the 
 NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
 PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
 # __main__ takes these two
-OPTION = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
-NAME_OPTION = {"metavar": "NAME", "help": "the yaml that a run begins with, instead of conf/config.yaml"}
+OPTION: dict[str, Any] = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
+NAME_OPTION: dict[str, Any] = {
+    "metavar": "NAME",
+    "help": "the yaml that a run begins with, instead of conf/config.yaml",
+}
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
 
@@ -125,8 +129,8 @@ def _own_folders(conf: Path | None, named: Path | None) -> tuple[Path, ...]:
         if not named.is_dir():
             raise ValueError(f"--config-dir {named}: there is no folder of that name")
         if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
-            words = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
-            raise ValueError(f"--config-dir {named}: {words}")
+            why = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
+            raise ValueError(f"--config-dir {named}: {why}")
         folders.append(named)
     folders += _installed()
     return tuple(dict.fromkeys(folders))
@@ -147,7 +151,7 @@ def _installed() -> list[Path]:
         folders = [Path(start, *rest) for start in (spec and spec.submodule_search_locations) or ()]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
-            words = f"{point.name} = {point.value} is not a folder of an installed package"
-            raise ValueError(f"entry point {ENTRY_POINTS}: {words}")
+            why = f"{point.name} = {point.value} is not a folder of an installed package"
+            raise ValueError(f"entry point {ENTRY_POINTS}: {why}")
         installed.append(folder)
     return installed

@@ -3,6 +3,7 @@
 Loss by step, time and tokens, and step time, with a band over an arm's runs.
 """
 
+import contextlib
 import itertools
 import math
 import operator
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.base.reading.damage import Damaged
 from bench.base.units import s_from_ms
@@ -17,8 +19,10 @@ from bench.compare.selection import Arm
 from bench.record import step_files
 from bench.record.rows import Row
 from bench.report import run_page
-from bench.web.chart import of_arms
+from bench.web.chart import Spec, of_arms
 from bench.web.page import CHART_SCRIPTS, figure, page, soft, tag
+
+Curves = dict[str, Any]  # of a run: "every", "train" and "val", see curves_of_columns()
 
 STEP_COLUMNS = (
     "step", "flags", "tokens", "train_loss", "val_loss", "step_ms", "train_time_ms", "train_time_at_val_ms",
@@ -51,17 +55,17 @@ MAX_BYTES = 5_000_000  # of the curves of a site, about
 BYTES_PER_POINT = 12  # train_loss, step_ms and train_s in a site's files, as measured
 
 
-def curves_of_run(folder: Path | str, max_points: int = 500) -> dict:
+def curves_of_run(folder: Path | str, max_points: int = 500) -> Curves:
     """A run folder -> curves_of_columns(); a run without steps has empty curves."""
     return curves_of_columns(step_files.read_columns(folder, STEP_COLUMNS), max_points)
 
 
-def curves_of_rows(rows: Sequence[Mapping], max_points: int = 500) -> dict:
+def curves_of_rows(rows: Sequence[Mapping[str, Any]], max_points: int = 500) -> Curves:
     """Rows of steps, as record/step_files.read() has them -> curves_of_columns()."""
     return curves_of_columns({name: [row.get(name) for row in rows] for name in STEP_COLUMNS}, max_points)
 
 
-def curves_of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
+def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int) -> Curves:
     """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, val_loss}}.
 
     Lists of one length each.  With more than max_points steps a point of train is the mean of k steps, at the last of
@@ -91,7 +95,7 @@ def curves_of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
     }
 
 
-def train_s_of(columns: Mapping[str, Sequence]) -> list[float | None]:
+def train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
     """Columns of COLUMNS -> seconds of training up to the end of each step; all None where a step's time is missing."""
     if columns["train_time_ms"].count(None) < len(columns["step"]):
         return _printed_s(columns["train_time_ms"])
@@ -108,7 +112,7 @@ def train_s_of(columns: Mapping[str, Sequence]) -> list[float | None]:
     return [s_from_ms(ms) for ms in itertools.accumulate(step_ms)]
 
 
-def _printed_s(train_time_ms):
+def _printed_s(train_time_ms: Sequence[float | None]) -> list[float | None]:
     """Of a log that prints the time so far; what its clock took back after warm-up steps counts for nothing."""
     least_s, result = math.inf, []
     for ms in reversed(train_time_ms):
@@ -117,7 +121,7 @@ def _printed_s(train_time_ms):
     return result[::-1]
 
 
-def _means(values, every):
+def _means(values: list[Any], every: int) -> list[Any]:
     """The mean of each so many values, without those that are None."""
     parts = [values[start : start + every] for start in range(0, len(values), every)]
     if every == 1:
@@ -127,24 +131,29 @@ def _means(values, every):
     return [sum(part) / len(part) if part else None for part in parts]
 
 
-def _shared(steps, train_s, tokens, numbers):
+def _shared(
+    steps: Sequence[int], train_s: Sequence[float | None], tokens: Sequence[int | None], numbers: Sequence[int]
+) -> Curves:
     shared = {"step": [steps[number] for number in numbers], "tokens": [tokens[number] for number in numbers]}
     return shared | _rounded({"train_s": [train_s[number] for number in numbers]})
 
 
-def _rounded(columns):
-    return {
-        name: None if values.count(None) == len(values) else _short(values, DIGITS[name])
-        for name, values in columns.items()
-    }
+def _rounded(columns: Mapping[str, list[Any]]) -> Curves:
+    rounded = {}
+    for name, values in columns.items():
+        form = f"%.{DIGITS[name]}g"
+        is_unknown = values.count(None) == len(values)
+        known = [None if value is None or not math.isfinite(value) else float(form % value) for value in values]
+        rounded[name] = None if is_unknown else known
+    return rounded
 
 
-def packed(curves: dict) -> dict:
+def packed(curves: Curves) -> Curves:
     """Curves, smaller: even steps as {"from", "by", "num", "last"}, tokens as the number of each step."""
     return curves | {part: _packed(curves[part]) for part in ("train", "val")}
 
 
-def _packed(part):
+def _packed(part: Curves) -> Curves:
     steps, tokens = part["step"], part["tokens"]
     if None in tokens:
         tokens = None
@@ -158,47 +167,37 @@ def _packed(part):
     return part | {"step": steps, "tokens": tokens}
 
 
-def _short(values, digits):
-    """None and what is not finite -> None."""
-    form = f"%.{digits}g"
-    return [None if value is None or value - value != 0 else float(form % value) for value in values]
-
-
-def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[dict]:
+def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[Spec]:
     """{arm: its run folders} -> specs for page.figure(): val_loss by step, val_loss by time, step time by step.
 
     One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
     The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
     """
-    return charts_of({name: list(filter(None, map(_of_run, folders))) for name, folders in arms.items()})
+    of_arms: dict[str, list[Curves]] = {name: [] for name in arms}
+    for name, folders in arms.items():
+        for folder in folders:
+            with contextlib.suppress(Damaged):  # the others are drawn, and ./run.sh verify says what is wrong
+                of_arms[name].append(curves_of_run(folder))
+    return charts_of(of_arms)
 
 
-def _of_run(folder):
-    """None of a run whose steps are damaged: the others are drawn, and ./run.sh verify says what is wrong."""
-    try:
-        return curves_of_run(folder)
-    except Damaged:
-        return None
-
-
-def charts_of(arms: Mapping[str, Sequence[dict]]) -> list[dict]:
+def charts_of(arms: Mapping[str, Sequence[Curves]]) -> list[Spec]:
     """{arm: curves_of_run() of its runs} -> the specs of arm_charts()."""
     charts = []
     for title, y, x in ARM_CHARTS:
-        drawn = [{"name": name, "runs": [_points(run, x, y) for run in runs]} for name, runs in arms.items()]
-        drawn = [arm | {"runs": [run for run in arm["runs"] if run["x"]]} for arm in drawn]
+        drawn: list[Spec] = [{"name": name, "runs": []} for name in arms]
+        for arm, runs in zip(drawn, arms.values()):
+            for run in runs:
+                part = run[PART[y]]
+                pairs = [pair for pair in zip(part[x] or (), part[y] or ()) if None not in pair]
+                if pairs:
+                    arm["runs"].append({"x": [at for at, _ in pairs], "y": [value for _, value in pairs]})
         if any(arm["runs"] for arm in drawn):
             charts.append(of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn))
     return charts
 
 
-def _points(run, x, y):
-    part = run[PART[y]]
-    pairs = [pair for pair in zip(part[x] or (), part[y] or ()) if None not in pair]
-    return {"x": [one for one, _ in pairs], "y": [one for _, one in pairs]}
-
-
-def _caption(arms, y):
+def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:
     words = []
     if any(len(runs) > 1 for runs in arms.values()):
         words.append("mean of an arm's runs, band from the smallest to the largest")
@@ -216,7 +215,7 @@ def points_of(num_runs: int) -> int:
     return 1 << max(5, min(9, wanted.bit_length() - 1))
 
 
-def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int | None = None) -> list:
+def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int | None = None) -> list[Any]:
     """A row -> its cells by COLUMNS.  arm: None for RACE:ARM of its race, "" for none; page: link to its page."""
     if arm is None and row["race_id"]:
         arm = f"{row['race_id']}:{row['arm']}"
@@ -226,7 +225,7 @@ def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int
     return [facts[name] for name in COLUMNS]
 
 
-def page_of(index: dict, back: str | None = None, assets: str | None = None) -> str:
+def page_of(index: Mapping[str, Any], back: str | None = None, assets: str | None = None) -> str:
     """The html of the overlay.
 
     index: {"columns", "rows": newest first} and either {"files"}, of a site, or {"curves", "arms"}: names in the
@@ -267,9 +266,12 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     """Arms (compare/selection.of_each) -> a page that holds all it needs.  path: where it will lie, for links."""
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
-    lines, result = [], {}
+    lines: list[list[Any]] = []
+    result = {}
     for arm in arms:
-        label = _label(arm)
+        label = "" if len(arm.rows) == 1 else None  # what its runs are one line as; "": each stands for itself
+        if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
+            label = arm.name
         for number, row in enumerate(arm.rows):
             result[row["run_id"]] = packed(_curves(arm, number, max_points))
             lines.append(line_of(row, label, run_page.link(arm.folders[number], path.parent)))
@@ -277,13 +279,13 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     return page_of({"columns": COLUMNS, "rows": lines, "curves": result, "arms": [arm.name for arm in arms]})
 
 
-def charts_of_arms(arms: Iterable[Arm]) -> list[dict]:
+def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:
     """Arms -> the specs of arm_charts()."""
     arms = _shortly_named(arms)
     return charts_of({arm.name: [_curves(arm, number, 500) for number in range(len(arm.rows))] for arm in arms})
 
 
-def _shortly_named(arms):
+def _shortly_named(arms: Iterable[Arm]) -> list[Arm]:
     """A path by its last part, where no other ends so; the arms of one race by their own names."""
     arms = list(arms)
     is_one_race = all(arm.race for arm in arms) and len({arm.race for arm in arms}) == 1
@@ -291,14 +293,7 @@ def _shortly_named(arms):
     return [replace(arm, name=last if lasts.count(last) == 1 else arm.name) for arm, last in zip(arms, lasts)]
 
 
-def _label(arm):
-    """What its runs are one line as: its name, "" of a run that stands for itself, None where configs differ."""
-    if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
-        return arm.name
-    return "" if len(arm.rows) == 1 else None
-
-
-def _curves(arm, number, max_points):
+def _curves(arm: Arm, number: int, max_points: int) -> Curves:
     folder = arm.folders[number]
     if folder is None:  # a log
         return curves_of_rows(arm.record_of(number).get("steps") or [], max_points)

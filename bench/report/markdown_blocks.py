@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.base import atomic
@@ -21,12 +21,13 @@ from bench.base.paths import REPO, project_folder, published_root, shown
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are
+Table = Callable[[list[str]], int]  # main() of ./run.sh table
 BLOCK = re.compile(r"<!-- \./run\.sh (?P<command>[^\n>]*?) -->\n(?P<body>.*?)" + re.escape(END), re.S)
 
 
 def block(command: str, body: str) -> str:
-    """Marks around what ./run.sh COMMAND printed."""
-    return f"<!-- ./run.sh {command} -->\n{_framed(body)}{END}"
+    """Marks around what ./run.sh COMMAND printed; Markdown wants an empty line around a table."""
+    return f"<!-- ./run.sh {command} -->\n\n{body.strip()}\n\n{END}"
 
 
 def commands(text: str) -> list[str]:
@@ -41,30 +42,24 @@ def fresh(text: str, write: Callable[[str], str]) -> str:
 
 def stale(text: str, write: Callable[[str], str]) -> list[str]:
     """The commands whose block is not what write(command) gives now."""
-    return [
-        match["command"] for match in BLOCK.finditer(text) if match["body"].strip() != write(match["command"]).strip()
-    ]
-
-
-def _framed(body):
-    return f"\n{body.strip()}\n\n"  # Markdown wants an empty line around a table
+    blocks = BLOCK.finditer(text)
+    return [match["command"] for match in blocks if match["body"].strip() != write(match["command"]).strip()]
 
 
 # ---- files
 
 
-def check(files: Sequence[Path | str] | None, table: Callable[[list[str]], int]) -> int:
+def check(files: Sequence[Path | str], table: Table) -> int:
     """1 if a table in these files is stale, else 0; the commands that print what it should be are named.
 
     files: none for the committed ones; table: see printed().
     """
     code = 0
-    for file in map(Path, files or _committed()):
-        content = _content(file)
-        result = stale(content, lambda command: printed(command, table))
-        for command in result:
+    for file, content in _contents(files):
+        old = stale(content, lambda command: printed(command, table))
+        for command in old:
             print(f"{shown(file)}: stale: ./run.sh {command}", file=sys.stderr)
-        if result:
+        if old:
             code = 1
         else:
             print(f"{shown(file)}: {len(commands(content))} up to date")
@@ -73,17 +68,9 @@ def check(files: Sequence[Path | str] | None, table: Callable[[list[str]], int])
     return code
 
 
-def _content(file):
-    try:
-        return file.read_text()
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror}): name a Markdown file") from None
-
-
-def write(files: Sequence[Path | str] | None, table: Callable[[list[str]], int]) -> int:
+def write(files: Sequence[Path | str], table: Table) -> int:
     """Every table in these files, none for the committed ones, is written as it is now.  Returns the exit code, 0."""
-    for file in map(Path, files or _committed()):
-        before = _content(file)
+    for file, before in _contents(files):
         after = fresh(before, lambda command: printed(command, table))
         if after != before:
             atomic.write_text(file, after)
@@ -91,19 +78,25 @@ def write(files: Sequence[Path | str] | None, table: Callable[[list[str]], int])
     return 0
 
 
-def _committed():
-    """The repository's and those of publications; the table of a claim's folder is judge's matter."""
-    readmes = sorted(published_root().glob("*/README.md"))
-    result = [project_folder() / name for name in FILES]
-    if project_folder() != REPO:  # the user's folder need not have them
-        result = [path for path in result if path.exists()]
-    result += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
-    if not result:
+def _contents(files: Sequence[Path | str]) -> Iterator[tuple[Path, str]]:
+    """Each file with its text; none: the project's and those of publications, a claim's own table is judge's matter."""
+    paths = [Path(file) for file in files]
+    if not paths:
+        paths = [project_folder() / name for name in FILES]
+        if project_folder() != REPO:  # the user's folder need not have them
+            paths = [path for path in paths if path.exists()]
+        readmes = sorted(published_root().glob("*/README.md"))
+        paths += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
+    if not paths:
         raise ValueError(f"{project_folder()}: there is no {' or '.join(FILES)}: name a Markdown file")
-    return result
+    for path in paths:
+        try:
+            yield path, path.read_text()
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror}): name a Markdown file") from None
 
 
-def printed(command: str, table: Callable[[list[str]], int]) -> str:
+def printed(command: str, table: Table) -> str:
     """What ./run.sh COMMAND prints in Markdown.  table(argv) is the table's main; ValueError for any other verb."""
     verb, *argv = shlex.split(command) or [""]
     if verb != "table" or {"--check", "--write"} & set(argv):
@@ -116,7 +109,7 @@ def printed(command: str, table: Callable[[list[str]], int]) -> str:
 
 
 @contextlib.contextmanager
-def _standing_in(folder):
+def _standing_in(folder: Path) -> Iterator[None]:
     """Folders named in a file are the repository's, from wherever the check was called."""
     before = os.environ.get("SPEEDRUN_CWD")
     os.environ["SPEEDRUN_CWD"] = str(folder)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.base import atomic
+from bench.web.chart import Spec
 from bench.web.document import Drawing
 from bench.web.page import REPORT_STYLES, figure, page, tag
 
@@ -19,7 +20,7 @@ TIMEOUT_S = 60
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def write(charts: Iterable[dict], out: Path, drawings: Iterable[Drawing] = ()) -> Iterator[Path]:
+def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawing] = ()) -> Iterator[Path]:
     """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium.
 
     drawings: what is no chart, and comes first.
@@ -36,11 +37,11 @@ def write(charts: Iterable[dict], out: Path, drawings: Iterable[Drawing] = ()) -
             yield _take(html, HEIGHT_PX, Path(folder), out / f"{chart['id']}.png")
 
 
-def _take(source, height_px, folder, path):
+def _take(source: str, height_px: int, folder: Path, path: Path) -> Path:
     html, shot = folder / "chart.html", folder / "chart.png"
     atomic.write_text(html, source, durable=False)
     files = (f"--user-data-dir={folder}/profile", f"--screenshot={shot}", html.resolve().as_uri())
-    command = [CHROMIUM, *FLAGS, f"--window-size={WIDTH_PX},{height_px}", *files]
+    command = [str(CHROMIUM), *FLAGS, f"--window-size={WIDTH_PX},{height_px}", *files]
     if os.geteuid() == 0:  # Chromium refuses its sandbox to root
         command.insert(1, "--no-sandbox")
     try:

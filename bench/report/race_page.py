@@ -6,9 +6,10 @@ Reads race.json (bench/plans/race/runner.py) and the records of its runs.
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from bench.base import atomic
@@ -17,24 +18,27 @@ from bench.base.reading.damage import Damaged, of_record
 from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import curves, run_page, verdicts
-from bench.report.verdicts import SHORT, Options
-from bench.web.chart import chart, series_of
+from bench.report.verdicts import SHORT, Against, Options
+from bench.web.chart import Spec, chart, series_of
 from bench.web.document import (
     Arms,
+    Block,
     Chart,
-    Code,
-    Coloured,
     Columns,
     Document,
     Drawing,
     Lines,
-    Link,
     Section,
+    Shown,
     Table,
     Verbatim,
     Verdict,
     and_,
+    code,
+    link,
 )
+
+Run = dict[str, Any]  # arm, discarded, run (its record), folder
 
 PAGE, TEXT = "race.html", "race.md"
 
@@ -75,7 +79,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
         return document(folder, at).html()
 
 
-def charts_of(folder: Path | str) -> list[dict]:
+def charts_of(folder: Path | str) -> list[Spec]:
     """Specs: train time and final loss in the order of the runs, and each arm's val_loss and step time."""
     return document(folder).charts
 
@@ -91,67 +95,70 @@ def of_race(
     """race.json -> the answer.  folder: None for a text, which shows nothing of the single runs; at: of the page."""
     against = race_folder.verdicts_of(race)
     names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
-    runs = _in_order(race, folder) if folder is not None else []
+    runs = [] if folder is None else _in_order(race, folder)
+    at = at or folder or "."
     others = [name for name in names if name != baseline]
     who, common = _arms(race, baseline, against)
+    counted_runs = [one for one in runs if not one["discarded"] and one["run"]["status"] == "complete"]
+    complete = {name: [one["folder"] for one in counted_runs if one["arm"] == name] for name in names}
     blocks = [
         *verdicts.before_numbers(who, common, against, options),
         verdicts.numbers(baseline, against),
         *([_runs(runs, names, at)] if folder is not None else []),
-        Section("Curves", [Columns(_curves(runs, names))]),
+        Section("Curves", [Columns([*map(Chart, curves.arm_charts(complete))])]),
         verdicts.excluded(against),
         verdicts.diagnosis(against, options),
         _plan(race),
     ]
     title = f"Race: {and_(others)} against {baseline}"
     page_title = f"{title}, track {race.get('track')}"
-    return Document(title, _verdicts(race, against), blocks, race, page_title, _facts(race, folder, at))
+    way = staircase(folder, at, race) if folder is not None else None
+    known = [f"track {race.get('track')}", str(race.get("status")).replace("_", " "), race.get("why")]
+    facts = [*known, race.get("started_at"), code(str(race.get("race_id"))), way]
+    return Document(title, _verdicts(race, against), blocks, race, page_title, [fact for fact in facts if fact])
 
 
-def staircase(folder: Path | str, at: Path | str, race: Mapping) -> Link | None:
+def staircase(folder: Path | str, at: Path | str, race: Mapping[str, Any]) -> Shown | None:
     """From a page in the folder at to the staircase of a race of the ladder; None of any other race."""
     if not ((race.get("plan") or {}).get("ladder") and race.get("result")):
         return None
-    return Link("its staircase", quote(os.path.relpath(Path(folder) / race_folder.STAIRCASE, at)))  # written later
+    return link("its staircase", quote(os.path.relpath(Path(folder) / race_folder.STAIRCASE, at)))  # written later
 
 
 # ---- who raced, and how it ended
 
 
-def _facts(race, folder, at):
-    status = str(race.get("status")).replace("_", " ")
-    way = staircase(folder, at, race) if folder is not None else None
-    facts = [f"track {race.get('track')}", status, race.get("why"), race.get("started_at"), Code(race.get("race_id"))]
-    return [fact for fact in (*facts, way) if fact]
-
-
-def _arms(race, baseline, against):
+def _arms(race: race_folder.Race, baseline: str, against: Against) -> tuple[Arms, list[Block]]:
     """Each arm by what only it has, and what all share, said once."""
     arms, shared = race["arms"], race_folder.shared(race["arms"])
     codes = {_code(arm) for arm in arms.values()}
     rows = [(name, *_arm(name, arm, baseline, shared, len(codes) > 1, against)) for name, arm in arms.items()]
-    common = [Code(" ".join(shared))] * bool(shared) + [*codes] * (len(codes) == 1 and codes != {""})
+    common = [code(" ".join(shared))] * bool(shared) + [*codes] * (len(codes) == 1 and codes != {""})
     between = [", "] * (len(common) > 1)
     return Arms(rows), [Lines([["All arms: ", *common[:1], *between, *common[1:]]], is_soft=True)] if common else []
 
 
-def _arm(name, arm, baseline, shared, with_code, against):
+def _arm(
+    name: str, arm: race_folder.Arm, baseline: str, shared: Sequence[str], with_code: bool, against: Against
+) -> tuple[list[str], str]:
     own = " ".join(word for word in arm.get("overrides") or [] if word not in shared)
-    facts = [arm["name"]] if arm.get("name") else []
-    facts += [Code(own)] if own else []
+    facts = [fact for fact in (arm.get("name"), code(own)) if fact]
     counts = ["baseline" if name == baseline else "", _code(arm) if with_code else ""]
     counts += [f"config {arm['config_id']}" if arm.get("config_id") else ""]
     counts += [verdicts.counts(against, name) or counted(len(arm.get("runs") or []), "run")]
     return facts, ", ".join(filter(None, counts))
 
 
-def _code(arm):
+def _code(arm: race_folder.Arm) -> str:
     """Which code an arm ran, in words; "" where the race does not know."""
-    commit = f"commit {arm['commit'][:8]}{' with changes' if arm.get('dirty') else ''}" if arm.get("commit") else ""
-    return ", ".join(word for word in (f"revision {arm['rev']}" if arm.get("rev") else "", commit) if word)
+    words = [f"revision {arm['rev']}"] if arm.get("rev") else []
+    words += (
+        [f"commit {commit[:8]}{' with changes' if arm.get('dirty') else ''}"] if (commit := arm.get("commit")) else []
+    )
+    return ", ".join(words)
 
 
-def _verdicts(race, against):
+def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
     none = Verdict(f"no verdict: {race.get('why') or 'the race has not ended'}", "")
     num = sum(not look.get("planned") for look in race.get("looks") or [])
     *most, last = verdicts.verdicts(against) or [none]
@@ -161,7 +168,7 @@ def _verdicts(race, against):
     return [*most, last]
 
 
-def _plan(race):
+def _plan(race: race_folder.Race) -> Section:
     """What was fixed before the first run, and how it went."""
     plan, arms = race.get("plan") or {}, race["arms"]
     order = [one["arm"] for one in race.get("order") or () if not one.get("discarded")]
@@ -184,20 +191,20 @@ def _plan(race):
 # ---- its runs
 
 
-def _in_order(race, folder):
+def _in_order(race: race_folder.Race, folder: Path | str) -> list[Run]:
     """[{arm, discarded, run: record, folder}] of the runs that are there and readable, as started."""
     folder, result = Path(folder).resolve(), []
     for arm, facts in race["arms"].items():
-        for key in ("warm_up_runs", "runs"):
-            paths = [race_folder.run_folder_of(folder, str(name)) for name in facts.get(key) or []]
+        for discarded, names in ((True, facts.get("warm_up_runs")), (False, facts.get("runs"))):
+            paths = [race_folder.run_folder_of(folder, str(name)) for name in names or ()]
             for path in filter(None, paths):
                 with contextlib.suppress(ValueError):
                     run = run_folder.read(path)
-                    result.append({"arm": arm, "discarded": key != "runs", "run": run, "folder": path})
+                    result.append({"arm": arm, "discarded": discarded, "run": run, "folder": path})
     return sorted(result, key=lambda one: str(one["run"]["started_at"]))
 
 
-def _points(runs, names, at):
+def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[Chart]:
     """Each run's numbers as points of its arm, which say the run's id and open its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
@@ -218,35 +225,27 @@ def _points(runs, names, at):
     return charts
 
 
-def _runs(runs, names, at):
+def _runs(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> Section:
     rows, number = [], 0
     for one in runs:
         number += not one["discarded"]
         run, page = one["run"], run_page.link(one["folder"], at)
         metrics = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
         metrics = [None if value is None else f"{value:.4f}" for value in metrics]
-        nth = Link("warm-up" if one["discarded"] else str(number), page)  # a narrow screen shows the first columns
+        nth = link("warm-up" if one["discarded"] else str(number), page)  # a narrow screen shows the first columns
         seed = None if run["seed"] is None else str(run["seed"])
-        rows.append([nth, one["arm"], seed, *metrics, _state(run), Link(run["run_id"], page)])
+        rows.append(
+            [
+                nth,
+                one["arm"],
+                seed,
+                *metrics,
+                run_page.state(run, "; ".join(run["validity_reasons"])),
+                link(run["run_id"], page),
+            ]
+        )
     if not rows:
         return Section("Runs, in their order", [Lines(["The records of its runs are not here."], is_soft=True)])
     heads = ("run", "arm", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "run id")
     listed = Table(heads, rows, [False, False, *[True] * 4, False, False], style="tight")
     return Section("Runs, in their order", [Columns(_points(runs, names, at)), listed])
-
-
-def _state(run):
-    reasons = "; ".join(run["validity_reasons"])
-    if run["status"] != "complete":
-        return Coloured(run["status"], "bad", reasons)
-    return Coloured(run["validity"], run_page.COLOUR.get(run["validity"], "soft"), reasons)
-
-
-# ---- curves
-
-
-def _curves(runs, names):
-    """val_loss by step and by time, and the step time, of each arm's complete runs without its warm-up."""
-    complete = [one for one in runs if not one["discarded"] and one["run"]["status"] == "complete"]
-    of_arms = {name: [one["folder"] for one in complete if one["arm"] == name] for name in names}
-    return [Chart(spec) for spec in curves.arm_charts(of_arms)]

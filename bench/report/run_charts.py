@@ -1,15 +1,21 @@
 """A record's rows -> chart specs (bench/web/chart.py); None where the record lacks what a chart needs."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.base import stats
 from bench.base.reading import json_file, plain_file
 from bench.base.units import NS_PER_S, s_from_ms
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
 from bench.report.run_facts import what
-from bench.web.chart import chart, mark_of, series_of, short
+from bench.web.chart import Spec, chart, mark_of, series_of, short
+
+Rows = Sequence[StepRow]  # of steps.csv
+Events = Sequence[Mapping[str, Any]]  # of events.jsonl
 
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 NUM_BINS = 60
@@ -26,25 +32,20 @@ TELEMETRY = (
 )
 
 
-def of_run(folder: Path, rows: list[dict], events: list[dict], stages: Sequence[dict] = ()) -> Iterator[dict | None]:
-    """Every chart of a run, loss and step time first.  rows of steps.csv, events of events.jsonl.
-
-    stages: run.json["measured"]["stages"] of a run that has them.
-    """
-    ends_s = end_s(rows, events)
+def of_run(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec]:
+    """Every chart of a run, loss and step time first.  rows of steps.csv, events of events.jsonl."""
+    ends_s, stages = end_s(rows, events), run["measured"].get("stages") or ()
     marked = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall"]
     if not events:  # a log: its stalls are in no event
-        marked = [{"step": one["step"], "label": f"stall of {one['ms']:.4g} ms"} for one in stalls.find(rows)]
-    yield losses(rows)
-    yield step_time(rows, ends_s, marked, stages)
-    yield regions(rows, ends_s)
-    yield distribution(rows)
+        marked = [{"step": one["step"], "label": f"stall of {one['ms']:.4g} ms"} for one in stalls.find(list(rows))]
+    charts = [losses(rows), step_time(rows, ends_s, marked, stages), regions(rows, ends_s), distribution(rows)]
     start_ns = next((event["t_ns"] for event in events if event["event"] == "run_start"), None)
     if start_ns is not None and (folder / "telemetry.csv").exists():
-        yield from telemetry(_columns(folder / "telemetry.csv"), start_ns, TELEMETRY)
+        charts += telemetry(_columns(folder / "telemetry.csv"), start_ns, TELEMETRY)
+    return [spec for spec in charts if spec]
 
 
-def _columns(path):
+def _columns(path: Path) -> dict[str, list[Any]]:
     """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
     with plain_file.lines(path) as lines:
         head, *rows = [*csv.reader(lines)] or [[]]
@@ -52,32 +53,21 @@ def _columns(path):
     if not {"t_ns", "device"} <= index_of.keys():
         return {}
     last = max(index_of.values())
-    rows = [
-        row if len(row) > last else row + [None] * (last + 1 - len(row)) for row in rows if _has_stamp(row, index_of)
-    ]
-    kinds = {"t_ns": int, "device": lambda cell: cell}
+    stamp, device = index_of["t_ns"], index_of["device"]
+    rows = [[*row, *[""] * (last + 1 - len(row))] for row in rows]
+    rows = [row for row in rows if row[device] and row[stamp].isdecimal() and len(row[stamp]) <= json_file.MAX_DIGITS]
+    kinds: dict[str, Callable[[str], Any]] = {"t_ns": int, "device": str}
     return {name: list(map(kinds.get(name, _number), [row[at] for row in rows])) for name, at in index_of.items()}
 
 
-def _has_stamp(row, index_of):
-    stamp = row[index_of["t_ns"]] if index_of["t_ns"] < len(row) else ""
-    return stamp.isdecimal() and len(stamp) <= json_file.MAX_DIGITS
-
-
-def _is_known(value):
-    return value is not None
-
-
-def _number(cell):
-    if not cell:
-        return None
+def _number(cell: str) -> float | None:
     try:
         return float(cell)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
 
 
-def end_s(rows, events):
+def end_s(rows: Rows, events: Events) -> dict[int, float]:
     """{row: seconds from the run's start to the end of that step}, validations included; the telemetry's axis too.
 
     Steps follow each other from the end of the last validation on (its event's stamp); without events, from 0.
@@ -96,13 +86,13 @@ def end_s(rows, events):
     return ends_s
 
 
-def _timed(rows):
+def _timed(rows: Rows) -> tuple[list[StepRow], list[StepRow]]:
     """(rows of measured steps, those of them that no instrument disturbed)."""
     timed = [row for row in rows if row.get("step_ms") is not None]
     return timed, [row for row in timed if not row.get("flags")]
 
 
-def step_time(rows, ends_s, stalled=(), stages=()):
+def step_time(rows: Rows, ends_s: Mapping[int, float], stalled: Events = (), stages: Events = ()) -> Spec | None:
     """Milliseconds of every step; disturbed ones in a series of their own.  stalled: [{"step", "label"}]."""
     timed, plain = _timed(rows)
     if not timed:
@@ -128,7 +118,7 @@ def step_time(rows, ends_s, stalled=(), stages=()):
     return chart("step-time", "Step time", caption, SECONDS, "ms", x, series, marks, "time")
 
 
-def regions(rows, ends_s):
+def regions(rows: Rows, ends_s: Mapping[int, float]) -> Spec | None:
     """Milliseconds of each step's regions, stacked."""
     timed, plain = _timed(rows)
     names = [name for name in REGIONS if any(row.get(name) is not None for row in rows)]
@@ -144,7 +134,7 @@ def regions(rows, ends_s):
     return chart("regions", "Regions of a step", "mean " + ", ".join(means), SECONDS, "ms", x, series, (), "time")
 
 
-def losses(rows):
+def losses(rows: Rows) -> Spec | None:
     """Training and validation loss by step."""
     trained = [row for row in rows if row.get("train_loss") is not None or row.get("val_loss") is not None]
     if not trained:
@@ -153,11 +143,13 @@ def losses(rows):
     caption = f"last val_loss {val_losses[-1]:.4f}" if val_losses else "never validated"
     kinds = {"train_loss": "line", "val_loss": "points"}
     columns = {name: [row.get(name) for row in trained] for name in kinds}
-    series = [series_of(name, values, kinds[name]) for name, values in columns.items() if any(map(_is_known, values))]
+    series = [
+        series_of(name, values, kinds[name]) for name, values in columns.items() if values.count(None) < len(values)
+    ]
     return chart("loss", "Loss", caption, "step", "nats per token", [row["step"] for row in trained], series)
 
 
-def distribution(rows):
+def distribution(rows: Rows) -> Spec | None:
     """How many undisturbed steps took how long, the longest 1 % in the last bar."""
     step_ms = [row["step_ms"] for row in _timed(rows)[1]]
     if len(step_ms) < 2:
@@ -173,16 +165,16 @@ def distribution(rows):
     return chart("distribution", "Distribution of step times", caption, "ms", "steps", middles_ms, series)
 
 
-def telemetry(columns, run_start_ns, shown):
+def telemetry(columns: Mapping[str, Sequence[Any]], run_start_ns: int, shown: Sequence[tuple[str, str]]) -> list[Spec]:
     """columns: {name: values} of telemetry.csv; shown: (name, label) -> a chart each, with a series a device."""
     charts = []
     devices = sorted(set(columns.get("device", ())))
     stamps_ns = sorted(set(columns.get("t_ns", ())))
     x_s = short((t_ns - run_start_ns) / NS_PER_S for t_ns in stamps_ns)
     for name, label in shown:
-        if not any(map(_is_known, columns.get(name, ()))):
+        if all(value is None for value in columns.get(name, ())):
             continue
-        by_device = {device: {} for device in devices}
+        by_device: dict[str, dict[int, Any]] = {device: {} for device in devices}
         for t_ns, device, value in zip(columns["t_ns"], columns["device"], columns[name]):
             by_device[device][t_ns] = value
         series = [

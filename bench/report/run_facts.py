@@ -5,7 +5,9 @@ Of what cost time only what was watched is said, and never of what could not be 
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from bench.analysis.diagnosis import stalls
@@ -14,7 +16,9 @@ from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted
 from bench.base.units import format_bytes
 from bench.record import certificates
-from bench.web.page import Safe, bullets, details, section, soft, table, tag
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
+from bench.web.page import Safe, bullets, details, join, section, soft, table, tag
 
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
 MAX_EVENTS = 200
@@ -31,13 +35,13 @@ NAMES = {
 MAX_OPEN_FILES = 16  # more are folded
 
 
-def device(environment: dict) -> str | None:
+def device(environment: Mapping[str, Any]) -> str | None:
     """8 x NVIDIA H100, or the CPU's model; None: unknown."""
     gpus = environment.get("gpus") or []
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
 
 
-def where(folder: Path, run: dict, at: Path) -> Safe:
+def where(folder: Path, run: Record, at: Path) -> Safe:
     """The machine, the code, the data, as far as they are known.  at: the folder of the page."""
     env, code = run["environment"], run["code"]
     gpus = env.get("gpus") or []
@@ -46,19 +50,20 @@ def where(folder: Path, run: dict, at: Path) -> Safe:
     facts["power limit, W"] = gpus[0].get("power_limit_w") if gpus else None
     keys = ("cpu_model", "num_cpus", "memory_gib", "os", "python", "torch", "cuda", "nccl", "driver")
     facts |= {NAMES.get(key, key): env.get(key) for key in keys}
-    changed = " with uncommitted changes" if code.get("dirty") else ""
-    facts["commit"] = _code(code["commit"], changed) if code.get("commit") else None
-    facts["source sha256"] = _code(code["source_sha256"]) if code.get("source_sha256") else None
-    facts |= {key: _code(run[key]) for key in ("config_id", "session_id", "comparability_id") if run.get(key)}
+    changed = tag("span", " with uncommitted changes") if code.get("dirty") else ""
+    facts["commit"] = join([tag("code", code["commit"]), changed]) if code.get("commit") else None
+    facts["source sha256"] = tag("code", code["source_sha256"]) if code.get("source_sha256") else None
+    facts |= {key: tag("code", run[key]) for key in ("config_id", "session_id", "comparability_id") if run.get(key)}
     facts["timing protocol"] = (run.get("timing_protocol") or {}).get("id")
     facts["by the launcher's clock"] = _outside(run)
     if is_ours:
-        facts["command"] = _code(" ".join(["./run.sh", *(run.get("command") or [])]))
+        facts["command"] = tag("code", " ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
         facts["started"] = run["started_at"]
-        facts["certificate"] = _certificate(folder, at)
+        replayed, way = certificates.sentence(folder), os.path.relpath(folder.resolve(), at.resolve())
+        facts["certificate"] = _link(folder, certificates.FILE, way, replayed) if replayed else None
     shards = [
-        [split, file["file"], file["num_tokens"], _code(file["sha256"])]
+        [split, file["file"], file["num_tokens"], tag("code", file["sha256"])]
         for split in ("train", "val")
         for file in run["data"].get(split) or []
     ]
@@ -68,7 +73,7 @@ def where(folder: Path, run: dict, at: Path) -> Safe:
     return section("Where and with what", table((), lines, class_="facts"), data)
 
 
-def _outside(run):
+def _outside(run: Record) -> str | None:
     """What the launcher's clock says, in words; None: an older record, which has none."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None or clock["unknown"]:
@@ -76,18 +81,7 @@ def _outside(run):
     return f"{clock['outside_train_s']:.3f} s of training, {clock['outside_s']:.3f} s with validations"
 
 
-def _certificate(folder, at):
-    """What a replay of the run showed, a link to its file; None without."""
-    words = certificates.sentence(folder)
-    way = os.path.relpath(folder.resolve(), at.resolve())
-    return words and Safe(_link(folder, certificates.FILE, way, words))
-
-
-def _code(words, more=""):
-    return Safe(tag("code", words) + tag("span", more)) if more else tag("code", words)
-
-
-def stages(run: dict) -> Safe:
+def stages(run: Record) -> Safe:
     """What the run's stages were, a row each; nothing of a run without."""
     rows = run["measured"].get("stages") or ()
     columns = {
@@ -110,13 +104,13 @@ def stages(run: dict) -> Safe:
     return section("Stages", table(tuple(given), lines)) if rows else Safe("")
 
 
-def _words(value):
+def _words(value: Any) -> Any:
     if isinstance(value, list):
         return ", ".join(f"{one:g}" for one in value)
     return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else value
 
 
-def summaries(run: dict) -> Safe:
+def summaries(run: Record) -> Safe:
     """What each instrument recorded."""
     parts = []
     for name, summary in (run.get("instrument_summaries") or {}).items():
@@ -125,38 +119,41 @@ def summaries(run: dict) -> Safe:
     return section("Instruments", tag("div", *parts, class_="columns")) if parts else Safe("")
 
 
-def files(folder: Path, run: dict, at: Path) -> Safe:
+def files(folder: Path, run: Record, at: Path) -> Safe:
     """Every file that the record names, a link where it is there; its settings also in full.  at: the page's folder."""
     settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
     parts = [details(path.name, tag("pre", _text(path))) for path in settings]
     known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
     way = os.path.relpath(folder.resolve(), at.resolve())
-    lines = [[_link(folder, one["path"], way), one["role"], *_size(one), _code(one.get("sha256"))] for one in known]
+    lines = []
+    for one in known:
+        size = format_bytes(one["num_bytes"]) if "num_bytes" in one else None
+        lines.append([_link(folder, one["path"], way), one["role"], size, tag("code", one.get("sha256"))])
     listed = table(("file", "role", "size", "sha256"), lines)
     return section("Files", details(f"{len(lines)} files", listed) if len(lines) > MAX_OPEN_FILES else listed, *parts)
 
 
-def _text(path):
+def _text(path: Path) -> str:
     try:
         return plain_file.text(path, yaml_file.MAX_BYTES, errors="replace")
     except Damaged as error:
         return str(error)
 
 
-def _link(folder, name, way, words=None):
+def _link(folder: Path, name: str, way: str, words: str | None = None) -> Safe:
     if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often not sent along
         return tag("span", name, title="not in this folder", class_="soft")
     return tag("a", words or name, href=quote(os.path.normpath(f"{way}/{name}")))
 
 
-def _size(one):
-    return [format_bytes(one["num_bytes"]) if "num_bytes" in one else None]
-
-
-def section_of(run: dict, rows: list[dict], events: list[dict]) -> Safe:
+def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[str, Any]]) -> Safe:
     """run: its record; rows of steps.csv; events of events.jsonl."""
     costs = costs_of(run, rows)
-    lines = [[_kind(kind), cost["count"], _rounded(cost.get("ms"), 3)] for kind, cost in costs.items() if cost["count"]]
+    lines = []
+    for kind, cost in costs.items():
+        if cost["count"]:
+            ms = cost.get("ms")
+            lines.append([_kind(kind), cost["count"], round(ms, 3) if isinstance(ms, float) else ms])
     caption = "What cost time in the timed region"
     parts = [table(("what", "count", "cost, ms"), lines, caption=caption)] if lines else []
     quiet = [_kind(kind) for kind, cost in costs.items() if not cost["count"]]
@@ -176,7 +173,7 @@ def section_of(run: dict, rows: list[dict], events: list[dict]) -> Safe:
     return section("What happened", *parts, bullets(warnings, "Instrument warning: "))
 
 
-def costs_of(run: dict, rows: list[dict]) -> dict[str, dict]:
+def costs_of(run: Record, rows: Sequence[StepRow]) -> dict[str, dict[str, Any]]:
     """{kind: {"count", "ms"}} of the record; stalls also where it has none, from its steps, as compare finds them."""
     kept = {kind: cost for kind, cost in (run.get("costs") or {}).items() if isinstance(cost, dict) and "count" in cost}
     if "stall" in kept:
@@ -185,7 +182,7 @@ def costs_of(run: dict, rows: list[dict]) -> dict[str, dict]:
     return ({"stall": stalls.cost(timed)} if len(timed) >= stalls.MIN_STEPS else {}) | kept
 
 
-def _unwatched(run, costs):
+def _unwatched(run: Record, costs: Mapping[str, Any]) -> str:
     missing = [_kind(kind) for kind in stalls.WATCHED_BY if kind not in costs]
     if not missing and "stall" in costs:
         return ""
@@ -194,13 +191,13 @@ def _unwatched(run, costs):
     return f"Not watched, so unknown: {', '.join(words)} ({why})."
 
 
-def _kind(kind):
+def _kind(kind: str) -> str:
     return kind.replace("_", " ")
 
 
-def what(event: dict) -> str:
+def what(event: Mapping[str, Any]) -> str:
     """An event's own facts, as words; of a stall first how long, and why as far as that is known."""
-    skipped, words = ("t_ns", "utc", "event", "rank", "step"), []
+    skipped, words = ["t_ns", "utc", "event", "rank", "step"], []
     if event["event"] == "stall" and all(name in event for name in STALL):
         skipped += STALL
         words = [f"{event['ms']:.4g} ms above the usual {event['usual_ms']:.4g} ms", f"cause {_kind(event['what'])}"]
@@ -217,5 +214,129 @@ def plain(value: object) -> str | None:
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
-def _rounded(value, decimals):
-    return round(value, decimals) if isinstance(value, float) else value
+IMPORTED = "imported"
+FROM_OUTSIDE = (
+    ("wall_of_lines_s", "its lines came in, s"),
+    ("counted_s", "of that it counted, s"),
+    ("uncounted_s", "and did not count, s"),
+    ("uncounted_at_validations_s", "of that before validations, s"),
+    ("unseen_s", "of that with steps that have no line, s"),
+    ("overcounted_s", "counted, but not passed, s"),
+    ("num_untimed_steps", "first steps that are in no time"),
+    ("foreign_cpu_cores", "other programs' load, CPU cores"),
+)
+
+
+def is_imported(run: Record) -> bool:
+    """Whether a record was made from another harness's log."""
+    return run.get("provenance") == "imported"
+
+
+def imported_badges(run: Record) -> list[tuple[str, str]]:
+    """(word, colour) of each: none is green, because nothing here watched the run."""
+    result = [(IMPORTED, "doubt"), ("log complete" if run["status"] == "complete" else "log incomplete", "soft")]
+    return result + [("suspect", "doubt")] * (run["validity"] == "suspect")
+
+
+def imported_line(run: Record) -> str:
+    """What stands below the title; "" for a run of our own."""
+    of = run.get("imported") or {}
+    return f", imported from a log of {of.get('format')}: {of.get('file')}" if is_imported(run) else ""
+
+
+def imported_section(run: Record) -> Safe:
+    """From which harness and file the run is, by whom and when, and what its clock counts."""
+    of = run.get("imported") or {}
+    zone = of.get("started_zone") or "unknown"
+    started = f"{str(run['started_at']).removesuffix('Z')}, time zone {zone}"
+    number, num_runs = of.get("run_of_file"), of.get("num_runs_of_file")
+    facts = {
+        "harness": " ".join(filter(None, [of.get("format"), f"(lines of kind {of.get('format_id')})"])),
+        "log": tag("code", of.get("file")),
+        "sha256 of the log": tag("code", of.get("sha256")),
+        "run of the log": f"{number + 1} of {num_runs}" if num_runs and number is not None and num_runs > 1 else None,
+        "run by": "the log does not say",
+        "started": started if run["started_at"] else "the log does not say",
+        "clock": (run.get("timing_protocol") or {}).get("clock"),
+        "step_avg in the log": None if of.get("printed_step_avg_ms") is None else f"{of['printed_step_avg_ms']} ms",
+        "it means": of.get("step_avg_meaning"),
+        "declared steps": plain(of.get("declared_steps")),
+        "result its author goes by": ", ".join(f"{key} {value}" for key, value in (of.get("headline") or {}).items())
+        or None,
+    }
+    lines = [(key, value) for key, value in facts.items() if value is not None]
+    note = soft("The log itself is not kept: compare its sha256 with that of the file you have.")
+    return section("Imported from a log", table((), lines, class_="facts"), note)
+
+
+def unknown_section(run: Record) -> Safe:
+    """What a record of our own has and this one lacks."""
+    env, code, data = run["environment"], run["code"], run["data"]
+    facts = {
+        "seed": run["seed"],
+        "config and overrides": run["config_id"],
+        "commit": code.get("commit"),
+        "source code": code.get("source_sha256"),
+        "command": run.get("command") or None,
+        "session (so whether two runs shared one)": run["session_id"],
+        "training and validation data": data.get("train") or None,
+        "number of validation tokens": (run["goal"] or {}).get("val_tokens"),
+        "model": None if run["model"].get("arch") == "unknown" else run["model"].get("arch"),
+        "optimizer": None if run["optim"] == "unknown" else run["optim"],
+        "tokens a step": run["measured"].get("batch_tokens"),
+        "GPUs": env.get("gpus") or None,
+        "number of processes": run["world_size"],
+        **{
+            NAMES.get(key, key): env.get(key)
+            for key in ("python", "torch", "cuda", "nccl", "driver", "os", "cpu_model")
+        },
+        "train time": run["metrics"].get("train_s"),
+        "peak memory": run["metrics"].get("peak_mem_gib"),
+        "power, clocks and temperature": run["metrics"].get("energy_j"),
+        "load of other programs": None,  # a log has none of these two
+        "recompiles, garbage collection, allocator retries": None,
+    }
+    return section("Unknown", bullets([name for name, value in facts.items() if value is None]))
+
+
+def script_line(run: Record) -> str:
+    """What stands below the title; "" for a run of our own model."""
+    of = run.get("script")
+    return f", script {of['file']}, dialect {of.get('dialect') or 'unknown'}" if of else ""
+
+
+def script_claim(run: Record) -> str:
+    """Behind the times of the sentence that says how the run ended."""
+    wall_s = run["measured"].get("wall_of_lines_s")
+    if not run.get("script"):
+        return ""
+    return ", as the script says" + ("" if wall_s is None else f" (its lines came in {wall_s:.2f} s)")
+
+
+def script_section(run: Record) -> Safe | str:
+    """What ran, what was measured from outside, and what it opened; "" for a run of our own model."""
+    of, measured = run.get("script"), run["measured"]
+    if not of:
+        return ""
+    facts = {
+        "script": tag("code", " ".join([of["file"], *of["args"]])),
+        "its interpreter": of.get("python") or "the harness's own",
+        "variables": ", ".join(f"{name}={value}" for name, value in of["env"].items()) or None,
+        "sources": ", ".join(name.removeprefix("script/") for name in of["sha256_by_file"]),
+        "dialect of its lines": of.get("dialect"),
+        "steps that it declared": _plain_number(of.get("declared_steps")),
+        "its step_avg": of.get("step_avg_meaning"),
+        **{name: _plain_number(measured.get(key)) for key, name in FROM_OUTSIDE},
+        "data that it opened": ", ".join(of.get("opened") or ()) or "none that was seen",
+        "files that it wrote": ", ".join(of.get("files_written") or ()) or None,
+        "lines that its log lacks": of.get("num_unkept_lines") or None,
+    }
+    lines = [(name, value) for name, value in facts.items() if value is not None]
+    note = soft(
+        "Its time is its own claim; the wall time of its lines was taken by another process.  Seeds are labels."
+    )
+    return section("The training script", table((), lines, class_="facts"), note)
+
+
+def _plain_number(value: float | None) -> str | None:
+    return f"{value:.3f}" if isinstance(value, float) else None if value is None else str(value)

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from bench.analysis.memory import page as memory_page
@@ -11,11 +12,14 @@ from bench.analysis.memory import pickles
 from bench.base import text_table
 from bench.base.reading.damage import of_record
 from bench.record import race_folder, run_folder, step_files
-from bench.report import imported, run_charts, run_facts, trace_page
+from bench.record.shape import Record
+from bench.report import run_charts, run_facts, trace_page
 from bench.web import document
-from bench.web.document import Lines, Section
+from bench.web.chart import Spec
+from bench.web.document import Lines, Section, Shown, coloured
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
+RANK = re.compile(r"rank(\d+)")  # in the name of a snapshot
 MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
 NAME = "report.html"  # in the run's folder
 TILES = (  # metric, label, decimals
@@ -48,33 +52,38 @@ def html(
         return _html(Path(folder), assets, back, Path(at or folder), repeats, explained)
 
 
-def _html(folder, assets, back, at, repeats, explained):
+def _html(
+    folder: Path, assets: str | None, back: str | None, at: Path, repeats: Sequence[tuple[str, str]], explained: bool
+) -> str:
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
-    charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
+    charts = run_charts.of_run(folder, run, rows, events)
     memory, trace = memory_of_run(folder), trace_page.of_run(folder)
-    title = _title(run)
+    seed = "" if run["seed"] is None else f" seed {run['seed']}"
+    title = f"{run['name']}{seed}, {run['track']}{', imported' if run_facts.is_imported(run) else ''}"
     others = [tag("a", words, href=link) for words, link in repeats]
     ways = [tag("a", "All runs", href=back)] if back else []
     ways += [join(["Race ", _race(run, folder, at)])] if run.get("race") else []
     ways += [join(["Other runs of this config: ", join(others, ", ")])] if others else []
-    facts = (imported.section_of(run), imported.unknown(run)) if imported.is_one(run) else ()
+    if explained:  # imports numpy: a race, which makes pages at its end, begins without it
+        from bench.analysis.explain import document as explanation
+    facts = (run_facts.imported_section(run), run_facts.unknown_section(run)) if run_facts.is_imported(run) else ()
     body = [
         tag("p", join(ways, " · ")) if ways else "",
         tag("h1", title),
-        soft(tag("code", run["run_id"]), imported.line(run), imported.script_line(run)),
+        soft(tag("code", run["run_id"]), run_facts.imported_line(run), run_facts.script_line(run)),
         _verdict(run),
         tiles(_metrics(run)),
         tag("div", *map(figure, charts), class_="columns"),
         tag(
             "div",
             *facts,
-            imported.script_section(run),
+            run_facts.script_section(run),
             run_facts.section_of(run, rows, events),
             run_facts.where(folder, run, at),
             class_="columns",
         ),
-        _explanation(folder) if explained else "",
+        explanation.of_run(folder).html() if explained else "",
         run_facts.stages(run),
         run_facts.summaries(run),
         trace.html(),
@@ -85,10 +94,11 @@ def _html(folder, assets, back, at, repeats, explained):
     return page(title, *body, data=data, assets=assets, styles=REPORT_STYLES)
 
 
-def _explanation(folder):
-    from bench.analysis.explain import document  # numpy: a race, which makes pages at its end, begins without it
-
-    return document.of_run(folder).html()
+def state(run: Mapping[str, Any], hint: str = "") -> Shown:
+    """How a record, or its row, ended, and of a complete one whether it is valid, in its colour."""
+    if run["status"] != "complete":
+        return coloured(run["status"], "bad", hint)
+    return coloured(run["validity"], COLOUR.get(run["validity"], "soft"), hint)
 
 
 def link(folder: Path | str | None, at: Path | str) -> str | None:
@@ -103,7 +113,7 @@ def block(folder: Path | str) -> str:
         return _block(folder)
 
 
-def _block(folder):
+def _block(folder: Path | str) -> str:
     run = run_folder.effective(run_folder.read(folder))
     env, source = run["environment"], run["code"].get("source_sha256")
     machine = f"{run_facts.device(env) or 'unknown machine'}, torch {env.get('torch') or 'unknown'}"
@@ -115,17 +125,16 @@ def _block(folder):
         labels, values = zip(*metrics)
         lines += [text_table.render(labels, [values], [True] * len(labels), "github"), ""]
     source = f"source {source[:12]}" if source else "source unknown"
-    state = imported.WORD if imported.is_one(run) else run["validity"]
+    state = run_facts.IMPORTED if run_facts.is_imported(run) else run["validity"]
     return "\n".join([*lines, f"`{run_id}`, {where}, {source}, {state}\n"])
 
 
-def charts_of(folder: Path | str) -> list[dict]:
+def charts_of(folder: Path | str) -> list[Spec]:
     """All specs of a run, in the order of the page.  ValueError for a folder without a record."""
     folder = Path(folder)
     with of_record(folder):
         run = run_folder.read(folder)
-        result = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
-        return [spec for spec in result if spec]
+        return run_charts.of_run(folder, run, step_files.read(folder), step_files.read_events(folder))
 
 
 def drawings_of(folder: Path | str) -> list[document.Drawing]:
@@ -133,11 +142,7 @@ def drawings_of(folder: Path | str) -> list[document.Drawing]:
     return document.drawings([trace_page.of_run(Path(folder))])
 
 
-def _stages(run):
-    return run["measured"].get("stages") or ()
-
-
-def sentence(run: dict) -> str:
+def sentence(run: Record) -> str:
     """How the run ended, in one sentence of words."""
     metrics, failure = run["metrics"], run["failure"]
     if run["status"] == "running":
@@ -151,42 +156,34 @@ def sentence(run: dict) -> str:
     words = f"val_loss {metrics['val_loss']:.4f} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         words += f" in {metrics['train_s']:.2f} s"
-    words += ", as its log says" if imported.is_one(run) else imported.script_claim(run)
+    words += ", as its log says" if run_facts.is_imported(run) else run_facts.script_claim(run)
     if metrics.get("target_reached") is not None:
-        loss, gap = (run["goal"].get(key) for key in ("target_val_loss", "target_gap_nats"))
+        loss, gap = ((run["goal"] or {}).get(key) for key in ("target_val_loss", "target_gap_nats"))
         target = f"{loss:.6g}" if loss is not None else f"{gap} above the floor"
         words += f"; the target, {target}, was {'reached' if metrics['target_reached'] else 'missed'}"
     return words + ". One run has no interval and no verdict about speed."
 
 
-def _title(run):
-    seed = "" if run["seed"] is None else f" seed {run['seed']}"
-    return f"{run['name']}{seed}, {run['track']}{', imported' if imported.is_one(run) else ''}"
-
-
-def _metrics(run):
+def _metrics(run: Record) -> list[tuple[str, str]]:
     """[(label, value as text)] of those that were measured."""
     shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in TILES]
     return [(label, f"{value:,.{decimals}f}") for label, value, decimals in shown if value is not None]
 
 
-def _verdict(run):
-    ended_well = run["status"] == "complete"
-    if imported.is_one(run):
-        badges = imported.badges(run)
+def _verdict(run: Record) -> Safe:
+    if run_facts.is_imported(run):
+        badges = run_facts.imported_badges(run)
     else:
-        badges = [
-            (run["status"], "good" if ended_well else "bad"),
-            (run["validity"], COLOUR.get(run["validity"], "soft")),
-        ]
+        badges = [(run["status"], "good" if run["status"] == "complete" else "bad")]
+        badges += [(run["validity"], COLOUR.get(run["validity"], "soft"))]
     words = [tag("span", word, class_=f"badge {colour}") for word, colour in badges]
     reasons, deviations = bullets(run["validity_reasons"]), bullets(run["deviations"], "Changed against the track: ")
     return section("Verdict", tag("p", *words, sentence(run), class_="verdict"), reasons, deviations)
 
 
-def _race(run, folder, at):
+def _race(run: Record, folder: Path, at: Path) -> Safe:
     """The race that the run is of, and its arm: a link where there is a page, or at least a folder, to go to."""
-    race = run["race"]
+    race = run["race"] or {}
     words = f"{race.get('race_id')}, {'warm-up of ' if race.get('discarded') else ''}arm {race.get('arm')}"
     try:
         target = race_folder.of(folder.resolve().parent.parent, str(race.get("race_id")))
@@ -199,7 +196,7 @@ def _race(run, folder, at):
 
 def memory_of_run(folder: Path) -> Section:
     """Run folder -> the section of its snapshots, nothing without any.  A damaged one is a sentence."""
-    paths = sorted(pickles.in_folder(folder), key=_rank_of_snapshot)
+    paths = sorted(pickles.in_folder(folder), key=lambda path: int("".join(RANK.findall(path.name)[:1]) or 0))
     parts: list[document.Block] = []
     for num, path in enumerate(paths[:MAX_SHOWN]):
         try:
@@ -210,8 +207,3 @@ def memory_of_run(folder: Path) -> Section:
     more = [f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."] if len(paths) > MAX_SHOWN else []
     more.append("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments.")
     return Section("Memory", [*parts, Lines(more, is_soft=True)] if paths else [])
-
-
-def _rank_of_snapshot(path):
-    found = re.search(r"rank(\d+)", path.name)
-    return int(found[1]) if found else 0

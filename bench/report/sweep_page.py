@@ -5,31 +5,35 @@ Of one axis a line with its interval, of two a heat map, of more parallel coordi
 
 import math
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, stats
 from bench.base.text_table import counted
 from bench.base.units import format_s
-from bench.report import run_page, sweep_results, table_groups, table_pivot
+from bench.report import run_page, sweep_results, table_groups
 from bench.report.sweep_results import Results
 from bench.report.table_text import number_words, value_words
 from bench.web import heat
-from bench.web.chart import chart, series_of
+from bench.web.chart import Spec, chart, series_of
 from bench.web.document import (
+    Block,
     Bullets,
     Chart,
-    Code,
-    Coloured,
     Columns,
     Document,
     Drawn,
     Lines,
-    Link,
     Picture,
     Section,
+    Shown,
     Table,
     Verbatim,
     Verdict,
+    code,
+    link,
+    texts,
 )
 from bench.web.page import tiles
 
@@ -40,7 +44,7 @@ NAME = "sweep.html"
 MAX_RUNS = 2000
 
 
-def charts(result: Results) -> list[dict]:
+def charts(result: Results) -> list[Spec]:
     """A line for each axis of numbers: with one axis the mean with its 95 % interval, with more the mean alone."""
     return [_line(result, key) for key in result.keys if _is_numeric(result, key)]
 
@@ -55,12 +59,12 @@ def drawings(result: Results) -> list[Drawn]:
     return [_parallel(result)] if len(result.keys) > 2 else []
 
 
-def _is_numeric(result, key):
-    values = [row[key] for row in result.rows if row["val_loss"] is not None]  # lists too: script.args
+def _is_numeric(result: Results, key: str) -> bool:
+    values: list[Any] = [row[key] for row in result.rows if row["val_loss"] is not None]  # lists too: script.args
     return all(type(value) in (int, float) for value in values) and len(set(values)) > 1
 
 
-def _line(result, key, value="val_loss"):
+def _line(result: Results, key: str, value: str = "val_loss") -> Spec:
     """A point a run, in the order of the axis; the mean stands at the first run of each value."""
     runs = sorted(table_groups.counted(result.rows), key=lambda row: row[key])
     runs = [row for row in runs if row[value] is not None]
@@ -68,12 +72,12 @@ def _line(result, key, value="val_loss"):
     some = {x: [row[value] for row in runs if row[key] == x] for x in at}
     is_first = [number == 0 or at[number - 1] != x for number, x in enumerate(at)]
 
-    def each(of):
+    def each(of: Callable[[Sequence[float]], Any]) -> list[Any]:
         return [of(some[x]) if first else None for x, first in zip(at, is_first, strict=True)]
 
     mean = series_of("mean", each(stats.mean), "line")
     if len(result.keys) == 1:
-        low, high = (each(lambda values, end=end: (stats.mean_interval(values) or (None, None))[end]) for end in (0, 1))
+        low, high = ([edges and edges[end] for edges in each(stats.mean_interval)] for end in (0, 1))
         mean |= {"low": low, "high": high}
         about = "mean with its 95 % interval (Student's t); points are runs"
     else:
@@ -85,9 +89,9 @@ def _line(result, key, value="val_loss"):
     return spec | {"log_x": at[0] > 0 and at[-1] / at[0] > LOG_FROM}
 
 
-def _heat(result, value):
+def _heat(result: Results, value: str) -> Drawn:
     keys = result.keys if len(result.keys) == 2 else [result.keys[0]]
-    pivot = table_pivot.of_rows(result.rows, keys, value)
+    pivot = table_groups.pivot_of(result.rows, keys, value)
     across = pivot.values[1] if len(keys) == 2 else [None]
     cells = [[_cell(pivot, (one, other) if len(keys) == 2 else (one,)) for other in across] for one in pivot.values[0]]
     heads = (
@@ -99,38 +103,28 @@ def _heat(result, value):
     return Drawn(f"heat-{value.replace('_', '-')}", UNITS[value], markup, heat.height_px(len(cells)))
 
 
-def _cell(pivot, at):
+def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
     cell = pivot.cells.get(at)
     if cell is None:
         return None
     if cell.mean is None:
         return heat.Cell(None, f"{cell.num_lost} lost")
-    sd = "" if cell.sd is None else f"±{number_words(pivot.value, cell.sd)}, "
-    lost = f", {cell.num_lost} lost" if cell.num_lost else ""
-    return heat.Cell(cell.mean, number_words(pivot.value, cell.mean), f"{sd}n={cell.n}{lost}", cell.is_best)
+    sd = "" if cell.sd is None else f"±{pivot.words(cell.sd)}, "
+    return heat.Cell(cell.mean, pivot.words(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
 
 
-def _parallel(result, value="val_loss"):
+def _parallel(result: Results, value: str = "val_loss") -> Drawn:
     groups = [group for group in result.groups if group[f"{value}_mean"] is not None]
-    axes = [
-        heat.Axis(key, [_plain(group[key]) for group in groups], [value_words(group[key]) for group in groups])
-        for key in result.keys
-    ]
+    axes = []
+    for key in result.keys:
+        words = [value_words(group[key]) for group in groups]
+        is_number = [type(group[key]) in (int, float) and math.isfinite(group[key]) for group in groups]
+        sorted_by = [group[key] if plain else word for group, plain, word in zip(groups, is_number, words, strict=True)]
+        axes.append(heat.Axis(key, sorted_by, words))
     means = [group[f"{value}_mean"] for group in groups]
     axes.append(heat.Axis(value, means, [number_words(value, mean) for mean in means]))
     about = "a line is a config, the mean of its runs; low on the last axis is worse, the best is thick"
-    return Drawn(
-        "parallel", f"{value} of every config", heat.plot_lines(UNITS[value], about, axes, 0), heat.lines_height_px()
-    )
-
-
-def _plain(value):
-    """What an axis can be sorted by."""
-    return (
-        value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        else value_words(value)
-    )
+    return Drawn("parallel", f"{value} of every config", heat.plot_lines(UNITS[value], about, axes, 0), heat.LINES_PX)
 
 
 def write(folder: Path | str, result: sweep_results.Results | None = None) -> Path:
@@ -152,9 +146,9 @@ def document(result: Results, at: Path) -> Document:
     """What a sweep found, as its page shows it; at: the folder that this will lie in."""
     best = sweep_results.best(result)
     means = [Columns(effects) for effects in [sweep_results.effects_table(result)] if effects]
-    blocks = [
+    blocks: list[Block] = [
         Picture(tiles(_tiles(result))),
-        *map(Picture, drawings(result)),
+        *(Picture(drawn) for drawn in drawings(result)),
         Columns([Chart(spec) for spec in charts(result)]),
         Section("Configs, best first", [_groups(result)]),
         Section("Mean over each setting", means),
@@ -166,7 +160,7 @@ def document(result: Results, at: Path) -> Document:
     return Document(title, [Verdict(best, "")] if best else [], blocks, about=_facts(result))
 
 
-def charts_of(folder: Path | str) -> list[dict]:
+def charts_of(folder: Path | str) -> list[Spec]:
     """Specs, for pictures."""
     return charts(sweep_results.read(folder))
 
@@ -179,22 +173,23 @@ def drawings_of(folder: Path | str) -> list[Drawn]:
 def block(folder: Path | str) -> str:
     """The sweep in Markdown: of two axes the table of one against the other, else the mean over each."""
     result = sweep_results.read(folder)
-    pivots = [table_pivot.of_rows(result.rows, result.keys, "val_loss")] if len(result.keys) == 2 else result.means()
+    pivots = [table_groups.pivot_of(result.rows, result.keys, "val_loss")] if len(result.keys) == 2 else result.means()
     best = sweep_results.best(result)
-    return "\n\n".join([*([best] if best else []), *(table_pivot.text(pivot, "github") for pivot in pivots)]) + "\n"
+    verdict = [Lines([best])] if best else []
+    return texts([*verdict, *(block for pivot in pivots for block in table_groups.pivot_blocks(pivot))], True) + "\n"
 
 
-def _facts(result):
+def _facts(result: Results) -> list[str]:
     facts = result.facts
     started = facts["started_at"][:16].replace("T", " ")
     state = "running, or killed" if facts["ended_at"] is None else facts["why"] or "complete"
     budget = f"budget {format_s(facts['budget_s'])}" if facts["budget_s"] is not None else ""
     tracks = ", ".join(sorted({str(row["track"]) for row in result.rows}))
-    words = (f"track {tracks}" if tracks else "", state, budget, started, Code(facts["sweep_id"]))
+    words = (f"track {tracks}" if tracks else "", state, budget, started, code(facts["sweep_id"]))
     return [word for word in words if word]
 
 
-def _tiles(result):
+def _tiles(result: Results) -> Iterator[tuple[str, object]]:
     num_points = len(result.not_run) + len({(row["config_id"], row["seed"]) for row in result.rows})
     complete = sum(row["status"] == "complete" for row in result.rows)
     spent_s = sum(row["wall_s"] or 0.0 for row in result.rows)
@@ -206,15 +201,22 @@ def _tiles(result):
     yield "wall time of complete runs", format_s(spent_s)
 
 
-def _groups(result):
-    names = ("val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd", "step_avg_ms_mean", "tokens_per_s_mean")
-    names = (*names, "peak_mem_gib_mean")
+def _groups(result: Results) -> Table:
+    names: tuple[str, ...] = (
+        "val_loss_mean",
+        "val_loss_sd",
+        "train_s_mean",
+        "train_s_sd",
+        "step_avg_ms_mean",
+        "tokens_per_s_mean",
+    )
+    names += ("peak_mem_gib_mean",)
     rows = [
         [
             *(value_words(group[key]) for key in result.keys),
             str(group["n"]),
             *(_number(group, name) for name in names),
-            Code(group["config_id"]),
+            code(group["config_id"]),
         ]
         for group in result.groups
     ]
@@ -223,13 +225,13 @@ def _groups(result):
     return Table((*result.keys, *heads), rows, right, style="tight")
 
 
-def _number(row, name):
+def _number(row: Mapping[str, Any], name: str) -> str | None:
     return None if row[name] is None else number_words(name, row[name])
 
 
-def _lost(result, at):
+def _lost(result: Results, at: Path) -> list[Block]:
     failed = [[row["status"], ": ", _link(result, row, at), " ", row["failure"] or ""] for row in result.lost]
-    blocks = [Section("Failed, aborted or stopped", [Bullets(failed)])] if failed else []
+    blocks: list[Block] = [Section("Failed, aborted or stopped", [Bullets(failed)])] if failed else []
     if result.not_run:
         why = result.facts["why"] or "the sweep was interrupted"
         words = f"{counted(len(result.not_run), 'run')}: {why}.  The same command goes on with them."
@@ -238,12 +240,12 @@ def _lost(result, at):
     return blocks
 
 
-def _runs(result, at):
+def _runs(result: Results, at: Path) -> Table:
     rows = [
         [
             _link(result, row, at),
             *(value_words(row[key]) for key in result.axes),
-            _state(row),
+            run_page.state(row),
             *(_number(row, name) for name in ("val_loss", "train_s")),
         ]
         for row in result.rows[:MAX_RUNS]
@@ -252,11 +254,5 @@ def _runs(result, at):
     return Table(("run", *result.axes, "status", "val_loss", "train_s"), rows, right, style="tight")
 
 
-def _state(row):
-    if row["status"] != "complete":
-        return Coloured(row["status"], "bad")
-    return Coloured(row["validity"], run_page.COLOUR.get(row["validity"], "soft"))
-
-
-def _link(result, row, at):
-    return Link(row["run_id"], run_page.link(result.folders[row["run_id"]], at))
+def _link(result: Results, row: Mapping[str, Any], at: Path) -> Shown:
+    return link(row["run_id"], run_page.link(result.folders[row["run_id"]], at))

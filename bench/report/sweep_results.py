@@ -8,12 +8,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import shown
 from bench.base.text_table import counted
 from bench.record import configs, index, run_folder, sweep
 from bench.record.rows import Row, row_of
-from bench.report import table_columns, table_groups, table_pivot, table_text
+from bench.record.shape import Record
+from bench.report import table_columns, table_groups, table_text
+from bench.report.table_columns import TableRow
 from bench.report.table_text import number_words, value_words
 from bench.web.document import Table
 
@@ -30,8 +33,8 @@ class Results:
     """A sweep, read.  Each row has the axes as columns of its own."""
 
     facts: sweep.Facts
-    axes: dict[str, list]  # {key: values in the order asked for}, the seed among them
-    rows: list[Row]  # of every run, by start
+    axes: dict[str, list[Any]]  # {key: values in the order asked for}, the seed among them
+    rows: list[TableRow]  # of every run, by start
     folders: dict[str, Path]  # {run_id: where it lies}
     not_run: list[list[str]]  # overrides of points without a record
 
@@ -41,16 +44,16 @@ class Results:
         return [key for key in self.axes if key != SEED]
 
     @property
-    def lost(self) -> list[Row]:
+    def lost(self) -> list[TableRow]:
         """Runs that failed, were aborted or stopped, unless their point has a complete run."""
         done = {self._point(row) for row in self.rows if row["status"] == "complete"}
         return [row for row in self.rows if row["status"] in LOST and self._point(row) not in done]
 
-    def _point(self, row):
+    def _point(self, row: TableRow) -> tuple[Any, Any]:
         return row["config_id"], row["seed"]
 
     @property
-    def groups(self) -> list[dict]:
+    def groups(self) -> list[dict[str, Any]]:
         """Repeats of each config, the least mean val_loss first; those without a number last."""
         result = table_groups.groups(self.rows)
         for group in result:
@@ -58,7 +61,7 @@ class Results:
         return sorted(result, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
 
     @property
-    def ranked(self) -> list[dict]:
+    def ranked(self) -> list[dict[str, Any]]:
         """groups, those with a val_loss."""
         return [group for group in self.groups if group["val_loss_mean"] is not None]
 
@@ -69,21 +72,21 @@ class Results:
         df = sum(one for one, _ in some)
         return math.sqrt(sum(one * sd**2 for one, sd in some) / df) if df else None
 
-    def effects(self) -> list[table_pivot.Pivot]:
+    def effects(self) -> list[table_groups.Pivot]:
         """means() of val_loss, the widest range first, without settings of which no value has two configs."""
         num_configs = len(self.ranked)
         result = [pivot for pivot in self.means() if len(pivot.cells) < max(num_configs, 2)]
         return sorted(result, key=self.range_nats, reverse=True)
 
     @staticmethod
-    def range_nats(pivot: table_pivot.Pivot) -> float:
+    def range_nats(pivot: table_groups.Pivot) -> float:
         """Between the best and the worst mean val_loss over a setting."""
         means = [cell.mean for cell in pivot.cells.values() if cell.mean is not None]
         return max(means) - min(means)
 
-    def means(self, value: str = "val_loss") -> list[table_pivot.Pivot]:
+    def means(self, value: str = "val_loss") -> list[table_groups.Pivot]:
         """For each axis with at least two values that ran, the mean over all the others."""
-        result = [table_pivot.of_rows(self.rows, [key], value) for key in self.keys]
+        result = [table_groups.pivot_of(self.rows, [key], value) for key in self.keys]
         return [pivot for pivot in result if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
 
@@ -106,33 +109,32 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     for path, row in by_path.items():
         if row["sweep_id"] == facts["sweep_id"]:
             result.setdefault(row["run_id"], Path(path))
-    rows = [dict(by_path[str(path)]) if str(path) in by_path else _row(path) for path in result.values()]
+    paths = (str(path) for path in result.values())
+    found: list[Any] = [dict(by_path[path]) if path in by_path else _row(path) for path in paths]
     axes = sweep.axes([point.overrides for point in points])
-    rows = sorted((row for row in rows if row), key=lambda row: (row["started_at"] or "", row["run_id"]))
+    rows: list[TableRow] = sorted(
+        (row for row in found if row), key=lambda row: (row["started_at"] or "", row["run_id"])
+    )
     _add_axes(rows, axes, numbers)
     ran = {row["run_id"] for row in rows}
-    at = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # killed before they were kept
-    not_run = [
-        point.overrides
-        for point in points
-        if (point.folder is None or point.folder.name not in ran) and _values(point, axes) not in at
-    ]
+    killed = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # before they were kept
+    not_run = []
+    for point in points:
+        of_point = sweep.values(point.overrides)
+        has_run = point.folder is not None and point.folder.name in ran
+        if not has_run and [of_point.get(key) for key in axes] not in killed:
+            not_run.append(point.overrides)
     return Results(facts, axes, rows, result, not_run)
 
 
-def _values(point, axes):
-    values = sweep.values(point.overrides)
-    return [values.get(key) for key in axes]
-
-
-def _row(folder):
+def _row(folder: str) -> Row | None:
     try:
-        return row_of(run_folder.read(folder), configs.read(str(folder)))
+        return row_of(run_folder.read(folder), configs.read(folder))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # damaged: verify says so
 
 
-def _add_axes(rows: Sequence[dict], axes: Mapping, values: Mapping) -> None:
+def _add_axes(rows: Sequence[TableRow], axes: Iterable[str], values: Mapping[str, Mapping[str, Any]]) -> None:
     """Gives each row the value of each axis: the config's where it has such a setting, else that of its point."""
     known = set(configs.keys(rows))
     configs.add(rows, [key for key in axes if key in known])
@@ -142,7 +144,7 @@ def _add_axes(rows: Sequence[dict], axes: Mapping, values: Mapping) -> None:
                 row[key] = values.get(row["run_id"], {}).get(key)
 
 
-def about(axes: Mapping[str, Sequence], num_runs: int) -> str:
+def about(axes: Mapping[str, Sequence[Any]], num_runs: int) -> str:
     """E.g. 8 runs: 2 optim.lr x 2 model.num_layers x 2 seed."""
     product = " x ".join(f"{len(values)} {key}" for key, values in axes.items())
     return counted(num_runs, "run") + (f": {product}" if product else "")
@@ -154,47 +156,31 @@ def table(result: Results) -> list[str]:
     if len(groups) < 2:
         return []
     table_groups.add_changes(groups, groups[0])
+    complete = [row for row in result.rows if row["status"] == "complete"]
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
+    all_beside = all_suspect and all(_record(result, row).get("beside") for row in complete)
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
     about = f"{len(result.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
-    times = () if all_suspect and _all_beside(result) else TIMES  # such times count for nothing
-    lines = [
-        "",
-        about,
-        *_common(result),
-        "",
-        table_text.fit(shown, [*result.keys, "n", *LOSSES, *times, "config_id"], result.keys),
-    ]
+    times = () if all_beside else TIMES  # such times are not eligible
+    of_each = result.facts["points"]
+    common = [word for word in of_each[0] if all(word in words for words in of_each)] if of_each else []
+    typed = [f"in all of them: {' '.join(common)}"] if common else []  # for a reader who did not type it
+    columns = [*result.keys, "n", *LOSSES, *times, "config_id"]
+    lines = ["", about, *typed, "", table_text.fit(shown, columns, result.keys)]
     if len(result.ranked) > MAX_CONFIGS:
         left = len(result.ranked) - MAX_CONFIGS
         lines.append(f"and {left} more: ./run.sh table --group --sweep {result.facts['sweep_id']}")
     effects = [line for block in effects_table(result) for line in ("", *block.text(False).split("\n"))]
-    return [*lines, *_suspect(result), *effects, ""]
+    suspect = [row for row in complete if row["validity"] == "suspect"]
+    if suspect:
+        why = _record(result, suspect[0])["validity_reasons"][0]
+        of_all = f"{len(suspect)} of {len(complete)} complete runs are suspect"
+        lines += ["", f"{of_all} ({why}): trust their losses, not their times"]
+    return [*lines, *effects, ""]
 
 
-def _all_beside(result):
-    return all(run_folder.read(result.folders[row["run_id"]]).get("beside") for row in _complete(result))
-
-
-def _common(result):
-    """What was typed for all runs, for a reader who did not type it."""
-    of_each = [set(words) for words in result.facts["points"]]
-    common = set.intersection(*of_each) if of_each else set()
-    words = [word for word in result.facts["points"][0] if word in common] if of_each else []
-    return [f"in all of them: {' '.join(words)}"] if words else []
-
-
-def _complete(result):
-    return [row for row in result.rows if row["status"] == "complete"]
-
-
-def _suspect(result):
-    suspect = [row for row in _complete(result) if row["validity"] == "suspect"]
-    if not suspect:
-        return []
-    why = run_folder.read(result.folders[suspect[0]["run_id"]])["validity_reasons"][0]
-    of_all = f"{len(suspect)} of {len(_complete(result))} complete runs are suspect"
-    return ["", f"{of_all} ({why}): trust their losses, not their times"]
+def _record(result: Results, row: TableRow) -> Record:
+    return run_folder.read(result.folders[row["run_id"]])
 
 
 def effects_table(result: Results) -> list[Table]:
@@ -202,10 +188,8 @@ def effects_table(result: Results) -> list[Table]:
     rows = []
     for pivot in result.effects() if len(result.keys) > 1 else []:
         for (value,), cell in pivot.cells.items():
-            mean = "" if cell.mean is None else number_words("val_loss", cell.mean)
-            lost = f", {cell.num_lost} lost" if cell.num_lost else ""
-            name = pivot.keys[0] if value == pivot.values[0][0] else ""
-            rows.append([name, value_words(value), mean, f"{cell.n}{lost}", "best" if cell.is_best else ""])
+            name, best = pivot.keys[0] if value == pivot.values[0][0] else "", "best" if cell.is_best else ""
+            rows.append([name, value_words(value), pivot.words(cell.mean), f"{cell.n}{cell.lost}", best])
     heads = ("setting", "value", "val_loss_mean", "n", "")
     about = "mean over all runs with a value, whatever their other settings; what matters most first"
     return [Table(heads, rows, [False, False, True, True, False], about, style="tight")] if rows else []
@@ -224,7 +208,7 @@ def best(result: Results) -> str:
     )
 
 
-def _ahead(result, first, second):
+def _ahead(result: Results, first: TableRow, second: TableRow) -> str:
     """By how much the best is ahead of the next, and whether repeats tell the two apart."""
     pair = [dict(first), dict(second)]
     table_groups.add_changes(pair, pair[0])
@@ -257,9 +241,10 @@ def why(result: Results) -> str:
     return f"nats between the best and the worst mean of each setting: {', '.join(parts)}{noise}{doubt}"
 
 
-def _best_value(pivot):
+def _best_value(pivot: table_groups.Pivot) -> str:
     """With what lies beyond it, of three numbers or more: a best at the edge is seldom the best there is."""
-    best, values = pivot.best[0], pivot.values[0]
+    (best,) = next(at for at, cell in pivot.cells.items() if cell.is_best)
+    values = pivot.values[0]
     is_edge = best in (values[0], values[-1]) and len(values) > 2
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     edge = "least" if best == values[0] else "greatest"
@@ -274,7 +259,7 @@ def confirm(result: Results) -> str:
     return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {words}"
 
 
-def values(result: Results, row) -> str:
+def values(result: Results, row: Mapping[str, Any]) -> str:
     """optim.lr=0.003 model.num_layers=1."""
     return " ".join(f"{key}={value_words(row[key])}" for key in result.keys)
 
@@ -295,13 +280,13 @@ def ended(result: Results, folder: Path, all_complete: int, all_asked: int) -> s
     return "\n".join(lines)
 
 
-def _first(lines):
+def _first(lines: list[str]) -> list[str]:
     more = len(lines) - MAX_LOST
     return lines[:MAX_LOST] + ([f"          and {more} more"] if more > 0 else [])
 
 
-def _lost(result, row):
-    failure = run_folder.read(result.folders[row["run_id"]]).get("failure") or {}
+def _lost(result: Results, row: TableRow) -> str:
+    failure = _record(result, row)["failure"] or {}
     message = (failure.get("message") or "").partition("\n")[0]
     kind = "" if row["failure"] in (None, row["status"]) else f" {row['failure']}:"
     return f"{row['status']}: {values(result, row)} seed={row['seed']}:{kind} {message}".rstrip(": ")

@@ -1,16 +1,23 @@
-"""Rows of runs -> rows of repeats with means and standard deviations; each against one of them (--baseline).
+"""Rows of runs -> rows of repeats with means and standard deviations, each against one of them (--baseline); pivots.
 
 The changes are those of ./run.sh compare (bench/compare/verdict.py): the run is the unit, Welch's t on logarithms.
+A pivot is the table of a sweep: one or two settings against each other, in each cell the mean over its runs.
 """
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from bench.base import text_table
+from bench.base import stats, text_table
 from bench.compare import verdict
-from bench.record import certificates
-from bench.record.rows import Row
+from bench.compare.eligibility import index_of_runs
+from bench.record import certificates, configs
 from bench.report import table_columns
-from bench.report.table_columns import Columns
+from bench.report.table_columns import Columns, TableRow, rank
+from bench.report.table_text import number_words, value_words
+from bench.web.document import Block, Lines, Table, texts
 
 GROUPED = (
     *("val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "energy_j", "mean_power_w"),
@@ -23,11 +30,17 @@ GROUP_COLUMNS = (
     *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
     "certificate", "source_sha256", "comparability_id", "run_ids",
 )
+# fmt: on
 CHANGE_COLUMNS = ("train_s_change_pct", "train_s_ci95_pct", "val_loss_change_nats", "val_loss_ci95_nats")
 NAMES = ("run_id", "config_id", "name")  # by which a baseline may be called, part of the first two
+LOWER = (  # is better
+    *("val_loss", "gap_nats", "train_s", "wall_s", "compile_s", "step_avg_ms", "step_ms_p50", "step_ms_p95"),
+    *("peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps"),
+)
+HIGHER = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "mfu_causal", "goodput_frac")
 
 
-def groups(rows: Iterable[Row]) -> list[dict]:
+def groups(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """members_of() the rows, each as a row: what they share, n, means and sd (ddof 1, None for n = 1) of counted().
 
     A group also has "config", that of its first run, and "members", its rows.
@@ -35,48 +48,40 @@ def groups(rows: Iterable[Row]) -> list[dict]:
     return [_group(members) for members in members_of(rows)]
 
 
-def members_of(rows: Iterable[Row]) -> list[list[Row]]:
+def members_of(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Repeats together: same track, config (of logs: name), source and comparability_id.
 
     A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
     config and source.
     """
-    complete, incomplete = {}, {}
+    complete, incomplete, of_family = defaultdict(list), defaultdict(list), defaultdict(list)
     for row in rows:
         family = (row["track"], row["config_id"] or row["name"], row["source_sha256"])  # a log knows no config
         if row["status"] == "complete":
-            complete.setdefault((*family, row["comparability_id"]), []).append(row)
+            complete[*family, row["comparability_id"]].append(row)
         else:
-            incomplete.setdefault(family, []).append(row)
-    of_family = {}
+            incomplete[family].append(row)
     for key in complete:
-        of_family.setdefault(key[:3], []).append(key)
-    for family, lost in incomplete.items():
-        siblings = of_family.get(family, [])
-        for row in lost:
+        of_family[key[:3]].append(key)
+    for family, members in incomplete.items():
+        siblings = of_family[family]
+        for row in members:
             own = (*family, row["comparability_id"])
-            complete.setdefault(own if own in siblings or not siblings else siblings[-1], []).append(row)
+            complete[own if own in siblings or not siblings else siblings[-1]].append(row)
     return list(complete.values())
 
 
-def counted(members: Iterable[Row]) -> list[Row]:
+def counted(members: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those whose numbers a group's means are of: complete, not invalid, no discarded warm-up run, each log once."""
-    from bench.compare.eligibility import index_of_runs
-
-    kept = [
-        row
-        for row in members
-        if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]
+    kept: list[Any] = [
+        row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]
     ]
     return [kept[index] for index in index_of_runs(kept)]
 
 
-def _group(members):
-    from bench.base import stats
-
-    first = next((row for row in members if row["status"] == "complete"), members[0])
+def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     complete = [row for row in members if row["status"] == "complete"]
-    used = counted(members)
+    first, used = [*complete, *members][0], counted(members)
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
     group |= {"config": first["config"], "members": members}
     group |= {"n": len(used), "run_ids": [row["run_id"] for row in members]}
@@ -92,57 +97,148 @@ def _group(members):
     return group
 
 
-def find_baseline(rows: Sequence[Mapping], words: Sequence[str], columns: Columns) -> Mapping:
+# ---- against a baseline
+
+
+def find_baseline(rows: Sequence[TableRow], words: Sequence[str], columns: Columns) -> TableRow:
     """The row that a user means: part of its run id or config_id, its name, or conditions such as optim.lr=0.001.
 
     ValueError where it is none or several.
     """
-    result, option = rows, f"--baseline {' '.join(words)}"
+    found, option = list(rows), f"--baseline {' '.join(words)}"
     for word in words:
         if table_columns.CONDITION.fullmatch(word):
-            one = table_columns.condition(word)
-            (key,) = columns.named([one.key], option)
-            result = table_columns.chosen(result, [one._replace(key=key)])
+            found = table_columns.chosen(found, [columns.condition(word, option)])
         else:
-            result = [row for row in result if word in _ids(row)] or [row for row in result if _is_part(word, row)]
-    if len(result) != 1:
-        what = f"{len(result)} of {text_table.counted(len(rows), 'row')}" if result else "no row"
-        raise ValueError(
-            f"{option}: it names {what}: give part of a run id, a config_id, or KEY=VALUE ... that one row has"
-        )
-    return result[0]
+            ids = [[row[name] for name in NAMES if row.get(name)] + list(row.get("run_ids") or ()) for row in found]
+            whole = [row for row, own in zip(found, ids) if word in own]
+            found = whole or [row for row, own in zip(found, ids) if any(word in name for name in own)]
+    if len(found) != 1:
+        what = f"{len(found)} of {text_table.counted(len(rows), 'row')}" if found else "no row"
+        remedy = "give part of a run id, a config_id, or KEY=VALUE ... that one row has"
+        raise ValueError(f"{option}: it names {what}: {remedy}")
+    return found[0]
 
 
-def _ids(row):
-    return [row[name] for name in NAMES if row.get(name)] + list(row.get("run_ids") or ())
-
-
-def _is_part(word, row):
-    return any(word in one for one in _ids(row))
-
-
-def add_changes(rows: Sequence[MutableMapping], baseline: Mapping) -> list[str]:
-    """Gives each row COLUMNS, None for the baseline itself and where times or losses may not be compared.
+def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:
+    """Gives each row CHANGE_COLUMNS, None for the baseline itself and where times or losses may not be compared.
 
     Returns why not, a sentence each.
     """
-    others = {number: row for number, row in enumerate(rows) if row is not baseline}
-    mine = _members(baseline)
-    against = {number: verdict.of_rows(mine, _members(row)) for number, row in others.items()}
-    reasons = {}
-    for number, row in enumerate(rows):
-        row |= _changes(against[number]) if number in against else dict.fromkeys(CHANGE_COLUMNS)
-        if number in against and not against[number]["comparable"]:
-            why = against[number]["reasons"][0]
-            reasons[why] = reasons.get(why, 0) + 1
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        if row is baseline:
+            row.update(dict.fromkeys(CHANGE_COLUMNS))
+            continue
+        compared = verdict.of_rows(*(one.get("members") or [one] for one in (baseline, row)))
+        time, loss = compared["time"], compared["val_loss"]
+        changes = time["change_pct"], time["ci95_pct"], loss["change_nats"], loss["ci95_nats"]
+        row.update(zip(CHANGE_COLUMNS, changes, strict=True))
+        if not compared["comparable"]:
+            reasons[compared["reasons"][0]] += 1
     return [f"{text_table.counted(num, 'row')} without a change of time: {why}" for why, num in reasons.items()]
 
 
-def _members(row):
-    return row.get("members") or [row]
+# ---- pivots
 
 
-def _changes(result):
-    time, loss = result["time"], result["val_loss"]
-    values = time["change_pct"], time["ci95_pct"], loss["change_nats"], loss["ci95_nats"]
-    return dict(zip(CHANGE_COLUMNS, values, strict=True))
+@dataclass(frozen=True)
+class Cell:
+    """The counted() runs with one value of each key; mean None where there is none of them."""
+
+    n: int  # with a number
+    mean: float | None
+    sd: float | None  # None for n below 2
+    num_lost: int  # that failed, were aborted or invalid
+    is_best: bool = False
+
+    @property
+    def lost(self) -> str:
+        """ ", 2 lost"; "" for none."""
+        return f", {self.num_lost} lost" if self.num_lost else ""
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """keys: one or two columns; values: those of each key, sorted; cells: by their values; over: what else varies."""
+
+    value: str
+    keys: list[str]
+    values: list[list[Any]]
+    cells: dict[tuple[Any, ...], Cell]
+    over: list[str]
+
+    def words(self, number: float | None, more: int = 0) -> str:
+        """A mean or a standard deviation, with so many decimals more; "" for None."""
+        return "" if number is None else number_words(self.value, number, more)
+
+
+def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str) -> Pivot:
+    """Rows that have the keys and the value as columns -> Pivot.  ValueError where the value is not a number."""
+    if any(row[value] is not None and not isinstance(row[value], (int, float)) for row in rows):
+        raise ValueError(f"--value {value}: it is not a number: choose from {', '.join((*LOWER, *HIGHER))}")
+    members = defaultdict(list)
+    for row in rows:
+        values = (json.dumps(row[key]) if isinstance(row[key], (list, dict)) else row[key] for key in keys)
+        members[tuple(values)].append(row)
+    cells = {}
+    for at in sorted(members, key=lambda at: tuple(map(rank, at))):
+        numbers = [row[value] for row in counted(members[at]) if row[value] is not None]
+        mean = stats.mean(numbers) if numbers else None
+        cells[at] = Cell(len(numbers), mean, stats.sd(numbers), len(members[at]) - len(numbers))
+    means = {at: cell.mean for at, cell in cells.items() if cell.mean is not None}
+    if means and value in (*LOWER, *HIGHER):
+        best = (min if value in LOWER else max)(means, key=lambda at: means[at])
+        cells[best] = replace(cells[best], is_best=True)
+    over: dict[str, None] = {}  # settings that differ within a cell, and the seed
+    for inside in members.values():
+        over |= dict.fromkeys(["seed"] * (len({row["seed"] for row in inside}) > 1) + configs.varied(inside))
+    sides = [sorted({at[number] for at in cells}, key=rank) for number in range(len(keys))]
+    return Pivot(value, list(keys), sides, cells, [name for name in over if name not in keys])
+
+
+def pivot_text(pivot: Pivot, is_md: bool) -> str:
+    """Its pivot_blocks() for a terminal, or in Markdown."""
+    return texts(pivot_blocks(pivot), is_md)
+
+
+def pivot_blocks(pivot: Pivot) -> list[Block]:
+    """A line a value of the first key, a column a value of the second; of one key mean, sd and n as columns."""
+    down, numeric = pivot.values[0], all(isinstance(value, (int, float)) for value in pivot.values[0])
+    if len(pivot.keys) == 1:
+        heads, right = [pivot.keys[0], pivot.value, "sd", "n", ""], [numeric, True, True, True, False]
+        lines = []
+        for value in down:
+            cell = pivot.cells[value,]
+            best = "best" if cell.is_best else ""
+            numbers = pivot.words(cell.mean), pivot.words(cell.sd, 1), f"{cell.n}{cell.lost}"
+            lines.append([value_words(value), *numbers, best])
+    else:
+        across = pivot.values[1]
+        heads, right = [" \\ ".join(pivot.keys), *map(value_words, across)], [numeric, *[True] * len(across)]
+        lines = [[value_words(one), *(_cell_words(pivot, (one, other)) for other in across)] for one in down]
+    about = f"{pivot.value}: mean, sd, n" if len(pivot.keys) == 1 else f"{pivot.value}: mean ± sd, n runs; * the best"
+    about += f"; over {', '.join(pivot.over)}" if pivot.over else ""
+    about += "; lost: failed, aborted or invalid" if any(cell.num_lost for cell in pivot.cells.values()) else ""
+    return [Table(heads, lines, right), Lines([about])]
+
+
+def _cell_words(pivot: Pivot, at: tuple[Any, ...]) -> str:
+    """E.g. * 3.9123 ±0.0021 n=2"""
+    cell = pivot.cells.get(at)
+    if cell is None:
+        return ""
+    if cell.mean is None:
+        return f"-{cell.lost}"
+    spread = "" if cell.sd is None else f" ±{pivot.words(cell.sd)}"
+    return f"{'* ' if cell.is_best else ''}{pivot.words(cell.mean)}{spread} n={cell.n}{cell.lost}"
+
+
+def rows_of_pivot(pivot: Pivot) -> list[dict[str, Any]]:
+    """A row a cell, for csv and JSON: the keys, then VALUE_mean, VALUE_sd, n, num_lost, best."""
+    rows = []
+    for at, cell in pivot.cells.items():
+        numbers = {f"{pivot.value}_mean": cell.mean, f"{pivot.value}_sd": cell.sd, "n": cell.n}
+        keys = dict(zip(pivot.keys, at, strict=True))
+        rows.append(keys | numbers | {"num_lost": cell.num_lost, "best": cell.is_best})
+    return rows

@@ -3,10 +3,12 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.base import text_table
 from bench.base.reading import damage
-from bench.record.rows import Row
+
+Rows = Sequence[Mapping[str, Any]]
 
 MAX_ID_CHARS = 44  # our own ids are whole, to be pasted; those of imported logs can be three times as long
 MIN_ID_CHARS = 32  # of a longer one
@@ -30,17 +32,15 @@ DECIMALS = {
 HEADLINE = ("val_loss", "val_loss_mean", "n")  # what gives way after the other numbers and the settings that differ
 
 # fmt: on
-
-
 OPEN = "(open): the run changed what its track fixes, and counts for nothing on it"
 
 
-def of_runs(rows: Sequence[Row]) -> str:
+def of_runs(rows: Rows) -> str:
     """Rows of runs -> the table that the terminal shows."""
     return fit(rows, SHOWN)
 
 
-def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
+def fit(rows: Rows, columns: Sequence[str], asked: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
     """As many of the columns as the terminal has room for, the most useful first; all of them where there is none.
 
     asked: columns that the user named, shown in any case.  varied: settings that tell the rows apart, which give way
@@ -50,9 +50,9 @@ def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = 
     cells, limit = {name: _column(rows, name) for name in columns}, text_table.screen_width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
+        late = [*columns[: columns.index(varied[0])], *HEADLINE] if varied else []  # give way after the settings
         spare = [name for name in reversed(columns[1:]) if name not in asked]
-        spare.sort(key=lambda name: 1 if name in varied else 2 if _is_needed(name, columns, varied) else 0)
-        for name in spare:
+        for name in sorted(spare, key=lambda name: 1 if name in varied else 2 if name in late else 0):
             if _excess(cells, limit) > 0:
                 del cells[name]
         _shorten_names(cells, limit, NARROW_ID_CHARS)
@@ -61,17 +61,12 @@ def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = 
     return text + ("\n" + OPEN if is_open else "")
 
 
-def _is_needed(name, columns, varied):
-    """Whether a column gives way after the settings that differ: it stands before them, or is a HEADLINE."""
-    return bool(varied) and (name in HEADLINE or columns.index(name) < columns.index(varied[0]))
-
-
-def _excess(cells, limit):
+def _excess(cells: Mapping[str, Sequence[str]], limit: int) -> int:
     """Characters by which the table is wider than the terminal."""
     return sum(max([len(name), *map(len, column)]) + text_table.GAP for name, column in cells.items()) - 2 - limit
 
 
-def _shorten_names(cells, limit, min_chars, may_stay_chars=0):
+def _shorten_names(cells: dict[str, list[str]], limit: int, min_chars: int, may_stay_chars: int = 0) -> None:
     """Shorten ids and names of more than may_stay_chars, as far as the terminal asks for and not below min_chars."""
     for column in ("run_id", "name"):
         excess, names = _excess(cells, limit), cells.get(column)
@@ -81,14 +76,12 @@ def _shorten_names(cells, limit, min_chars, may_stay_chars=0):
             cells[column] = [text_table.middle(name, longest) for name in names]
 
 
-def filled(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]:
+def filled(rows: Rows, columns: Sequence[str]) -> list[str]:
     """Without the columns that are empty in every row."""
     return [name for name in columns if any(row.get(name) is not None for row in rows)]
 
 
-def render(
-    rows: Sequence[Mapping], columns: Sequence[str], form: str, cells: Sequence[Sequence[str]] | None = None
-) -> str:
+def render(rows: Rows, columns: Sequence[str], form: str, cells: Sequence[Sequence[str]] | None = None) -> str:
     """A table in text; "" without columns.  form: as of text_table; cells: by column, if they were made already."""
     if not columns:
         return ""
@@ -97,7 +90,7 @@ def render(
     return text_table.render(columns, list(zip(*cells, strict=True)), numeric, form)
 
 
-def _column(rows, name):
+def _column(rows: Rows, name: str) -> list[str]:
     """The cells of a column; what most cells hold, a float or a word, without asking further."""
     if name in ("track", "status", "n"):
         return [_cell(row, name) for row in rows]
@@ -112,12 +105,12 @@ def _column(rows, name):
     ]
 
 
-def _decimals(column):
+def _decimals(column: str) -> int:
     name, _, what = column.rpartition("_") if column.endswith(("_mean", "_sd")) else (column, "", "")
     return DECIMALS.get(name, 3) + (what == "sd")
 
 
-def _cell(row, column):
+def _cell(row: Mapping[str, Any], column: str) -> str:
     value = row[column]
     if column == "track" and row["num_deviations"]:
         return f"{value} (open)"  # it changed what the track fixes: MLPerf's open division
@@ -126,38 +119,27 @@ def _cell(row, column):
             return "warm-up"
         return row["validity"] if value == "complete" and row["validity"] != "valid" else value
     if column == "n":
-        kinds = (
-            "suspect",
-            "invalid",
-            "failed",
-            "aborted",
-            "stopped",
-            "running",
-        )  # the suspect are among the n, the rest beside
+        kinds = ("suspect", "invalid", "failed", "aborted", "stopped", "running")  # n has the first
         return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return _interval(value, column) if "_ci95_" in column else " ".join(map(str, value))
+        digits = _decimals(column)
+        return f"[{value[0]:+.{digits}f}, {value[1]:+.{digits}f}]" if "_ci95_" in column else " ".join(map(str, value))
     if column.endswith(("_change_pct", "_change_nats")):
         return f"{value:+.{_decimals(column)}f}"
-    return f"{value:,.{_decimals(column)}f}" if isinstance(value, float) else str(value)
+    return number_words(column, value) if isinstance(value, float) else str(value)
 
 
-def _interval(value, column):
-    low, high = value
-    return f"[{low:+.{_decimals(column)}f}, {high:+.{_decimals(column)}f}]"
-
-
-def as_json(rows: Sequence[Mapping], columns: Sequence[str]) -> str:
+def as_json(rows: Rows, columns: Sequence[str]) -> str:
     """A run a line: the C encoder, which knows no indents, is five times as fast."""
     lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
     return "[\n" + ",\n".join(lines) + "\n]"
 
 
-def print_csv(rows: Sequence[Mapping], columns: Sequence[str]) -> None:
+def print_csv(rows: Rows, columns: Sequence[str]) -> None:
     """Rows as csv with a head on standard output, unrounded; a list is its words, None an empty cell."""
     import csv
 

@@ -9,27 +9,31 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.analysis.diagnosis import between_runs
 from bench.base import text_table
 from bench.base.text_table import counted
 from bench.compare import wording
 from bench.compare.selection import Arm
-from bench.compare.verdict import Comparison
 from bench.report import curves, run_page
 from bench.web import document, forest
-from bench.web.document import Block, Bullets, Chart, Code, Columns, Document, Hint, Lines, Link, Section, Table
+from bench.web.document import Block, Bullets, Chart, Columns, Document, Hint, Lines, Section, Table, code, link
+
+Against = Mapping[str, Mapping[str, Any]]  # {candidate: Comparison}; of an older race some of it
 
 MAX_DIFFERENCES = 40  # of a text
 MAX_FILES = 12
 MAX_CHARS = 44  # of a value that differs, in a text
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SIGNS = {"added": "+", "removed": "-"}  # lines of a file
-CSV_COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
-CSV_COLUMNS += ("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate")
+CSV_COLUMNS = (
+    *("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit"),
+    *("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate"),
+)
 WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
 PANELS = (  # key of the comparison, title, of its change below and above zero
     ("time", "Train time", ("faster", "slower")),
@@ -52,7 +56,7 @@ SHORT = Options()
 
 
 def of_arms(
-    arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str | None = None, options: Options = SHORT
+    arms: Sequence[Arm], results: Sequence[Mapping[str, Any]], at: Path | str | None = None, options: Options = SHORT
 ) -> Document:
     """Arms, the baseline first, and the comparison of each other one with it -> the answer of ./run.sh compare.
 
@@ -72,15 +76,13 @@ def of_arms(
         numbers(names[0], against),
         Section("Curves", [Columns(charts)]),
         excluded(against),
-        Section("Runs", [_runs(arm, at) for arm in named]),
+        Section("Runs", [_runs(arm, at) for arm in named if at is not None]),
         diagnosis(against, options),
     ]
     return Document(title, verdicts(against), blocks, page_title=f"Comparison: {title}")
 
 
-def before_numbers(
-    who: document.Arms, more: Sequence[Block], against: Mapping[str, Comparison], options: Options
-) -> list[Block]:
+def before_numbers(who: document.Arms, more: Sequence[Block], against: Against, options: Options) -> list[Block]:
     """Who is compared and what the verdicts rest on, beside each other on a page; then the picture of the changes."""
     baseline, *_ = (name for name, *_ in who.arms)
     folded = [block for name, one in against.items() for block in differences(baseline, name, one, options.patch)]
@@ -90,17 +92,17 @@ def before_numbers(
     return [Columns(sides), *([document.Picture(picture)] if drawn else [])]
 
 
-def _shortly(words):
+def _shortly(words: str) -> str:
     """Paths by their last two parts."""
     return ", ".join("/".join(Path(one).parts[-2:]) if one.startswith("/") else one for one in words.split(", "))
 
 
-def _runs(arm, at):
+def _runs(arm: Arm, at: Path | str) -> Section:
     rows = []
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         known = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "val_loss", "step_avg_ms")]
         seed = None if row["seed"] is None else str(row["seed"])
-        rows.append([Link(row["run_id"], run_page.link(folder, at)), seed, *known, row["status"], row["device"]])
+        rows.append([link(row["run_id"], run_page.link(folder, at)), seed, *known, row["status"], row["device"]])
     heads = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")
     listed = Table(heads, rows, [False, *[True] * 4, False, False], style="tight")
     return Section(f"{arm.name}: {counted(len(arm.rows), 'run')}", [listed], is_folded=True)
@@ -109,7 +111,7 @@ def _runs(arm, at):
 # ---- the verdicts, and what they rest on
 
 
-def verdicts(against: Mapping[str, Comparison]) -> list[document.Verdict]:
+def verdicts(against: Against) -> list[document.Verdict]:
     """The sentence of each candidate, with the earlier races of the same arms."""
     return [
         document.Verdict(str(one.get("words")), str(one.get("verdict")), name, _earlier(one.get("earlier_races")))
@@ -117,14 +119,14 @@ def verdicts(against: Mapping[str, Comparison]) -> list[document.Verdict]:
     ]
 
 
-def _earlier(before):
+def _earlier(before: Mapping[str, int] | None) -> list[str]:
     if not before:
         return []
     known = ", ".join(f"{'without a verdict' if name == 'none' else name} {num}" for name, num in before.items())
     return [f"{counted(sum(before.values()), 'earlier race')} of these arms in this ledger: {known}"]
 
 
-def counts(against: Mapping[str, Comparison], name: str) -> str:
+def counts(against: Against, name: str) -> str:
     """Of an arm how many runs, how many of them are counted, and of how many steps."""
     one = against.get(name) or next(iter(against.values()), {})
     index = int(name in against)
@@ -138,7 +140,7 @@ def counts(against: Mapping[str, Comparison], name: str) -> str:
     return words + ("" if certificate is None else f"; replayed: {certificate}")
 
 
-def basis(against: Mapping[str, Comparison]) -> list[Block]:
+def basis(against: Against) -> list[Block]:
     """Of each candidate whether it is comparable and why not, what is compared, the noise floor, the flags."""
     blocks: list[Block] = []
     for name, one in against.items():
@@ -159,19 +161,21 @@ def basis(against: Mapping[str, Comparison]) -> list[Block]:
 # ---- the picture
 
 
-def panels(against: Mapping[str, Comparison], names: Sequence[str]) -> list[forest.Panel]:
+def panels(against: Against, names: Sequence[str]) -> list[forest.Panel]:
     """A panel a measure that has a change, a row a candidate.  names: all arms, in the order of the charts' series."""
     shown = [_panel(key, title, ways, against, names) for key, title, ways in PANELS]
     return [panel for panel in shown if panel.rows]
 
 
-def _panel(key, title, ways, against, names):
+def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names: Sequence[str]) -> forest.Panel:
     is_loss = key == "val_loss"
-    end, rows = ("nats" if is_loss else "pct"), []
+    end: str = "nats" if is_loss else "pct"
+    rows = []
     for name, one in against.items():
         measure = one.get(key) or {}
         if (change := measure.get(f"change_{end}")) is not None:
-            rows.append(forest.Row(name, change, *(measure.get(f"ci95_{end}") or (None, None)), names.index(name)))
+            low, high = measure.get(f"ci95_{end}") or (None, None)
+            rows.append(forest.Row(name, change, low, high, names.index(name)))
     first = next(iter(against.values()), {}).get(key) or {}
     margin = first.get("margin_nats" if is_loss else "margin_pct")
     margin = None if margin is None else (0.0 if is_loss else -margin, margin)
@@ -182,7 +186,7 @@ def _panel(key, title, ways, against, names):
 # ---- the numbers
 
 
-def numbers(baseline: str, against: Mapping[str, Comparison]) -> Section:
+def numbers(baseline: str, against: Against) -> Section:
     """One table: a line a measure and candidate; then what is known of the losses and of both clocks, in words."""
     known = {name: wording.known(one) for name, one in against.items()}
     is_one = len(against) == 1
@@ -205,7 +209,7 @@ def numbers(baseline: str, against: Mapping[str, Comparison]) -> Section:
     return Section("Numbers", [*([Table(heads, rows, right, style="tight")] if rows else []), Lines(lines)])
 
 
-def _sentences(baseline, name, one):
+def _sentences(baseline: str, name: str, one: Mapping[str, Any]) -> Iterator[str]:
     yield from wording.loss_sentences(one.get("val_loss") or {}, (baseline, name))
     if by_launcher := (one.get("time") or {}).get("outside"):
         yield f"by the launcher's clock: {wording.outside_words(by_launcher)}"
@@ -218,39 +222,40 @@ def _sentences(baseline, name, one):
 # ---- what differs, what is excluded, where the time went
 
 
-def differences(baseline: str, name: str, one: Comparison, patch: bool = True) -> list[Block]:
+def differences(baseline: str, name: str, one: Mapping[str, Any], patch: bool = True) -> list[Block]:
     """Settings, code, data and environment of a candidate that are not the baseline's."""
     found = one.get("differences") or []
     if not found:
         return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
     kinds = Counter(difference["kind"] for difference in found)
     title = f"{name} against {baseline}: what differs ({', '.join(f'{num} of {kind}' for kind, num in kinds.items())})"
-    rows = [[each["kind"], Code(each["what"]), *_values(each["a"], each["b"])] for each in found]
+    rows = [[each["kind"], code(each["what"]), *_values(each["a"], each["b"])] for each in found]
     more = " differences: --json has all"
     listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, more)
     return [Section(title, [listed, *source(one.get("code_change"), patch)], is_folded=True)]
 
 
-def _values(*sides):
+def _values(*sides: Sequence[Any]) -> list[document.Shown]:
     """Of each arm its values, on a page whole; in a text each is cut, unless the arms would then look the same."""
     shown = [" | ".join(text_table.middle(_value(value), MAX_CHARS) for value in values) for values in sides]
     if len(set(shown)) < len(sides):
         shown = [" | ".join(map(_value, values)) for values in sides]
-    return [document.Long(" | ".join(map(_whole, values)), short) for values, short in zip(sides, shown, strict=True)]
+    whole = [" | ".join(map(_whole, values)) for values in sides]
+    return [document.Shown(words, short=short) for words, short in zip(whole, shown, strict=True)]
 
 
-def _whole(value):
+def _whole(value: object) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _value(value):
+def _value(value: object) -> str:
     """With 12 digits of a hash."""
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     return value[:12] if isinstance(value, str) and HASH.fullmatch(value) else _whole(value)
 
 
-def source(change: dict | None, patch: bool = True) -> list[Block]:
+def source(change: Mapping[str, Any] | None, patch: bool = True) -> list[Block]:
     """Which files of the source differ and by how many lines; patch: the change in full, as far as it was recorded."""
     if not change:
         return []
@@ -268,16 +273,16 @@ def source(change: dict | None, patch: bool = True) -> list[Block]:
     return [listed, document.Verbatim(change["patch"], "diff"), *cut]
 
 
-def excluded(against: Mapping[str, Comparison]) -> Section:
+def excluded(against: Against) -> Section:
     """Runs that are in no mean, and the rule that excluded each; of the baseline once."""
     rows = {}
     for one in against.values():
         for run in one.get("excluded") or ():
-            rows[run.get("run_id")] = [run.get("arm"), Code(run.get("run_id")), "; ".join(run.get("reasons") or [])]
+            rows[run.get("run_id")] = [run.get("arm"), code(run.get("run_id")), "; ".join(run.get("reasons") or [])]
     return Section("Excluded runs", [Table(("arm", "run", "by which rule"), list(rows.values()))] if rows else [])
 
 
-def diagnosis(against: Mapping[str, Comparison], options: Options) -> Section | Columns:
+def diagnosis(against: Against, options: Options) -> Section | Columns:
     """Where the time went; not asked for: the cause, if one stands out, and what to type for the rest."""
     known = {name: one["diagnosis"] for name, one in against.items() if one.get("diagnosis")}
     if options.why:
@@ -288,20 +293,16 @@ def diagnosis(against: Mapping[str, Comparison], options: Options) -> Section | 
         return Section("Diagnosis", parts)
     known = {name: facts for name, facts in known.items() if facts.get("regions") or facts.get("traces")}
     hint = [Hint(f"{options.hint} shows where the time went")] if known else []
-    return Columns([Lines(list(_causes(against, known))), *hint])
-
-
-def _causes(against: Mapping[str, Comparison], known: Mapping[str, dict]) -> Iterable[str]:
-    for name, facts in known.items():
-        cause = between_runs.cause(facts) if against[name]["verdict"] in ("faster", "slower") else None
-        if cause:
-            yield f"why: {cause}" if len(against) == 1 else f"why {name}: {cause}"
+    known = {name: facts for name, facts in known.items() if against[name]["verdict"] in ("faster", "slower")}
+    causes = {name: cause for name, facts in known.items() if (cause := between_runs.cause(facts))}
+    lines = [f"why: {why}" if len(against) == 1 else f"why {name}: {why}" for name, why in causes.items()]
+    return Columns([Lines(lines), *hint])
 
 
 # ---- for spreadsheets
 
 
-def as_csv(results: Iterable[tuple[str, Comparison]]) -> str:
+def as_csv(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -8,6 +8,7 @@ A buffer has a part for each rank, all of one length.  Three kinds of it:
   Owned     reduce-scattered; each part has whole tensors of one rank, which alone updates them: for Muon
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,26 +39,23 @@ class Layout:
     slots: tuple[Slot, ...]
     part_len: int
 
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [slot.parameter for slot in self.slots]
+
 
 def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: int) -> list[Layout]:
     """Tensors in the order in which backward ends with them, the last first, into buffers of about most_bytes."""
     layouts: list[Layout] = []
     slots: list[Slot] = []
-    end, kind = 0, None
-
-    def close():
-        nonlocal slots, end
-        if slots:
-            layouts.append(Layout(tuple(slots), _aligned(-(-end // world_size))))
-        slots, end = [], 0
-
-    for parameter in reversed(parameters):
-        if parameter.dtype != kind or end * parameter.element_size() >= most_bytes:
-            close()
-        kind = parameter.dtype
+    end = 0
+    for parameter, following in itertools.pairwise([*reversed(parameters), None]):
         slots.append(Slot(parameter, end))
         end += _aligned(parameter.numel())
-    close()
+        is_full = end * parameter.element_size() >= most_bytes
+        if following is None or following.dtype != parameter.dtype or is_full:
+            layouts.append(Layout(tuple(slots), _aligned(-(-end // world_size))))
+            slots, end = [], 0
     return layouts
 
 
@@ -68,36 +66,29 @@ def owned(parameters: list[torch.nn.Parameter], indices_by_rank: list[list[int]]
         for index in indices:
             kind = (parameters[index].dtype, parameters[index].numel())
             by_kind.setdefault(kind, [[] for _ in indices_by_rank])[rank].append(index)
-    rows = []  # (dtype, num_elements, the index of each rank or None)
-    for (dtype, num_elements), columns in by_kind.items():
-        for number in range(max(map(len, columns))):
-            of_ranks = [column[number] if number < len(column) else None for column in columns]
-            rows.append((dtype, num_elements, of_ranks))
+    rows = [(*kind, row) for kind, columns in by_kind.items() for row in itertools.zip_longest(*columns)]
     rows.sort(key=lambda row: min(index for index in row[2] if index is not None), reverse=True)
-    layouts: list[Layout] = []
-    begun: list[tuple[torch.dtype, int, list[int | None]]] = []
+    buffers: list[list[tuple[torch.dtype, int, tuple[int | None, ...]]]] = []  # of rows: an index of each rank, or None
     part_len = 0
-    for row in rows:
-        buffer_bytes = part_len * row[0].itemsize * len(indices_by_rank)
-        if begun and (row[0] != begun[0][0] or buffer_bytes >= most_bytes):
-            layouts.append(_owned_layout(parameters, begun))
-            begun, part_len = [], 0
-        begun.append(row)
-        part_len += _aligned(row[1])
-    return layouts + ([_owned_layout(parameters, begun)] if begun else [])
+    for dtype, num_elements, row in rows:
+        is_full = part_len * dtype.itemsize * len(indices_by_rank) >= most_bytes
+        if not buffers or dtype != buffers[-1][0][0] or is_full:
+            buffers.append([])
+            part_len = 0
+        buffers[-1].append((dtype, num_elements, row))
+        part_len += _aligned(num_elements)
+    layouts = []
+    for buffer in buffers:
+        part_len, offset, slots = sum(_aligned(num_elements) for _, num_elements, _ in buffer), 0, []
+        for _, num_elements, row in buffer:
+            places = [(index, rank * part_len + offset) for rank, index in enumerate(row) if index is not None]
+            slots += [Slot(parameters[index], start) for index, start in places]
+            offset += _aligned(num_elements)
+        layouts.append(Layout(tuple(slots), part_len))
+    return layouts
 
 
-def _owned_layout(parameters, rows):
-    part_len, offset, slots = sum(_aligned(row[1]) for row in rows), 0, []
-    for _, num_elements, row in rows:
-        slots += [
-            Slot(parameters[index], rank * part_len + offset) for rank, index in enumerate(row) if index is not None
-        ]
-        offset += _aligned(num_elements)
-    return Layout(tuple(slots), part_len)
-
-
-def _aligned(num_elements):
+def _aligned(num_elements: int) -> int:
     return -(-num_elements // ALIGN) * ALIGN
 
 
@@ -119,7 +110,7 @@ class Reduced:
     @torch.no_grad()
     def launch(self) -> None:
         """Take the gradients from the tensors and begin to reduce them."""
-        parameters = [slot.parameter for slot in self.layout.slots]
+        parameters = self.layout.parameters
         torch._foreach_copy_(self._places, [parameter.grad for parameter in parameters])
         for parameter in parameters:
             parameter.grad = None
@@ -143,21 +134,21 @@ class Reduced:
     def finish(self) -> None:
         """Wait for what publish() began."""
 
-    def _begin(self):
+    def _begin(self) -> Any:
         return distributed.all_mean(self.grads)
 
-    def _hand_over(self):
+    def _hand_over(self) -> None:
         distributed.as_mean(self.grads, self.ranks)
         for slot, place in zip(self.layout.slots, self._places, strict=True):
             slot.parameter.grad = place
 
 
 class _Scattered(Reduced):
-    def __init__(self, layout, ranks):
+    def __init__(self, layout: Layout, ranks: Ranks):
         super().__init__(layout, ranks)
         self.part = torch.zeros_like(self.grads[self.own])
 
-    def _begin(self):
+    def _begin(self) -> Any:
         return distributed.scatter_mean(self.part, self.grads)
 
 
@@ -183,7 +174,7 @@ class Sliced(_Scattered):
     def finish(self) -> None:
         self._gathering.wait()
 
-    def _hand_over(self):
+    def _hand_over(self) -> None:
         self.weights.grad = distributed.as_mean(self.part, self.ranks)
 
 
@@ -197,7 +188,7 @@ class Owned(_Scattered):
     def own_grads(self) -> list[torch.Tensor]:
         return [slot.parameter.grad for slot in self._mine]
 
-    def _hand_over(self):
+    def _hand_over(self) -> None:
         distributed.as_mean(self.part, self.ranks)
         for slot in self._mine:
             slot.parameter.grad = slot.of(self.part)

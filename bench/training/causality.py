@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn
 
 import torch
 from torch.nn import functional
@@ -37,6 +38,7 @@ LOSSES = {
     "log_softmax": (functional.log_softmax, torch.log_softmax, torch.Tensor.log_softmax),
     "nll_loss": (functional.nll_loss,),
 }
+Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # tokens_BT, targets_BT -> loss
 HIDDEN = "forward() hands no logits of every token to cross_entropy"
 
 
@@ -50,8 +52,8 @@ class Way:
 
     mode: str  # "evaluation" or "training"
     shape: tuple[int, int]  # B, T of its batches
-    call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # the model as the run has it
-    entered: Callable[[], AbstractContextManager]  # what that runs in: model.eval(), autocast ...
+    call: Call  # the model as the run has it
+    entered: Callable[[], AbstractContextManager[None]]  # what that runs in: model.eval(), autocast ...
 
 
 @dataclass
@@ -69,6 +71,11 @@ class Ask:
     unchecked: str | None = None  # why nothing can be said
 
 
+def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of check() of each rank, the one that says least good of the model."""
+    return min(by_rank, key=lambda rank: ("not causal", "not checked", "causal").index(rank["found"]))
+
+
 def new_seed(seed: int) -> int:
     """That nobody can know before the run; a float of JSON holds it."""
     return int.from_bytes(os.urandom(6)) ^ (seed % 2**48)
@@ -82,7 +89,7 @@ def check(
     seed: int,
     is_compiled: bool = False,
     has_noise: bool = True,
-) -> dict:
+) -> dict[str, Any]:
     """{"found": "causal" or "not checked", "why", "asks", "sdpa_backends"}.  Raises NotCausal.
 
     With has_noise it adds noise to the model's weights, and in training mode a model may change its buffers: the caller
@@ -93,10 +100,25 @@ def check(
     was_training = model.training
     asks: list[Ask] = []
     backends: set[str] = set()
+
+    def answered(way: Way, shape: tuple[int, int], by: list[str], watch: "_Watch | None") -> Ask:
+        """By logits of the model as it is written, where they are watched; else by losses of what the run calls."""
+        ask = Ask(way.mode, by, is_compiled and watch is None, *shape)
+        call = way.call if watch is None else model
+        return _Asking(ask, call, watch, vocab_size, device, seed, model).answered()
+
     try:
         for way in ways:
-            with way.entered(), _kept_rng(device):
-                asks += _asked(model, way, vocab_size, device, seed, is_compiled, backends)
+            shape = asked_shape(*way.shape)
+            watch = _Watch(shape, device, seed)
+            compiles = is_compiled or lazy_dynamo.is_imported()  # a model may compile a part of itself
+            is_whole = shape == way.shape and not compiles  # then the same passes show both
+            with way.entered(), forked_rng(device):
+                with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
+                    asks.append(answered(way, shape, ["logits", "losses"] if is_whole else ["logits"], watch))
+                if not is_whole:
+                    asks.append(answered(way, way.shape, ["losses"], None))
+            backends |= watch.backends
     finally:
         model.train(was_training)
     modes = {way.mode: [ask for ask in asks if ask.mode == way.mode] for way in ways}
@@ -105,47 +127,35 @@ def check(
     return found | {"asks": [asdict(ask) for ask in asks], "sdpa_backends": sorted(backends)}
 
 
-def _asked(model, way, vocab_size, device, seed, is_compiled, backends) -> Iterator[Ask]:
-    """Logits of the model as it is written, losses of what the run calls: one Ask of the same passes if that can be."""
-    shape = asked_shape(*way.shape)
-    compiles = is_compiled or lazy_dynamo.is_imported()  # a model may compile a part of itself
-    is_whole = shape == way.shape and not compiles
-    watch = _Watch(shape, device, seed)
-    with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
-        ask = Ask(way.mode, ["logits", "losses"] if is_whole else ["logits"], False, *shape)
-        yield _Asking(ask, model, watch, vocab_size, device, seed, model).answered()
-    backends |= watch.backends
-    if not is_whole:
-        ask = Ask(way.mode, ["losses"], is_compiled, *way.shape)
-        yield _Asking(ask, way.call, None, vocab_size, device, seed, model).answered()
-
-
 def asked_shape(num_rows: int, seq_len: int) -> tuple[int, int]:
     """That of a pass whose logits are seen: the run's own up to MAX_TOKENS, several rows where the run has several."""
     seq_len = min(seq_len, MAX_TOKENS if num_rows == 1 else MAX_TOKENS // 2)
     return min(num_rows, MAX_TOKENS // seq_len), seq_len
 
 
-@contextlib.contextmanager
-def _kept_rng(device):
+def forked_rng(device: torch.device) -> AbstractContextManager[None]:
     """The random state of torch, afterwards, is what it was."""
-    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 class _Asking:
     """Fills in an Ask: passes over random batches of its shape, compared."""
 
-    def __init__(self, asked, call, watch, vocab_size, device, seed, model):
+    def __init__(
+        self,
+        asked: Ask,
+        call: Call,
+        watch: "_Watch | None",
+        vocab_size: int,
+        device: torch.device,
+        seed: int,
+        model: torch.nn.Module,
+    ):
         self.asked, self.call, self.watch, self.vocab_size, self.device = asked, call, watch, vocab_size, device
         self._generator = torch.Generator().manual_seed(seed)
-        self._eos_token = getattr(model, "eos_token", None)
-        self._losses = []
+        self._eos_token: int | None = getattr(model, "eos_token", None)
+        self._losses: list[float] = []
+        self._eps = 0.0  # the coarsest of the losses' types
 
     def answered(self) -> Ask:
         """Raises NotCausal."""
@@ -158,7 +168,7 @@ class _Asking:
             self.asked.unchecked = f"a pass over {shape} tokens fails with {type(error).__name__}: {error}"
         return self.asked
 
-    def _ask(self):
+    def _ask(self) -> None:
         tokens_BT, targets_BT = self._drawn(), self._drawn()
         base, depends = self._pass(tokens_BT, targets_BT), False
         for group, cuts_B in enumerate(self._cuts()):
@@ -168,7 +178,7 @@ class _Asking:
             others_BT = torch.where(before_BT, self._others(targets_BT, group), targets_BT)
             if self.asked.mode == "training" and base.prints is not None:  # half the passes, where nothing moves
                 both = self._pass(changed_BT, others_BT)
-                if both.prints is not None and not (_moved(base, both) * before_BT).any():
+                if both.prints is not None and not (base.moved_BT(both) * before_BT).any():
                     continue
             by_tokens, by_targets = self._pass(changed_BT, targets_BT), self._pass(tokens_BT, others_BT)
             if base.prints is not None:
@@ -205,11 +215,11 @@ class _Asking:
                 rows.insert(group % num_rows, 0)
             yield rows
 
-    def _drawn(self):
+    def _drawn(self) -> torch.Tensor:
         shape = self.asked.num_rows, self.asked.seq_len
         return torch.randint(self.vocab_size, shape, generator=self._generator).to(self.device)
 
-    def _others(self, numbers_BT, group):
+    def _others(self, numbers_BT: torch.Tensor, group: int) -> torch.Tensor:
         """None of them where it was: of every second row one token alone, so that what leaks adds up.
 
         Documents stay where they are, because attention may add up the blocks of others in another order.
@@ -223,20 +233,22 @@ class _Asking:
             others_BT = torch.where(is_taken_BT, (others_BT + 1) % self.vocab_size, others_BT)
         return torch.where(numbers_BT == eos_token, numbers_BT, others_BT)
 
-    def _pass(self, tokens_BT, targets_BT) -> "_Seen":
-        with _kept_rng(self.device):  # the same dropout in every pass
+    def _pass(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> "_Seen":
+        with forked_rng(self.device):  # the same dropout in every pass
             if self.watch is None:
                 seen = _Seen(self.call(tokens_BT, targets_BT).detach(), None)
             else:
                 seen = self.watch.over(self.call, tokens_BT, targets_BT)
         self._losses.append(seen.loss)
-        self._eps = max(seen.eps, getattr(self, "_eps", 0.0))
+        self._eps = max(seen.eps, self._eps)
         return seen
 
-    def _compare_logits(self, base, other, kept_BT, batch, why):
+    def _compare_logits(
+        self, base: "_Seen", other: "_Seen", kept_BT: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor], why: str
+    ) -> None:
         if other.prints is None:
             raise ValueError("not every pass hands its logits to a loss")
-        moved_BT = _moved(base, other) * kept_BT
+        moved_BT = base.moved_BT(other) * kept_BT
         if not moved_BT.any():
             return
         repeats = [self._pass(*batch).prints for _ in range(2)]  # a kernel may add up in an order of its own
@@ -247,10 +259,12 @@ class _Asking:
             numbers = f"the logits of token {token} of {self.asked.seq_len} moved by {moved_BT.max().item():.3g}"
             self._refuse(f"{numbers} (repeated: by {rounding:.3g}) when {why}")
 
-    def _loss_rounding(self):
+    def _loss_rounding(self) -> float:
         return 16 * self._eps * max(abs(loss) for loss in self._losses)
 
-    def _judge_losses(self, nats, tokens_BT, targets_BT, others_BT):
+    def _judge_losses(
+        self, nats: float, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, others_BT: torch.Tensor
+    ) -> None:
         """nats: what must be 0.  If it is not: is that rounding, and is the loss a sum over its targets at all?"""
         if self.asked.by == ["losses"]:
             self.asked.moved = max(self.asked.moved, abs(nats))
@@ -271,43 +285,45 @@ class _Asking:
             why = "only tokens after the cut were changed; mask attention (is_causal=True)"
             self._refuse(f"{numbers} (rounding: {self.asked.rounding:.3g}) when {why}")
 
-    def _refuse(self, sentence):
+    def _refuse(self, sentence: str) -> NoReturn:
         compiled = ", compiled" if self.asked.is_compiled else ""
         raise NotCausal(f"the model sees what it must predict: in {self.asked.mode}{compiled}, {sentence}")
-
-
-def _moved(base, other):
-    """[B, T]."""
-    return (other.prints - base.prints).abs().amax(dim=(0, 3))
 
 
 class _Seen:
     """What a pass gave: its loss, and prints [N / (B * T), B, T, K] of its logits, or None."""
 
-    def __init__(self, loss, prints):
-        self.loss, self.prints = loss.item(), prints
+    def __init__(self, loss: torch.Tensor, prints: torch.Tensor | None):
+        self.loss: float = loss.item()
+        self.prints: Any = prints
         dtypes = [loss.dtype] if loss.dtype == torch.float64 else [torch.bfloat16, torch.float16, torch.float32]
         # a loss that was rounded to a shorter type and made longer again has that one's rounding
         self.eps = next(torch.finfo(dtype).eps for dtype in dtypes if loss.to(dtype).to(loss.dtype) == loss)
+
+    def moved_BT(self, other: "_Seen") -> torch.Tensor:
+        """By how much the prints of the logits of each token differ."""
+        moved: torch.Tensor = (other.prints - self.prints).abs().amax(dim=(0, 3))
+        return moved
 
 
 class _Watch(TorchFunctionMode):
     """Sees what goes into a loss, and which backend of scaled_dot_product_attention torch chooses."""
 
-    def __init__(self, shape, device, seed):
+    def __init__(self, shape: tuple[int, int], device: torch.device, seed: int):
         super().__init__()
-        self.shape, self.device, self.seed, self.backends = shape, device, seed, set()
-        self._directions = {}
+        self.shape, self.device, self.seed = shape, device, seed
+        self.backends: set[str] = set()
+        self._directions: dict[int, torch.Tensor] = {}  # by V: [V, K]
 
-    def over(self, call, tokens_BT, targets_BT) -> _Seen:
+    def over(self, call: Call, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> _Seen:
         """A pass.  Its prints are None where logits of every token, in the order of the tokens, are not found."""
-        self._found: dict[str, list] = {name: [] for name in LOSSES}
+        self._found: dict[str, list[tuple[torch.Tensor, Any]]] = {name: [] for name in LOSSES}
         with self:
             loss = call(tokens_BT, targets_BT)
         prints = (self._in_order(calls, targets_BT) for calls in self._found.values())
         return _Seen(loss.detach(), next((found for found in prints if found is not None), None))
 
-    def _in_order(self, calls, targets_BT):
+    def _in_order(self, calls: list[tuple[torch.Tensor, Any]], targets_BT: torch.Tensor) -> torch.Tensor | None:
         """Prints of these calls together, where the targets beside them say that their order is that of the tokens."""
         if not calls or len({prints_NK.shape[-1] for prints_NK, _ in calls}) > 1:
             return None
@@ -323,7 +339,7 @@ class _Watch(TorchFunctionMode):
         return prints_NK.view(-1, *self.shape, NUM_DIRECTIONS) if is_in_order else None
 
     @torch.no_grad()
-    def _prints_of(self, scores_NV):
+    def _prints_of(self, scores_NV: torch.Tensor) -> torch.Tensor:
         """[N, K], float64: along directions that no contestant knows, any change shows.  Made chunk by chunk."""
         V = scores_NV.shape[-1]
         if V not in self._directions:
@@ -333,39 +349,46 @@ class _Watch(TorchFunctionMode):
         chunks = scores_NV.split(max(1, MAX_CHUNK_BYTES // (8 * V)))
         return torch.cat([chunk_NV.double() @ self._directions[V] for chunk_NV in chunks])
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         for name, functions in LOSSES.items():
             if function in functions:
                 scores = args[0] if args else kwargs["input"]
-                if name == "log_softmax" and _dim(*args[1:], **kwargs) not in (-1, scores.ndim - 1):
-                    continue
-                beside = None if name == "log_softmax" else args[1] if len(args) > 1 else kwargs["target"]
-                if scores.ndim > 2 and name != "log_softmax":
-                    scores = scores.movedim(1, -1)  # [B, V, T]
-                beside = None if beside is None else beside.detach().flatten()
+                beside = None  # the targets
+                if name == "log_softmax":
+                    if (args[1] if len(args) > 1 else kwargs.get("dim")) not in (-1, scores.ndim - 1):
+                        continue
+                else:
+                    beside = (args[1] if len(args) > 1 else kwargs["target"]).detach().flatten()
+                    scores = scores.movedim(1, -1)  # of [B, V, T]; of [N, V] nothing moves
                 self._found[name].append((self._prints_of(scores.detach().flatten(0, -2)), beside))
         if function is functional.scaled_dot_product_attention:
             self.backends.add(_backend(*args, **kwargs))
         return function(*args, **kwargs)
 
 
-def _dim(*args, dim=None, **more):
-    """Of log_softmax's arguments behind its input."""
-    return args[0] if args else dim
-
-
-def _backend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
+def _backend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> str:
     """The name of what torch runs for these arguments: flash_attention, cudnn_attention, math ..."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
-        query, key, value = (one.to(torch.get_autocast_dtype(kind)) for one in (query, key, value))
+        query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     number = torch._fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, **more)
-    return next((name.lower() for name, one in SDPBackend.__members__.items() if int(one) == number), str(number))
+    names = {int(backend): name.lower() for name, backend in SDPBackend.__members__.items()}
+    return names.get(number, str(number))
 
 
 @torch.no_grad()
-def _add_noise(model, device, seed):
+def _add_noise(model: torch.nn.Module, device: torch.device, seed: int) -> None:
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in model.parameters():
         std = MIN_NOISE_STD if parameter.ndim < 2 else max(MIN_NOISE_STD, 0.5 * parameter.shape[-1] ** -0.5)

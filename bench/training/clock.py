@@ -17,7 +17,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bench.record.outside_clock import GO, PAUSE, START, STOP
@@ -51,7 +51,7 @@ def reporter(path: str | None) -> Callable[[str], None]:
     except OSError:
         fd = None
 
-    def report(word):
+    def report(word: str) -> None:
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.write(fd, f"{word}\n".encode())
@@ -141,8 +141,8 @@ class HostMarks:
 class CudaMarks:
     """CUDA events on the current stream, used again and again: an event costs more to make than to record."""
 
-    def __init__(self):
-        self._pool: list = []
+    def __init__(self) -> None:
+        self._pool: list[Any] = []  # events of torch
 
     def mark(self) -> Any:
         import torch
@@ -152,21 +152,66 @@ class CudaMarks:
         return event
 
     def ready(self, mark: Any) -> bool:
-        return mark.query()
+        return bool(mark.query())
 
     def wait(self, mark: Any) -> None:
         mark.synchronize()
 
     def ms_between(self, start: Any, end: Any) -> float:
-        return start.elapsed_time(end)
+        return float(start.elapsed_time(end))
 
     def free(self, *marks: Any) -> None:
         self._pool.extend(marks)
 
 
-def marks_for(device_type: str) -> HostMarks | CudaMarks:
-    """ "cuda" or "cpu" -> HostMarks or CudaMarks."""
+Marks = HostMarks | CudaMarks
+
+
+def marks_for(device_type: str) -> Marks:
+    """device_type: "cuda" or "cpu"."""
     return CudaMarks() if device_type == "cuda" else HostMarks()
+
+
+class StepMarks:
+    """Milliseconds of named parts of each step, in .ms: {name: {row: ms}}; those of one name in a step are added up.
+
+    start(), mark(name) where a part begins and the one before it ends, end(row).  A mark is read after the device has
+    passed it: nothing waits before read_all().  Between steps mark() does nothing.
+    """
+
+    READ_LATE_STEPS = 2  # a GPU is seldom further behind its host; what is not ready yet is read later still
+
+    def __init__(self, marks: Marks, names: Iterable[str]):
+        self._marks = marks
+        self.ms: dict[str, dict[int, float]] = {name: {} for name in names}
+        self._edges: list[tuple[str, Any]] | None = None  # [(name, mark)] of the running step
+        self._unread: list[tuple[int, list[tuple[str, Any]]]] = []  # [(row, edges)]
+
+    def start(self) -> None:
+        self._edges = []
+
+    def mark(self, name: str) -> None:
+        if self._edges is not None:
+            self._edges.append((name, self._marks.mark()))
+
+    def end(self, row: int) -> None:
+        assert self._edges is not None, "the step has begun"
+        self._edges.append(("", self._marks.mark()))
+        self._unread.append((row, self._edges))
+        self._edges = None
+        if len(self._unread) > self.READ_LATE_STEPS and self._marks.ready(self._unread[0][1][-1][1]):
+            self._read()
+
+    def _read(self) -> None:
+        row, edges = self._unread.pop(0)
+        for (name, start), (_, end) in zip(edges, edges[1:]):
+            self.ms[name][row] = self.ms[name].get(row, 0.0) + self._marks.ms_between(start, end)
+        self._marks.free(*(mark for _, mark in edges))
+
+    def read_all(self) -> None:
+        while self._unread:
+            self._marks.wait(self._unread[0][1][-1][1])
+            self._read()
 
 
 class GcPolicy:

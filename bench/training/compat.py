@@ -10,19 +10,18 @@ set), and a snapshot's history begins a step before it.  Keys that end in _gb ho
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.base.units import gib_from_bytes
-from bench.training.clock import CudaMarks, HostMarks, marks_for
-from bench.training.memory import recording
-from bench.training.memory.peaks import peaks_for
+from bench.training.clock import HostMarks, Marks, marks_for
+from bench.training.memory import History, has_history, peaks_for
 
 logger = logging.getLogger(__name__)
 
 
 def device_type() -> str:
     """ "cuda" where memory of a GPU can be recorded, else "cpu"."""
-    return "cuda" if recording.is_available() else "cpu"
+    return "cuda" if has_history() else "cpu"
 
 
 class CUDATimer:
@@ -32,7 +31,7 @@ class CUDATimer:
     without a stop, or a stop without a start.
     """
 
-    def __init__(self, marks: HostMarks | CudaMarks | None = None):
+    def __init__(self, marks: Marks | None = None):
         self._marks = marks or marks_for(device_type())
         self._pairs: list[tuple[Any, Any]] = []  # of marks: recorded, not yet read
         self._started: Any = None
@@ -61,11 +60,11 @@ class CUDATimer:
         self.elapsed_ms()  # gives the marks back
         self._total_ms = 0.0
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
 
@@ -75,7 +74,7 @@ class CUDATimerCollection:
     enabled=False makes every call free and every time 0.0.
     """
 
-    def __init__(self, regions: Iterable[str], enabled: bool = True, marks: HostMarks | CudaMarks | None = None):
+    def __init__(self, regions: Iterable[str], enabled: bool = True, marks: Marks | None = None):
         self.enabled = enabled
         marks = marks or (marks_for(device_type()) if enabled else HostMarks())
         self._timers = {region: CUDATimer(marks) for region in regions}
@@ -114,11 +113,11 @@ class DeviceMemoryMonitor:
         self._name = f"device_{device}_rank_{rank}"
         self._folder, self._facts = Path(snapshot_dir), {"rank": rank}
         self._peaks = peaks_for(device_type(), device)
-        self._recording = recording.Recording(f"DeviceMemoryMonitor of device {device}")
-        if snapshot_step is not None and snapshot_step <= 1:
-            self._begin()
+        self._history = History(f"DeviceMemoryMonitor of device {device}")
+        if snapshot_step is not None and snapshot_step <= 1 and has_history():
+            self._history.start()
 
-    def report(self, step: int) -> dict:
+    def report(self, step: int) -> dict[str, Any]:
         """Peaks since the report before: {"allocated_gb" (now), "peak_gb", "reserved_gb", "total_gb", "mem_utilization"
         (0 to 1), "max_active_gib", "num_alloc_retries", "num_ooms", "what"}; without a GPU the process' resident set.
         """
@@ -128,8 +127,8 @@ class DeviceMemoryMonitor:
         peak_gib = gib["allocated"] if "allocated" in gib else gib["rss"]
         if step == self._snapshot_step:
             self.capture_snapshot(step)
-        elif self._snapshot_step is not None and step == self._snapshot_step - 1:
-            self._begin()
+        elif self._snapshot_step is not None and step == self._snapshot_step - 1 and has_history():
+            self._history.start()
         return peaks | {
             "what": self._peaks.what,
             "allocated_gb": gib_from_bytes(now_bytes),
@@ -142,17 +141,13 @@ class DeviceMemoryMonitor:
 
     def capture_snapshot(self, step: int) -> str | None:
         """Write snapshot_step_S_device_D_rank_R.pickle.  Its path; None without a GPU, or if that failed, logged."""
-        if not recording.is_available():
+        if not has_history():
             return None
         path = self._folder / f"snapshot_step_{step}_{self._name}.pickle"
         try:
-            self._recording.dump(path, **self._facts, step=step)
-            self._recording.stop()
+            self._history.dump(path, **self._facts, step=step)
+            self._history.stop()
         except Exception as error:  # a full disk, say: the training goes on
             logger.warning("no memory snapshot: %s: %s", type(error).__name__, error)
             return None
         return str(path)
-
-    def _begin(self):
-        if recording.is_available():
-            self._recording.start()

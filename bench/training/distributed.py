@@ -6,12 +6,13 @@ One process alone starts no process group: every function then does the obvious 
 import datetime
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+T = TypeVar("T")
 WARMUP_TIMEOUT_S = 600.0  # at least, until set_timeout(): a cold compilation takes ranks minutes, not all equally many
 
 
@@ -45,10 +46,8 @@ def start(device_type: str, timeout_s: float, num_processes: int | None = None) 
     if num_processes not in (None, world_size):
         hint = f"start torchrun --nproc_per_node={num_processes}, or change config.yaml"
         raise ValueError(f"hardware.num_processes={num_processes}, but torchrun started {world_size}: {hint}")
-    local_rank, local_size = (
-        int(os.environ.get("LOCAL_RANK", rank)),
-        int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-    )
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     device, backend, device_id = torch.device("cpu"), "gloo", None
     if device_type == "cuda":
         # where each rank sees its own GPU only (srun --gpus-per-task=1) that is number 0
@@ -117,15 +116,15 @@ def from_first(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _mean_op():
+def _mean_op() -> Any:
     return dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM
 
 
-def gather(value: Any) -> list:
+def gather(value: T) -> list[T]:
     """Any small picklable value -> list over ranks, on every rank.  Between our own processes only."""
     if not dist.is_initialized():
         return [value]
-    values = [None] * dist.get_world_size()
+    values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 

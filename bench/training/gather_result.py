@@ -5,10 +5,14 @@ The result is the worker's half of run.json: the launcher merges and removes it.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.machine import environment
 from bench.record import run_folder, step_files
+
+PHASE_COLUMNS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # of the instrument regions, before all others
+Row = dict[str, Any]  # of steps.csv, by column
 
 
 @dataclass
@@ -18,30 +22,30 @@ class RankResult:
     train_s: float  # of its clock
     validation_s: float
     num_validations: int
-    rows: list  # of StepLog, a dict for each step from 1
-    columns: dict  # {instrument: {column: {row: value}}}
-    flags: dict  # {instrument: {row: word}}
-    summaries: dict  # {instrument: summary}
-    doubts: dict  # {instrument: [sentence]}
+    rows: list[Row]  # of StepLog, one for each step from 1
+    columns: dict[str, dict[str, dict[int, float | None]]]  # {instrument: {column: {row: value}}}
+    flags: dict[str, dict[int, str]]  # {instrument: {row: word}}
+    summaries: dict[str, dict[str, Any]]  # {instrument: summary}
+    doubts: dict[str, list[str]]  # {instrument: [sentence]}
     loader_wait_ms: float
-    peak_mem_gib: dict  # {kind: GiB}, the warm-up excluded
+    peak_mem_gib: dict[str, float]  # {kind: GiB}, the warm-up excluded
     foreign_cpu_cores: float | None  # of all its node, the same on every rank there; None: not known
-    warnings: list = field(default_factory=list)
-    events: list = field(default_factory=list)  # not yet written
+    warnings: list[dict[str, str]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)  # not yet written
     node: int = 0
     t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
-    code: dict = field(default_factory=dict)  # imported.facts()
+    code: dict[str, Any] = field(default_factory=dict)  # imported.facts()
 
 
 def write(
     folder: Path,
-    own_rows: list[dict],
-    facts: dict,
-    times: dict,
+    own_rows: list[Row],
+    facts: dict[str, Any],
+    times: dict[str, Any],
     everyone: list[RankResult],
-    summaries: dict,
+    summaries: dict[str, dict[str, Any]],
     stopped_at: int | None = None,
-    referee: dict | None = None,
+    referee: dict[str, Any] | None = None,
 ) -> None:
     """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
@@ -53,10 +57,15 @@ def write(
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
     if len(everyone) > 1:
         step_files.write_by_rank(folder, _by_rank(everyone))
-    for event in sorted(_events(everyone), key=lambda event: event["t_ns"]):
-        step_files.append_event(folder, event)  # of the other ranks; rank 0's are written already
+    events = []  # of the other ranks, by node 0's clock, those of another node say which; rank 0's are written already
+    for rank in everyone:
+        node = {"node": rank.node} if rank.node else {}
+        events += [event | {"t_ns": event["t_ns"] + rank.t_offset_ns} | node for event in rank.events]
+    for event in sorted(events, key=lambda event: event["t_ns"]):
+        step_files.append_event(folder, event)
     first = everyone[0]
-    result = {
+    by_node = [rank.foreign_cpu_cores for rank in everyone if rank.foreign_cpu_cores is not None]
+    measured_by_all = {
         "stopped_at": stopped_at,
         "model": facts["model"],
         "measured": {
@@ -68,7 +77,7 @@ def write(
                 kind: [rank.peak_mem_gib[kind] for rank in everyone] for kind in first.peak_mem_gib
             },
             "loader_wait_ms": max(rank.loader_wait_ms for rank in everyone),
-            "foreign_cpu_cores": _of_busiest_node(everyone),
+            "foreign_cpu_cores": max(by_node, default=None),
             **facts["measured"],
         },
         "torch_facts": environment.torch_facts(),
@@ -82,26 +91,14 @@ def write(
         ],
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank.warnings],
     }
-    atomic.write_json(folder / run_folder.RESULT, result)
+    atomic.write_json(folder / run_folder.RESULT, measured_by_all)
 
 
-def _events(everyone):
-    """Of all ranks, by node 0's clock; those of another node say which."""
-    for rank in everyone:
-        of_node = {"node": rank.node} if rank.node else {}
-        for event in rank.events:
-            yield event | {"t_ns": event["t_ns"] + rank.t_offset_ns} | of_node
-
-
-def _of_busiest_node(everyone):
-    known = [rank.foreign_cpu_cores for rank in everyone if rank.foreign_cpu_cores is not None]
-    return max(known, default=None)
-
-
-def rows(own_rows: list[dict], everyone: list[RankResult]) -> list[dict]:
+def rows(own_rows: list[Row], everyone: list[RankResult]) -> list[Row]:
     """Rank 0's rows of steps.csv -> the run's: losses are means over ranks, milliseconds and columns maxima."""
-    columns_of_ranks = [of_one for rank in everyone for of_one in rank.columns.values()]
-    columns = sorted({name for of_one in columns_of_ranks for name in of_one}, key=_column_order)
+    all_columns = [columns for rank in everyone for columns in rank.columns.values()]
+    others = {name for columns in all_columns for name in columns}.difference(PHASE_COLUMNS)
+    names = [name for name in PHASE_COLUMNS if any(name in columns for columns in all_columns)] + sorted(others)
     flags = [flag for rank in everyone for flag in rank.flags.values()]
     merged = []
     for row in own_rows:
@@ -114,14 +111,14 @@ def rows(own_rows: list[dict], everyone: list[RankResult]) -> list[dict]:
             # Of a flagged step rank 0's: metrics takes them off the whole, and where ranks waited for one that wrote a
             # trace, the maxima of neighbouring steps are more than the time that passed.
             row["step_ms"] = max(rank.rows[step - 1]["step_ms"] for rank in everyone)
-        for column in columns:
-            values = [of_one[column].get(step) for of_one in columns_of_ranks if column in of_one]
-            row[column] = max((value for value in values if value is not None), default=None)
+        for name in names:
+            values = [columns[name].get(step) for columns in all_columns if name in columns]
+            row[name] = max((value for value in values if value is not None), default=None)
         merged.append(row)
     return merged
 
 
-def _by_rank(everyone):
+def _by_rank(everyone: list[RankResult]) -> dict[str, list[dict[int, float]]]:
     """{"step_ms", and where the regions are known "own_ms": [{row: milliseconds} of each rank]}.
 
     Ranks wait for each other within a step, so that their step_ms are alike; what a rank does before it can wait, its
@@ -129,13 +126,9 @@ def _by_rank(everyone):
     """
     by_column = {"step_ms": [{row["step"]: row["step_ms"] for row in rank.rows} for rank in everyone]}
     regions = [rank.columns.get("regions", {}) for rank in everyone]
-    if all(one.get("data_ms") and one.get("forward_ms") for one in regions):
+    if all(columns.get("data_ms") and columns.get("forward_ms") for columns in regions):
         by_column["own_ms"] = [
-            {row: one["data_ms"].get(row, 0.0) + ms for row, ms in one["forward_ms"].items()} for one in regions
+            {row: (columns["data_ms"].get(row) or 0.0) + (ms or 0.0) for row, ms in columns["forward_ms"].items()}
+            for columns in regions
         ]
     return by_column
-
-
-def _column_order(name):
-    order = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
-    return (order.index(name) if name in order else len(order), name)

@@ -8,6 +8,8 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from bench.base.paths import CODE, working_folder
 from bench.config import user_code
@@ -18,23 +20,26 @@ MAX_NAMES = 20
 PYC_HEADER_BYTES = 16  # before the marshalled code: PEP 552
 
 
-def facts(hashes: bool) -> dict:
+def facts(hashes: bool) -> dict[str, Any]:
     """Of this rank: {"copy", "num_modules", "elsewhere"}.
 
     copy: the name of the copy that the rank imports from, None: it is the checkout; num_modules: how many are ours or
     the user's; elsewhere: those of them that came from anywhere else, sorted; hashes: also those whose bytecode is not
     that of their source, and the copies' own names where they no longer hold what they are named by (0.1 s).
     """
-    own, num_modules, elsewhere = user_code.copies(), 0, set()
+    own, num_modules = user_code.copies(), 0
+    elsewhere: set[str] = set()
     for name, module in list(sys.modules.items()):
-        if _is_ours(name, module):
-            is_right = _is_within(CODE, module) and not (hashes and _has_other_bytecode(module))
+        imported_as = getattr(getattr(module, "__spec__", None), "name", "")  # also of __main__
+        if name.partition(".")[0] in OURS or (name == "__main__" and imported_as.partition(".")[0] in OURS):
+            folder = CODE
         elif own is not None and _is_of_user(own, name, module):
-            is_right = _is_within(own, module) and not (hashes and _has_other_bytecode(module))
+            folder = own
         else:
             continue
         num_modules += 1
-        elsewhere |= set() if is_right else {_name(module) or name}
+        if not _is_within(folder, module) or (hashes and _has_other_bytecode(module)):
+            elsewhere.add(imported_as or name)
     if hashes:
         copies = [CODE] * code_copy.is_copy(CODE) + ([own.parent] if own else [])
         elsewhere |= {folder.name for folder in copies if not code_copy.is_whole(folder)}
@@ -42,25 +47,16 @@ def facts(hashes: bool) -> dict:
     return {"copy": copy, "num_modules": num_modules, "elsewhere": sorted(elsewhere)[:MAX_NAMES]}
 
 
-def merged(by_rank: list[dict]) -> dict:
+def merged(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     """facts() of every rank -> run.json's referee.code: copies instead of copy, sorted; num_modules is the most."""
     return {
-        "copies": sorted({str(one["copy"]) for one in by_rank}),
-        "num_modules": max(one["num_modules"] for one in by_rank),
-        "elsewhere": sorted({name for one in by_rank for name in one["elsewhere"]})[:MAX_NAMES],
+        "copies": sorted({str(rank["copy"]) for rank in by_rank}),
+        "num_modules": max(rank["num_modules"] for rank in by_rank),
+        "elsewhere": sorted({name for rank in by_rank for name in rank["elsewhere"]})[:MAX_NAMES],
     }
 
 
-def _is_ours(name, module):
-    return name.partition(".")[0] in OURS or (name == "__main__" and _name(module).partition(".")[0] in OURS)
-
-
-def _name(module):
-    """As it was imported, also of __main__."""
-    return getattr(getattr(module, "__spec__", None), "name", "")
-
-
-def _is_of_user(own, name, module):
+def _is_of_user(own: Path, name: str, module: ModuleType) -> bool:
     """Whether it lies with the copies of the user's code, or where an import of its name finds it in their folder."""
     path = getattr(module, "__file__", None)
     if not isinstance(path, str):
@@ -71,7 +67,7 @@ def _is_of_user(own, name, module):
     return os.path.abspath(path) in (f"{start}.py", os.path.join(start, "__init__.py"))
 
 
-def _is_within(folder, module):
+def _is_within(folder: Path, module: ModuleType) -> bool:
     """Whether its file, or those of a package without one, lie there and are no links to elsewhere."""
     paths = getattr(module, "__file__", None) or list(getattr(module, "__path__", ()))
     paths = [paths] if isinstance(paths, str) else paths
@@ -79,15 +75,14 @@ def _is_within(folder, module):
     return bool(paths) and all(os.path.realpath(path).startswith(start) for path in paths)
 
 
-def _has_other_bytecode(module):
+def _has_other_bytecode(module: ModuleType) -> bool:
     """Whether the .pyc beside a module's source is another program's.  Python looks at neither once it is imported."""
     path, cached = getattr(module, "__file__", None), getattr(getattr(module, "__spec__", None), "cached", None)
     if not path or not cached or not os.path.exists(cached):
         return False  # compiled from the source
     try:
         code = marshal.loads(Path(cached).read_bytes()[PYC_HEADER_BYTES:])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return code != compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        with warnings.catch_warnings(action="ignore"):
+            return bool(code != compile(Path(path).read_bytes(), path, "exec", dont_inherit=True))
     except (OSError, ValueError, EOFError, TypeError, SyntaxError):
         return True

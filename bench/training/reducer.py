@@ -9,7 +9,7 @@ shard   each rank gets the mean of the gradients of its share while the backward
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 BY_ELEMENT = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # an element's update needs that element alone
 
 
-def reducer_for(config: Config, model: torch.nn.Module, optimizer, ranks: Ranks) -> "Alone":
+def reducer_for(config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks) -> "Alone":
     """The reducer that hardware.reducer names; optimizer must not have made a step."""
     kind = config.hardware.reducer
     if ranks.world_size == 1:
@@ -42,12 +42,12 @@ class Alone:
 
     name: str | None = None  # in run.json
 
-    def __init__(self, config: Config, model: torch.nn.Module, optimizer):
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any):
         self.model, self.optimizer = model, optimizer
         self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
 
-    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
+    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are reduced in the last micro-step of a step only."""
         return contextlib.nullcontext()
 
@@ -64,7 +64,7 @@ class Alone:
         """Before the process group goes."""
         self.forward = self.evaluated = None
 
-    def _compiled(self, model) -> Callable:
+    def _compiled(self, model: torch.nn.Module) -> Any:
         return torch.compile(model, dynamic=False)
 
 
@@ -73,22 +73,24 @@ class Ddp(Alone):
 
     name = "ddp"
 
-    def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks):
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks):
         super().__init__(config, model, optimizer)
         self._world_size, names = ranks.world_size, getattr(model, "late_parameters", ())
         self._late = [model.get_parameter(name) for name in names]
         late = {id(tensor) for tensor in self._late}
         names = [name for name, tensor in self.forward.named_parameters() if id(tensor) in late]
+        arguments = inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.13 gave one another name
+        sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
         # the one way that torch has to leave to us what is in no loss at first
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.forward, names)
         self.forward = DistributedDataParallel(
             self.forward,
             device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-            **{_buffers_argument(): False},  # the models' buffers are constants
+            **{sync_buffers: False},  # the models' buffers are constants
             gradient_as_bucket_view=True,
         )
 
-    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
+    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if is_last else self.forward.no_sync()
 
     def clip(self, most_norm: float | None) -> None:
@@ -98,18 +100,12 @@ class Ddp(Alone):
         super().clip(most_norm)
 
 
-def _buffers_argument():
-    """torch 2.13 gave DDP's broadcast_buffers another name."""
-    names = inspect.signature(DistributedDataParallel.__init__).parameters
-    return "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-
-
 class Plain(Alone):
     """The reference: buckets are reduced one after the other when the last backward pass has ended."""
 
     name = "plain"
 
-    def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks, bucket_bytes: int):
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks, bucket_bytes: int):
         super().__init__(config, model, optimizer)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
@@ -132,20 +128,20 @@ class Shard(Alone):
 
     name = "shard"
 
-    def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks, bucket_bytes: int):
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks, bucket_bytes: int):
         self._ranks, self._cut_bytes = ranks, bucket_bytes
         parts = getattr(optimizer, "parts", {"": optimizer}).values()
         self._parts = [(part, list(_buckets_of(part, ranks, bucket_bytes))) for part in parts]
-        self._parts.sort(key=lambda one: hasattr(one[0], "shares"))  # weights are gathered beside Muon's products
+        self._parts.sort(key=lambda pair: hasattr(pair[0], "shares"))  # weights are gathered beside Muon's products
         super().__init__(config, model, optimizer)
         self._order = [bucket for _, of_part in self._parts for bucket in of_part]  # in which all ranks reduce
-        self._bucket_of = {slot.parameter: bucket for bucket in self._order for slot in bucket.layout.slots}
-        self._hooks = [one.register_post_accumulate_grad_hook(self._arrived) for one in self._bucket_of]
+        self._bucket_of = {parameter: bucket for bucket in self._order for parameter in bucket.layout.parameters}
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._bucket_of]
         self._is_last, self._num_launched = False, 0
         self._filled: list[buckets.Reduced] = []
         self._knows_order, self._is_first = False, True
 
-    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
+    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         if self._is_first and any(grad is not None for bucket in self._order for grad in bucket.own_grads()):
             remedy = "drop them after every step, or use another hardware.reducer"
             raise RuntimeError(f"hardware.reducer=shard: gradients are left from the step before: {remedy}")
@@ -158,11 +154,18 @@ class Shard(Alone):
             return
         for bucket in self._order:
             bucket.wait()
-        everywhere = [p.grad for bucket in self._order if type(bucket) is buckets.Reduced for p in _tensors(bucket)]
+        whole = [bucket.layout for bucket in self._order if type(bucket) is buckets.Reduced]
+        everywhere = [parameter.grad for layout in whole for parameter in layout.parameters]
         own = [grad for bucket in self._order for grad in bucket.own_grads()]
-        norm, grads = self._norm(own, everywhere), own + everywhere
-        if grads:  # more ranks than matrices, and nothing but matrices: this rank has none
-            torch._foreach_mul_(grads, torch.clamp(most_norm / (norm + 1e-6), max=1.0))  # as torch's clip_grad_norm_
+        square = torch.zeros((), device=self._ranks.device)
+        if own:
+            square += torch.nn.utils.get_total_norm(own).square()
+        distributed.all_sum(square)
+        if everywhere:
+            square += torch.nn.utils.get_total_norm(everywhere).square()
+        if grads := own + everywhere:  # more ranks than matrices, and nothing but matrices: this rank has none
+            frac = torch.clamp(most_norm / (square.sqrt() + 1e-6), max=1.0)  # as torch's clip_grad_norm_
+            torch._foreach_mul_(grads, frac)
 
     def step(self, names: Collection[str] | None = None) -> None:
         assert names is None, "bench/config/stages.py refuses parts that keep their gradients over a step"
@@ -174,8 +177,10 @@ class Shard(Alone):
                 bucket.publish()
         for bucket in self._order:
             bucket.finish()
-        if not self._knows_order:
-            self._learn_order()
+        if not self._knows_order:  # rank 0's order of the first step from now on, in place of the guess
+            numbers = torch.tensor([self._order.index(bucket) for bucket in self._filled], device=self._ranks.device)
+            self._order = [self._order[number] for number in distributed.from_first(numbers).tolist()]
+            self._knows_order = True
         self._num_launched, self._filled, self._is_first = 0, [], True
 
     def close(self) -> None:
@@ -183,10 +188,10 @@ class Shard(Alone):
         for hook in self._hooks:
             hook.remove()
 
-    def _compiled(self, model):
+    def _compiled(self, model: torch.nn.Module) -> Any:
         return torch.compile(model, dynamic=False, backend=cut_at(self._cut_bytes))
 
-    def _arrived(self, parameter):
+    def _arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is there: every rank begins the collectives in one order, whatever order buckets fill in."""
         if not self._is_last:
             return
@@ -198,23 +203,8 @@ class Shard(Alone):
             self._order[self._num_launched].launch()
             self._num_launched += 1
 
-    def _learn_order(self):
-        """Rank 0's order of the first step from now on, in place of the guess."""
-        numbers = torch.tensor([self._order.index(bucket) for bucket in self._filled], device=self._ranks.device)
-        self._order = [self._order[number] for number in distributed.from_first(numbers).tolist()]
-        self._knows_order = True
 
-    def _norm(self, own, everywhere):
-        square = torch.zeros((), device=self._ranks.device)
-        if own:
-            square += torch.nn.utils.get_total_norm(own).square()
-        distributed.all_sum(square)
-        if everywhere:
-            square += torch.nn.utils.get_total_norm(everywhere).square()
-        return square.sqrt()
-
-
-def _buckets_of(optimizer, ranks, bucket_bytes):
+def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int) -> Iterator[buckets.Reduced]:
     """The buckets of an optimizer's tensors; of one by element, its tensors are replaced by this rank's parts."""
     by_element = type(optimizer) in BY_ELEMENT
     for group in optimizer.param_groups:
@@ -224,25 +214,23 @@ def _buckets_of(optimizer, ranks, bucket_bytes):
             continue
         parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
         layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
-        made = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
         if by_element:
-            group["params"] = [bucket.weights for bucket in made]
-        yield from made
+            sliced = [buckets.Sliced(layout, ranks) for layout in layouts]
+            group["params"] = [bucket.weights for bucket in sliced]
+            yield from sliced
+        else:
+            yield from (buckets.Reduced(layout, ranks) for layout in layouts)
 
 
-def _refuse_missing(model, waiting):
+def _refuse_missing(model: torch.nn.Module, waiting: Sequence[buckets.Reduced]) -> None:
     """RuntimeError where a bucket still waits for a gradient when all of a step's backward passes are over."""
-    missing = {parameter for bucket in waiting for parameter in _tensors(bucket) if parameter.grad is None}
+    missing = {parameter for bucket in waiting for parameter in bucket.layout.parameters if parameter.grad is None}
     if missing:
         names = [name for name, parameter in model.named_parameters() if parameter in missing]
         raise RuntimeError(f"no gradient of {', '.join(names)}: every tensor must take part in the loss of every step")
 
 
-def _tensors(bucket):
-    return [slot.parameter for slot in bucket.layout.slots]
-
-
-def cut_at(most_bytes: int, compiler: str = "inductor") -> Callable:
+def cut_at(most_bytes: int, compiler: str = "inductor") -> Callable[..., Any]:
     """A backend for torch.compile: that of the name compiler, with a graph for about most_bytes of parameters each.
 
     One compiled graph has one backward pass, which hands over all gradients at its end: nothing is left to reduce them
@@ -250,12 +238,12 @@ def cut_at(most_bytes: int, compiler: str = "inductor") -> Callable:
     What is compiled without gradients, the validation's forward pass, stays whole.
     """
 
-    def backend(graph, inputs, **options):
+    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
         from torch._dynamo import lookup_backend
         from torch._dynamo.backends.distributed import DDPOptimizer  # imports most of the compiler
 
         class Cut(DDPOptimizer):
-            def add_param(self, bucket, param, name):
+            def add_param(self, bucket: Any, param: torch.Tensor, name: str) -> None:
                 """torch counts a tensor's storage, which here may be a buffer that many tensors share."""
                 super().add_param(bucket, param, name)
                 bucket.size += param.nbytes - param.untyped_storage().nbytes()

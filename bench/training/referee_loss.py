@@ -14,14 +14,18 @@ Legend: B sequences, T tokens, V vocabulary, N tokens of a batch.
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 
 from bench.config import stages
 from bench.record.validity import bound_nats
 from bench.training import distributed
+from bench.training.causality import forked_rng
 from bench.training.trainer import Trainer
+
+T = TypeVar("T")
 
 MAX_TOKENS = 8192  # of a pass of logits, or one row: a fused loss never holds those of a whole micro-batch
 ROWS_AT_ONCE = 2048  # of logits that are float32 at one time: 0.4 GB where V is 50,257
@@ -41,7 +45,7 @@ def nats_of(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     return torch.cat([_nats(logits_NV.float(), targets_N) for logits_NV, targets_N in rows])
 
 
-def _nats(logits_NV, targets_N):
+def _nats(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
     return logits_NV.logsumexp(-1) - logits_NV.gather(-1, targets_N[:, None]).squeeze(-1)
 
 
@@ -54,7 +58,7 @@ class RefereeLoss:
     def __init__(self, trainer: Trainer, is_required: bool):
         self._trainer, self._rows, self._is_required = trainer, trainer.val_rows, is_required
         self._random = random.SystemRandom()
-        self._vocab_size = trainer.config.data.vocab_size
+        self._vocab_size = trainer.vocab_size
         self._first: list[torch.Tensor] = []  # of the first validation, each batch's loss
         self._last: list[torch.Tensor] = []
         self._val_loss = self._val_loss_at_start = math.nan
@@ -65,9 +69,7 @@ class RefereeLoss:
     def at_start(self) -> None:
         """Ask for the logits of some batches of the first validation.  Raises NoLogits on every rank alike."""
         started_s = time.perf_counter()
-        places = self._rows.places
-        chosen = sorted(self._random.sample(range(len(places)), self._num_batches(len(places), START_FRAC)))
-        self._at_start = chosen, self._guarded(lambda: self._nats_of_batches([places[one] for one in chosen]))
+        self._at_start = self._nats_of_some_batches(START_FRAC)
         self._seconds += time.perf_counter() - started_s
         if self._why and self._is_required:
             raise NoLogits(
@@ -85,41 +87,57 @@ class RefereeLoss:
         self._last, self._val_loss = kept, nats
         return nats
 
-    def at_end(self, num_steps: int) -> dict:
+    def at_end(self, num_steps: int) -> dict[str, Any]:
         """run.json["referee"]["loss"]; the model is in the state of the last validation."""
         started_s, hardware = time.perf_counter(), self._trainer.config.hardware
-        checked, random_tokens, held_out = [], None, {"not_checked": self._why}
+        checked: list[dict[str, Any]] = []
+        random_tokens: dict[str, Any] | None = None
+        held_out: dict[str, Any] = {}
         if self._why is None:
-            checked = [self._compared(0, self._first, *self._at_start), self._compared_at_end(num_steps)]
+            checked = [self._compared(0, self._first, *self._at_start)]
+            checked += [self._compared(num_steps, self._last, *self._nats_of_some_batches(1.0))]
         if self._why is None:
             random_tokens, held_out = self._of_random_tokens(), self._of_held_out()
+        # how much the losses of batches of the last validation differ, for what another slice may have
+        nats = torch.stack(self._last) if self._last else torch.zeros(0, dtype=torch.float64)
+        num, total, squares = self._summed(len(nats), nats.sum(), nats.square().sum())
+        if self._why is not None:
+            checked, random_tokens, held_out = [], None, {"not_checked": self._why}
         self._seconds += time.perf_counter() - started_s
         return {
             **({"not_checked": self._why} if self._why else {}),
             "vocab_size": self._vocab_size,
             "dtype": hardware.dtype,
             "is_compiled": bool(hardware.compile),
-            "checked": checked if self._why is None else [],
+            "checked": checked,
             "val_loss_at_start": _finite(self._val_loss_at_start),
             "val_loss": _finite(self._val_loss),
-            "validation": self._spread(self._last),
-            "random_tokens": random_tokens if self._why is None else None,
-            "held_out": held_out if self._why is None else {"not_checked": self._why},
+            "validation": {"num_batches": round(num), "sd_nats": _finite(_sd(num, total, squares))},
+            "random_tokens": random_tokens,
+            "held_out": held_out,
             "seconds": self._seconds,
         }
 
     # ---- the validations of the run
 
-    def _compared_at_end(self, num_steps):
+    def _nats_of_some_batches(self, frac: float) -> tuple[list[int], list[torch.Tensor]]:
+        """(numbers of batches drawn from a validation, the mean of each by its logits, float64)."""
         places = self._rows.places
-        chosen = sorted(self._random.sample(range(len(places)), self._num_batches(len(places), 1.0)))
-        nats = self._guarded(lambda: self._nats_of_batches([places[one] for one in chosen]))
-        return self._compared(num_steps, self._last, chosen, nats)
+        chosen = sorted(self._random.sample(range(len(places)), self._num_batches(len(places), frac)))
 
-    def _compared(self, step, claimed, chosen, nats):
+        def passes() -> list[torch.Tensor]:
+            with self._trainer.validating():
+                batches = self._rows.at([places[number] for number in chosen])
+                return [self._from_logits(*batch).double().mean() for batch in batches]
+
+        return chosen, self._guarded(passes) or []
+
+    def _compared(
+        self, step: int, claimed: list[torch.Tensor], chosen: list[int], nats: list[torch.Tensor]
+    ) -> dict[str, Any]:
         """What forward() said of the chosen batches, and what follows from the logits."""
         hardware = self._trainer.config.hardware
-        claimed = [claimed[one] for one in chosen[: len(nats)]]
+        claimed = [claimed[number] for number in chosen[: len(nats)]]
         sums = [torch.stack(batches).sum() for batches in (claimed, nats)] if nats else [0, 0]
         num_batches, claimed_nats, own_nats = self._summed(len(nats), *sums)
         return {
@@ -127,10 +145,10 @@ class RefereeLoss:
             "num_tokens": round(num_batches) * math.prod(self._rows.shape_BT),
             "claimed_nats": _finite(claimed_nats / max(1, num_batches)),
             "from_logits_nats": _finite(own_nats / max(1, num_batches)),
-            "bound_nats": bound_nats(hardware.dtype, bool(hardware.compile)),
+            "bound_nats": bound_nats(str(hardware.dtype), bool(hardware.compile)),
         }
 
-    def _num_batches(self, num_batches, frac):
+    def _num_batches(self, num_batches: int, frac: float) -> int:
         """Of this rank, at least one.  A pass and its gradients cost as much as three without."""
         config = self._trainer.config
         num_validations = 1 + math.ceil(config.goal.num_steps / config.goal.val_every_steps)
@@ -138,25 +156,20 @@ class RefereeLoss:
         share = min(1.0, max(LEAST_FRAC, COST_FRAC * whole / config.goal.val_tokens))
         return max(1, math.floor(frac * share * num_batches))
 
-    def _spread(self, claimed):
-        """Of the last validation: how much the losses of its batches differ, for what another slice may have."""
-        nats = torch.stack(claimed) if claimed else torch.zeros(0, dtype=torch.float64)
-        num, total, squares = self._summed(len(nats), nats.sum(), nats.square().sum())
-        return {"num_batches": round(num), "sd_nats": _finite(_sd(num, total, squares))}
-
     # ---- tokens that no run is given
 
-    def _of_random_tokens(self):
+    def _of_random_tokens(self) -> dict[str, Any]:
         """Uniform over the data's vocabulary: no causal model has less than ln V."""
         shape = self._rows.shape_BT
         generator = torch.Generator().manual_seed(self._random.getrandbits(63))
         batches = []
         for _ in range(self._num_counterfactual()):
             flat_N = torch.randint(self._vocab_size, (shape[0] * shape[1] + 1,), generator=generator)
-            batches.append(tuple(part.view(shape).to(self._trainer.ranks.device) for part in (flat_N[:-1], flat_N[1:])))
+            tokens_BT, targets_BT = flat_N[:-1].view(shape), flat_N[1:].view(shape)
+            batches.append((tokens_BT.to(self._trainer.ranks.device), targets_BT.to(self._trainer.ranks.device)))
         return self._examined(batches, asks_again=True)
 
-    def _of_held_out(self):
+    def _of_held_out(self) -> dict[str, Any]:
         """Tokens of the validation shards that lie beyond goal.val_tokens, at places drawn at random."""
         val_tokens, num_tokens = self._trainer.config.goal.val_tokens, self._rows.num_tokens
         batch_tokens = math.prod(self._rows.shape_BT)
@@ -167,14 +180,17 @@ class RefereeLoss:
         places = [self._random.randint(val_tokens, last) for _ in range(self._num_counterfactual())]
         return self._examined(self._rows.at(places))
 
-    def _num_counterfactual(self):
+    def _num_counterfactual(self) -> int:
         return self._num_batches(len(self._rows.places), COUNTERFACTUAL_FRAC)
 
-    def _examined(self, batches, asks_again=False):
+    def _examined(
+        self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], asks_again: bool = False
+    ) -> dict[str, Any]:
         """Logits, then forward(), of tokens that neither has seen before; asks_again: of the first the logits again."""
 
-        def examine():
-            rows, moved = [], torch.zeros((), dtype=torch.float64)
+        def examine() -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor | float]:
+            rows: list[tuple[torch.Tensor, torch.Tensor]] = []
+            moved = torch.zeros((), dtype=torch.float64)
             with self._trainer.validating() as forward:
                 for tokens_BT, targets_BT in batches:
                     nats_N = self._from_logits(tokens_BT, targets_BT)
@@ -186,14 +202,15 @@ class RefereeLoss:
             return rows, moved
 
         rows, moved = self._guarded(examine) or ([], 0.0)
-        claimed = torch.stack([one for one, _ in rows]).sum() if rows else 0.0
-        nats_N = torch.cat([one for _, one in rows]) if rows else torch.zeros(0, dtype=torch.float64)
-        of_batches = torch.stack([one.mean() for _, one in rows]) if rows else torch.zeros(0, dtype=torch.float64)
-        sums = (claimed, nats_N.sum(), nats_N.square().sum(), of_batches.sum(), of_batches.square().sum(), moved)
-        num, num_tokens, claimed, nats, squares, total, squares_of_batches, moved = self._summed(
-            len(rows), len(nats_N), *sums
+        no_nats = torch.zeros(0, dtype=torch.float64)
+        losses = torch.stack([loss for loss, _ in rows]) if rows else no_nats
+        nats_N = torch.cat([nats_N for _, nats_N in rows]) if rows else no_nats
+        means = torch.stack([nats_N.mean() for _, nats_N in rows]) if rows else no_nats
+        num, num_tokens = (max(1, count) for count in self._summed(len(rows), len(nats_N)))
+        claimed, moved = self._summed(losses.sum(), moved)
+        nats, squares, total, squares_of_batches = self._summed(
+            nats_N.sum(), nats_N.square().sum(), means.sum(), means.square().sum()
         )
-        num, num_tokens = max(1, num), max(1, num_tokens)
         return {
             "num_tokens": round(num_tokens),
             "num_batches": round(num),
@@ -206,56 +223,49 @@ class RefereeLoss:
 
     # ---- one pass
 
-    def _nats_of_batches(self, places) -> list[torch.Tensor]:
-        """The mean of each batch, float64."""
-        with self._trainer.validating():
-            return [self._from_logits(*batch).double().mean() for batch in self._rows.at(places)]
-
-    def _from_logits(self, tokens_BT, targets_BT):
+    def _from_logits(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """[N] nats of each target."""
         logits = getattr(self._trainer.model, "logits", None)
         if not callable(logits):
             raise NoLogits("it has none")
         num_rows = max(1, MAX_TOKENS // tokens_BT.shape[1])
-        parts = zip(tokens_BT.split(num_rows), targets_BT.split(num_rows), strict=True)
-        return torch.cat([self._nats_of_rows(logits, *part) for part in parts])
+        nats = []
+        for tokens, targets in zip(tokens_BT.split(num_rows), targets_BT.split(num_rows), strict=True):
+            logits_BTV = logits(tokens)
+            shape = tuple(logits_BTV.shape) if isinstance(logits_BTV, torch.Tensor) else type(logits_BTV).__name__
+            if not isinstance(shape, tuple) or shape[:-1] != tuple(tokens.shape) or shape[-1] < self._vocab_size:
+                asked = f"tokens of {tuple(tokens.shape)} and a vocabulary of {self._vocab_size}"
+                raise NoLogits(f"they are {shape} for {asked}")
+            nats.append(nats_of(logits_BTV, targets))
+        return torch.cat(nats)
 
-    def _nats_of_rows(self, logits, tokens_BT, targets_BT):
-        logits_BTV = logits(tokens_BT)
-        shape = tuple(logits_BTV.shape) if isinstance(logits_BTV, torch.Tensor) else type(logits_BTV).__name__
-        if not isinstance(shape, tuple) or shape[:-1] != tuple(tokens_BT.shape) or shape[-1] < self._vocab_size:
-            raise NoLogits(
-                f"they are {shape} for tokens of {tuple(tokens_BT.shape)} and a vocabulary of {self._vocab_size}"
-            )
-        return nats_of(logits_BTV, targets_BT)
-
-    def _guarded(self, passes: Callable):
-        """passes(), without gradients and leaving the random state alone; [] on every rank where one rank's fails.
+    def _guarded(self, passes: Callable[[], T]) -> T | None:
+        """passes(), without gradients and leaving the random state alone; None on every rank where one rank's fails.
 
         Losses of other ranks are added up afterwards: none may be missing from that.
         """
-        device = self._trainer.ranks.device
-        devices = [device] if device.type == "cuda" else []
-        answers, why = [], None
+        answer, why = None, None
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices, enabled=True):
-                answers = passes()
+            with torch.no_grad(), forked_rng(self._trainer.ranks.device):
+                answer = passes()
         except Exception as error:  # of the user's own code, or memory
             why = str(error) if isinstance(error, NoLogits) else f"{type(error).__name__}: {str(error)[:200]}"
-        everyone = [one for one in distributed.gather(why) if one]
-        self._why = self._why or (everyone[0] if everyone else None)
-        return [] if everyone else answers
+        reasons = [reason for reason in distributed.gather(why) if reason]
+        self._why = self._why or (reasons[0] if reasons else None)
+        return None if reasons else answer
 
-    def _summed(self, *values) -> Sequence[float]:
+    def _summed(self, *values: torch.Tensor | float) -> list[float]:
         """Sums over all ranks."""
         tensor = torch.stack([torch.as_tensor(value, dtype=torch.float64).cpu() for value in values])
-        return distributed.all_sum(tensor.to(self._trainer.ranks.device)).tolist()
+        sums: list[float] = distributed.all_sum(tensor.to(self._trainer.ranks.device)).tolist()
+        return sums
 
 
-def _sd(num, total, squares):
+def _sd(num: float, total: float, squares: float) -> float:
     """Standard deviation of num values by their sum and sum of squares; 0 of fewer than two."""
     return math.sqrt(max(0.0, squares - total**2 / num) / (num - 1)) if num > 1 else 0.0
 
 
-def _finite(value):
+def _finite(value: float) -> float | None:
     """None for what JSON has no number for."""
     return value if math.isfinite(value) else None

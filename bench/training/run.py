@@ -12,7 +12,6 @@ worker.py is the process around this; what it leaves becomes run.json at the lau
 
 import contextlib
 import gc
-import math
 import os
 import time
 from collections.abc import Callable
@@ -23,16 +22,15 @@ import torch
 
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
-from bench.data import shards as shard_files
+from bench.data.shards import check as check_shard
 from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
-from bench.record.shape import Record
-from bench.training import distributed, gather_result, imported, weights
+from bench.training import causality, distributed, gather_result, imported, side_effects, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
-from bench.training.memory.peaks import peaks_for
+from bench.training.memory import peaks_for
 from bench.training.model import choose_kernels, kernel_facts, stage_facts
 from bench.training.referee_loss import RefereeLoss
 from bench.training.step_log import StepLog
@@ -47,13 +45,14 @@ class Run:
     rows (StepLog) as they become known.
     """
 
-    def __init__(self, folder: Path, launch: dict | None, started_s: float, rows: list[dict]):
-        launched_s = (launch or {}).get("started_s")  # by another machine's clock: absent
+    def __init__(self, folder: Path, launch: dict[str, Any] | None, started_s: float, rows: list[dict[str, Any]]):
+        launch = launch or {}
+        launched_s = launch.get("started_s")  # by another machine's clock: absent
         launch_s = None if launched_s is None else started_s - launched_s
         self.times: dict[str, Any] = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
-        self.referee: dict[str, dict] = {}  # what was found out about the contestant, by check: run.json["referee"]
-        self.config = schema.read(folder, (launch or {}).get("secrets", ()))
+        self.referee: dict[str, dict[str, Any]] = {}  # what was found out about the contestant: run.json["referee"]
+        self.config = schema.read(folder, launch.get("secrets", ()))
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
         choose_kernels(hardware)
@@ -61,9 +60,13 @@ class Run:
             hardware.device, max(hardware.collective_timeout_s, distributed.WARMUP_TIMEOUT_S), hardware.num_processes
         )
         self.record = run_folder.read(folder)
-        self.shards = _find_shards(launch, self.record)
-        self._edge_pipe = (launch or {}).get("edge_pipe")
-        self._t_offset_ns = (launch or {}).get("t_offset_ns", 0)  # of node 0's clock, from this node's
+        if launch:
+            self.shards = {split: [check_shard(path) for path in launch["shards"][split]] for split in ("train", "val")}
+        else:
+            self.shards = datasets.recorded(self.record["data"])
+        self._edge_pipe = launch.get("edge_pipe")
+        self._t_offset_ns = launch.get("t_offset_ns", 0)  # of node 0's clock, from this node's
+        self._stopped_at: int | None = None  # the step after which profile.stop_after_window ended the run
         self.events = RankEvents(self.ranks.rank)
         self.marks = marks_for(self.ranks.device.type)
         self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
@@ -91,19 +94,19 @@ class Run:
         gc.collect()
         distributed.stop()
 
-    def _build(self):
+    def _build(self) -> None:
         started_s = time.perf_counter()
         self.instruments.on_build_start()
         self._trainer = Trainer(self.config, self.ranks, self.shards["train"], self.shards["val"])
         self.instruments.on_build_end()
         self.times["build_s"] = time.perf_counter() - started_s
 
-    def _warm_up(self):
+    def _warm_up(self) -> None:
         log = StepLog(self.marks, self.ranks.device, self.config.goal.num_steps)
         self._trainer.attach(InstrumentSet(essential=log), log)
         self.instruments.on_warmup_start()
         times = self._trainer.warm_up()
-        causal = _worst(distributed.gather(times.pop("causality")))
+        causal = causality.worst(distributed.gather(times.pop("causality")))
         self.times |= times | {"sdpa_backends": causal.pop("sdpa_backends")}
         self.times["causality"] = "checked" if causal["why"] is None else f"not checked: {causal['why']}"
         self.referee["causality"] = {"seed": self._trainer.causality_seed, "start": causal}
@@ -117,12 +120,14 @@ class Run:
         self.peaks.reset()
         distributed.set_timeout(self.config.hardware.collective_timeout_s)
 
-    def _train(self):
-        """The timed part -> RankResult."""
+    def _train(self) -> gather_result.RankResult:
+        """The timed part, and what this rank measured of it."""
         goal, hardware, trainer, instruments = self.config.goal, self.config.hardware, self._trainer, self.instruments
         self._facts = self._known_facts()
         self._writer = writer = self._step_writer() if self.ranks.is_first else None
-        log = StepLog(self.marks, self.ranks.device, goal.num_steps, on_row=writer and writer.row, rows=self.rows)
+        log = StepLog(
+            self.marks, self.ranks.device, goal.num_steps, on_row=writer.row if writer else None, rows=self.rows
+        )
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
         trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
@@ -154,8 +159,8 @@ class Run:
             own_cpu_s = self.ranks.node, meter.own_cpu_s()
             policy.after_training()
             instruments.on_run_end()
-            of_node_s = [cpu_s for node, cpu_s in distributed.gather(own_cpu_s) if node == self.ranks.node]
-            foreign = meter.foreign_cpu_cores(sum(of_node_s))
+            node_cpu_s = sum(cpu_s for node, cpu_s in distributed.gather(own_cpu_s) if node == self.ranks.node)
+            foreign_cpu_cores = meter.foreign_cpu_cores(node_cpu_s)
             if writer:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
             observed = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
@@ -171,12 +176,12 @@ class Run:
             doubts=observed["doubts"],
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
             peak_mem_gib=self.peaks.whole_gib(),  # the referee's passes are no part of it
-            foreign_cpu_cores=foreign,
+            foreign_cpu_cores=foreign_cpu_cores,
             node=self.ranks.node,
             t_offset_ns=self._t_offset_ns,
         )
 
-    def _check_model(self):
+    def _check_model(self) -> None:
         """Is it causal still, does evaluating it change anything, and is its loss its own?  validity.py rules on that.
 
         Off the clock, right after the last validation, before anything else calls the model.
@@ -185,17 +190,18 @@ class Run:
             return
         started_s = time.perf_counter()
         everyone = distributed.gather(self._trainer.check_at_end())
-        causal = _worst([rank["causality"] for rank in everyone])
+        causal = causality.worst([rank["causality"] for rank in everyone])
         causal.pop("sdpa_backends", None)
         self.referee["causality"]["end"] = causal
-        self.referee["evaluation"] = _worst_evaluation([rank["evaluation"] for rank in everyone])
-        self.referee["evaluation"]["check_s"] = time.perf_counter() - started_s
+        evaluation = side_effects.worst([rank["evaluation"] for rank in everyone])
+        self.referee["evaluation"] = evaluation | {"check_s": time.perf_counter() - started_s}
         self.referee["loss"] = self._referee_loss.at_end(self.rows[-1]["step"] if self.rows else 0)
 
-    def _save_weights(self, last_row):
+    def _save_weights(self, last_row: dict[str, Any]) -> None:
         """Off the clock; where it cannot be written, a warning: the run is measured."""
         started_s = time.perf_counter()
-        about = {name: str(self.record[name]) for name in ("run_id", "config_id", "seed")}
+        record: Any = self.record
+        about = {name: str(record[name]) for name in ("run_id", "config_id", "seed")}
         about |= {"format": "pt", "step": str(last_row["step"]), "val_loss": repr(last_row["val_loss"])}
         try:
             weights.write(self.folder / weights.FILE, self._trainer.weights(), about)
@@ -203,34 +209,51 @@ class Run:
             self.instruments.warnings.append(warning("checkpoint", "after training", error))
         self.times["checkpoint_s"] = time.perf_counter() - started_s
 
-    def _write_record(self, measured):
-        """measured: this rank's RankResult.  Rank 0 writes what all of them measured."""
+    def _write_record(self, measured: gather_result.RankResult) -> None:
+        """Rank 0 writes what all of them measured."""
         measured.code = imported.facts(hashes=self.ranks.is_first)
         measured.warnings, measured.events = self.instruments.warnings, self.events.kept  # closing may have added some
         everyone = distributed.gather(measured)
-        if self.ranks.is_first:
+        if self._writer is not None:
             summaries = self.instruments.merge([rank.summaries for rank in everyone])
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
             self.referee["code"] = imported.merged([rank.code for rank in everyone])
             facts = self._writer.rows, self._facts, self.times, everyone, summaries
             gather_result.write(self.folder, *facts, self._stopped_at, self.referee)
 
-    def _load_instruments(self):
+    def _load_instruments(self) -> InstrumentSet:
         """The chosen instruments; one that cannot be made is a warning."""
-        ranks, device, num_steps = self.ranks, self.ranks.device, self.config.goal.num_steps
-        facts = (ranks.rank, ranks.world_size, device.type, num_steps, self.marks, device.index)
-        of_node = {name: getattr(ranks, name) for name in ("node", "local_rank", "local_size")}
-        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows, **of_node)
+        ranks = self.ranks
+
+        def say(text: str) -> None:
+            os.write(1, f"{NOTE}{text}\n".encode())
+
+        context = Context(
+            self.folder,
+            ranks.rank,
+            ranks.world_size,
+            ranks.device.type,
+            self.config.goal.num_steps,
+            self.marks,
+            ranks.device.index,
+            self.events,
+            say,
+            self.peaks,
+            rows=self.rows,
+            node=ranks.node,
+            local_rank=ranks.local_rank,
+            local_size=ranks.local_size,
+        )
         made, warnings = load(self.config.instruments, context)
         return InstrumentSet(made, warnings=warnings)
 
-    def _known_facts(self):
+    def _known_facts(self) -> dict[str, Any]:
         """What run.json says of model and batch, known before the first step."""
         config, model = self.config, self._trainer.model
         stages = stage_facts(config, self._trainer.timeline, self._trainer.flops_per_token())
         return {
             "model": {
-                "arch": config.model.arch,
+                "arch": self._trainer.arch,
                 "num_params": sum(parameter.numel() for parameter in model.parameters()),
                 **metrics.mean_flops_per_token(stages),
             },
@@ -243,28 +266,25 @@ class Run:
             },
         }
 
-    def _step_writer(self):
-        config, record = self.config, self.record | self._facts
+    def _step_writer(self) -> StepWriter:
+        record: Any = self.record | self._facts
+        return StepWriter(
+            self.folder,
+            self.config.goal.num_steps,
+            tokens=lambda num_steps: metrics.tokens_in_steps(record["measured"], num_steps),
+            lr=self._trainer.lr,
+            speed=lambda train_s, num_steps: metrics.speed(record, train_s, num_steps),
+        )
 
-        def lr(step):
-            return config.optim.lr * self._trainer.lr_frac(step)
-
-        def tokens(num_steps):
-            return metrics.tokens_in_steps(record["measured"], num_steps)
-
-        def speed(train_s, num_steps):
-            return metrics.speed(record, train_s, num_steps)
-
-        return StepWriter(self.folder, config.goal.num_steps, tokens, lr, speed)
-
-    def _reached(self, val_loss):
+    def _reached(self, val_loss: float) -> bool:
         """Whether the run may end there."""
         goal = self.config.goal
         if not goal.stop_at_target:
             return False
         if goal.target_val_loss is not None:
             return val_loss <= goal.target_val_loss
-        return val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats
+        assert goal.target_gap_nats is not None  # else there is no target to stop at
+        return bool(val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats)
 
 
 def train(
@@ -305,33 +325,3 @@ def train(
         if steps_done == stop_after and steps_done < num_steps:
             clock.stop()
             return steps_done, val_loss
-
-
-def _find_shards(launch: dict | None, record: Record) -> dict:
-    """{"train": [Shard], "val": [Shard]}, checked: the launcher's, or by hand those that run.json names."""
-    if not launch:
-        return datasets.recorded(record["data"])
-    return {split: [shard_files.check(path) for path in launch["shards"][split]] for split in ("train", "val")}
-
-
-def _worst(found):
-    """Of causality.check() of each rank, the one that says least good of the model."""
-    return min(found, key=lambda rank: ("not causal", "not checked", "causal").index(rank["found"]))
-
-
-def _worst_evaluation(found):
-    """Of side_effects.check() of each rank: one that could not ask, or whose loss moved most; what changed on any."""
-    worst = max(found, key=_moved_nats)
-    names = {kind: sorted({name for rank in found for name in rank[kind]}) for kind in ("trained", "changed")}
-    return worst | names
-
-
-def _moved_nats(rank):
-    """Infinite where that is unknown, or no number."""
-    moved_nats = math.inf if rank["why"] else abs(rank["repeated_nats"] - rank["first_nats"])
-    return math.inf if math.isnan(moved_nats) else moved_nats
-
-
-def _say(text):
-    """A line for the person at the terminal, if this is rank 0; for the rank's log in any case."""
-    os.write(1, f"{NOTE}{text}\n".encode())

@@ -6,6 +6,8 @@ knows the step's number, whatever the script did before step 1.  Standard librar
 its own torch, which may be another than the harness's.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib.abc
 import importlib.util
@@ -15,6 +17,8 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Callable
+from typing import Any
 
 OPTIMIZER = "torch.optim.optimizer"
 SHARED = struct.Struct("<qq")  # calls of step() minus the printed step; 1 once that is known
@@ -26,17 +30,23 @@ class Profiler:
     edges: [(pattern, offset)] of a line that says that step number + offset is done.
     """
 
-    def __init__(self, folder, rank, windows, edges):
+    def __init__(self, folder: str, rank: int, windows: list[dict[str, Any]], edges: list[tuple[str, int]]):
         self._folder, self._rank = folder, rank
         mine = [window for window in windows if window["ranks"] is None or rank in window["ranks"]]
         self._waiting = sorted(mine, key=lambda window: window["begin_step"])
         self._edges = [(re.compile(pattern), offset) for pattern, offset in edges]
-        self._window = self._profile = None
-        self._done, self._text = [], ""
-        self._shared = shared_memory(os.path.join(folder, ".profiled_step.tmp"))
-        self._optimizer, self._num_calls = None, 0
+        self._window: dict[str, Any] = {}  # that is recorded
+        self._profile: Any = None  # torch's, while it records
+        self._done: list[dict[str, Any]] = []
+        self._text = ""
+        fd = os.open(os.path.join(folder, ".profiled_step.tmp"), os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(fd, SHARED.size)  # zeros at first
+        self._shared = mmap.mmap(fd, SHARED.size)  # by each rank of this machine
+        os.close(fd)
+        self._optimizer: Any = None
+        self._num_calls = 0
 
-    def heard(self, text):
+    def heard(self, text: str) -> None:
         """What rank 0's script prints, in pieces."""
         *lines, self._text = (self._text + text).split("\n")
         self._text = self._text[-4096:]
@@ -49,7 +59,7 @@ class Profiler:
                     self._step_done(step)
                     break
 
-    def optimizer_stepped(self, optimizer, args, kwargs):
+    def optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch's hook after step() of any optimizer."""
         if self._optimizer is None:
             self._optimizer = optimizer
@@ -61,14 +71,17 @@ class Profiler:
             if is_known:
                 self._step_done(self._num_calls - ahead)
 
-    def _step_done(self, step):
+    def _step_done(self, step: int) -> None:
         torch, following = sys.modules.get("torch"), step + 1
         if self._profile is not None and following > self._window["now"]:
             self._window["now"] = following
             self._profile.step_num = step  # lines may be several steps apart
             self._profile.step()
             if following > self._window["last_step"]:
-                self._end()
+                self._window["disturbed"][1] = following  # the trace was written in the step that has begun
+                self._profile.stop()
+                self._profile = None
+                self._note(self._window)
         elif self._waiting and torch is not None and following >= self._waiting[0]["begin_step"] and step > 0:
             window = self._waiting.pop(0)
             if following <= window["first_step"]:
@@ -76,16 +89,15 @@ class Profiler:
             else:  # it printed no line in time
                 self._note(window)
 
-    def _begin(self, torch, window, following):
+    def _begin(self, torch: Any, window: dict[str, Any], following: int) -> None:
         actions = torch.profiler.ProfilerAction
 
-        def action(step):
-            if step < window["first_step"]:
-                return actions.WARMUP
-            is_last = step == window["last_step"]
-            return (
-                actions.NONE if step > window["last_step"] else actions.RECORD_AND_SAVE if is_last else actions.RECORD
-            )
+        def action(step: int) -> Any:
+            if step > window["last_step"]:
+                return actions.NONE
+            if step == window["last_step"]:
+                return actions.RECORD_AND_SAVE
+            return actions.WARMUP if step < window["first_step"] else actions.RECORD
 
         options = dict(window["options"])
         kinds = options.pop("activities")
@@ -97,47 +109,31 @@ class Profiler:
         profile.start()
         self._profile, self._window = profile, {**window, "now": following, "disturbed": [following, following]}
 
-    def _save(self, profile):
+    def _save(self, profile: Any) -> None:
         self._window["raw"] = os.path.join(self._folder, f".{self._window['name']}_rank{self._rank}.raw.tmp")
         profile.export_chrome_trace(self._window["raw"])
 
-    def _end(self):
-        self._window["disturbed"][1] = self._window["now"]  # the trace was written in the step that has begun
-        self._profile.stop()
-        window, self._profile, self._window = self._window, None, None
-        self._note(window)
-
-    def _note(self, window):
+    def _note(self, window: dict[str, Any]) -> None:
         self._done.append(window)
         path = os.path.join(self._folder, f".rank{self._rank}.profiled.tmp")
         with contextlib.suppress(OSError), open(path, "w") as file:
             json.dump(self._done, file)
 
 
-def shared_memory(path):
-    """A file of one SHARED, zeros at first, mapped into each rank of this machine."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        os.ftruncate(fd, SHARED.size)
-        return mmap.mmap(fd, SHARED.size)
-    finally:
-        os.close(fd)
-
-
 class AfterImport(importlib.abc.MetaPathFinder):
     """Calls back with the module OPTIMIZER once the script has imported it."""
 
-    def __init__(self, call):
+    def __init__(self, call: Callable[[Any], object]):
         self._call = call
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != OPTIMIZER:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec: Any = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 
-        def executed(module):
+        def executed(module: Any) -> None:
             execute(module)
             self._call(module)
 
@@ -148,19 +144,19 @@ class AfterImport(importlib.abc.MetaPathFinder):
 class Tee:
     """A text stream that also passes to a Profiler what is written; all else is the stream's own."""
 
-    def __init__(self, stream, heard):
+    def __init__(self, stream: Any, heard: Callable[[str], None]):
         self._stream, self._heard = stream, heard
 
-    def write(self, text):
-        written = self._stream.write(text)
+    def write(self, text: str) -> int:
+        written: int = self._stream.write(text)
         self._heard(text)
         return written
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def install(folder, rank, settings):
+def install(folder: str, rank: int, settings: dict[str, Any]) -> None:
     """Before the script runs, on each rank."""
     profiler = Profiler(folder, rank, settings["windows"], settings["edges"])
     hook = "register_optimizer_step_post_hook"

@@ -6,6 +6,8 @@ goes into a pipe that the launcher reads, who stamps each line: no clock of this
 opens, and how it ended, go to FOLDER/.rankN.*.tmp and logs/rankN.failure.json.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import errno
@@ -20,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import Any
 
 STARTED_S = time.monotonic()
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
@@ -35,7 +38,7 @@ HINTS = {
 }
 
 
-def main(folder):
+def main(folder: str) -> None:
     rank = int(os.environ.get("RANK", 0))
     with open(os.path.join(folder, ".launch.tmp")) as file:
         launch = json.load(file)
@@ -60,13 +63,13 @@ def main(folder):
             exit_code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank)
     if not exit_code:
-        threading._shutdown()  # what the interpreter does at its end: threads, then exit functions
+        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does at its end: threads, then exit functions
         atexit._run_exitfuncs()
     flush()
     os._exit(exit_code)  # DDP over gloo aborts in its static destructors in about 1 exit of 20
 
 
-def run(path, args):
+def run(path: str, args: list[str]) -> None:
     """As `python PATH ARGS` runs it, in the working folder, by its name there as torchrun is given it."""
     sys.dont_write_bytecode = True  # what lies beside the script is its own, and what it writes is kept
     sys.argv[:] = [path, *args]
@@ -74,7 +77,7 @@ def run(path, args):
     runpy.run_path(path, run_name="__main__")
 
 
-def redirect(pipe):
+def redirect(pipe: str) -> None:
     """Standard output and error, also those of its children, into the pipe; a line leaves when it is printed."""
     fd = os.open(pipe, os.O_WRONLY)
     os.dup2(fd, 1)
@@ -86,13 +89,13 @@ def redirect(pipe):
         setattr(sys, f"__{name}__", stream)
 
 
-def flush():
+def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the script closed it
             stream.flush()
 
 
-def end_with_agent(launcher_pid):
+def end_with_agent(launcher_pid: int) -> None:
     """Killed by the kernel when the agent is gone.  What the script has started is ended by the run's guard
     (bench/launch/guard.py)."""
     agent_pid = os.getppid()
@@ -100,19 +103,16 @@ def end_with_agent(launcher_pid):
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
-    if os.getppid() != agent_pid or not exists(launcher_pid):  # one that went while this started
+    try:
+        with contextlib.suppress(PermissionError):  # it is another user's
+            os.kill(launcher_pid, 0)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != agent_pid:  # it went while this started
         os._exit(1)
 
 
-def exists(pid):
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # any other: it is another user's
-    return True
-
-
-def watch_opened(path, beside):
+def watch_opened(path: str, beside: tuple[str, ...]) -> None:
     """Each data file that this process and its forks open, and each source beside the script: a line.
 
     Of a source once, of a data file whenever it is opened again, ten times a second at most, with the time.
@@ -120,23 +120,24 @@ def watch_opened(path, beside):
     Python's own open() alone is seen, which torch.from_file, memory maps of C++ and other programs go around.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    seen = {}  # name -> [what its line begins with, ns of its last line]
+    seen: dict[str | bytes, list[Any] | None] = {}  # name -> [what its line begins with, ns of its last line]
     now_ns, write_to = time.perf_counter_ns, os.write  # as they are before the script runs
 
-    def note(of_name):
+    def note(of_name: list[Any]) -> None:
         of_name[1] = now_ns()
         with contextlib.suppress(OSError):
             write_to(fd, b'%s, "t_ns": %d}\n' % tuple(of_name))
 
-    def hook(event, args):
+    def hook(event: str, args: tuple[Any, ...]) -> None:
         if event != "open":
             return
         name, mode = args[0], args[1]
         if not isinstance(name, (str, bytes)):
             return
         if name in seen:
-            if seen[name] and now_ns() - seen[name][1] > AGAIN_NS:
-                note(seen[name])
+            known = seen[name]
+            if known and now_ns() - known[1] > AGAIN_NS:
+                note(known)
             return
         text = os.fsdecode(name)
         is_data = text.endswith(DATA)
@@ -157,7 +158,7 @@ def watch_opened(path, beside):
 # ---- how it ended
 
 
-def write_failure(folder, rank, error):
+def write_failure(folder: str, rank: int, error: BaseException) -> bool:
     """False where it ended well: sys.exit() and sys.exit(0)."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return False
@@ -180,7 +181,7 @@ def write_failure(folder, rank, error):
     return True
 
 
-def write_snapshot(folder, rank):
+def write_snapshot(folder: str, rank: int) -> None:
     """What held the GPU's memory: the error keeps the script's frames, and so its tensors, alive until here.
 
     Without stacks, which torch would have had to record from the start.
@@ -197,7 +198,7 @@ def write_snapshot(folder, rank):
         traceback.print_exc()
 
 
-def kind_of(error, message):
+def kind_of(error: BaseException, message: str) -> str:
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(message):
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -206,9 +207,9 @@ def kind_of(error, message):
     return "collective_timeout" if is_collective and re.search("timed out|timeout", message, re.I) else "exception"
 
 
-def write_facts(path, rank):
+def write_facts(path: str, rank: int) -> None:
     """What only this process knows: its torch, its packages (rank 0's), its memory."""
-    facts = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
+    facts: dict[str, Any] = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
     try:
         facts["torch"] = torch_facts()
         facts["peak_mem_gib"] = torch_peaks()
@@ -222,12 +223,12 @@ def write_facts(path, rank):
         write(path, facts)
 
 
-def write(path, facts):
+def write(path: str, facts: dict[str, Any]) -> None:
     with open(path, "w") as file:
         json.dump(facts, file)
 
 
-def torch_facts():
+def torch_facts() -> dict[str, Any]:
     """As bench/machine/environment.py has them; {} where the script imported no torch."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -244,7 +245,7 @@ def torch_facts():
     }
 
 
-def torch_peaks():
+def torch_peaks() -> dict[str, float]:
     """GiB of this rank's GPU by torch's own count, since the script last reset it; {} without a GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -253,7 +254,7 @@ def torch_peaks():
     return {"allocated": torch.cuda.max_memory_allocated() / gib, "reserved": torch.cuda.max_memory_reserved() / gib}
 
 
-def peak_rss_gib():
+def peak_rss_gib() -> float | None:
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) / 2.0**20 for line in file if line.startswith("VmHWM:"))

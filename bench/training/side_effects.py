@@ -7,13 +7,14 @@ What each batch overwrites, such as a loss kept to be looked at, is of the same 
 shapes are full after the validations of the run; a memory of batches is not, of the random one.
 """
 
+import contextlib
 import functools
 import hashlib
 import math
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -31,11 +32,11 @@ OPAQUE = (type, ModuleType, BuiltinFunctionType)
 
 def check(
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    batches: Iterable,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     first_losses: Sequence[torch.Tensor],
     roots: Mapping[str, Any],
     seed: int,
-) -> dict:
+) -> dict[str, Any]:
     """What run.json["referee"]["evaluation"] has of one rank.  trained: parameters and optimizer state that changed.
 
     loss_of: evaluates a batch, in eval mode; batches: those of the last validation; first_losses: what each gave then;
@@ -44,11 +45,11 @@ def check(
     last = len(first_losses) - 1
     chosen = {*random.Random(seed).sample(range(last), min(NUM_BATCHES, last)), last}
     rng = torch.get_rng_state()
-    before, losses, is_first = state_of(roots, seed), {}, True
+    before, losses = state_of(roots, seed), {}
     for index, batch in enumerate(batches):
-        if is_first:
-            loss_of(*(_shuffled(numbers_BT, seed) for numbers_BT in batch))
-            is_first = False
+        if index == 0:  # other numbers of the same range, in another order: a batch that no file has
+            order = torch.randperm(batch[0].numel(), generator=torch.Generator().manual_seed(seed % 2**63))
+            loss_of(*(numbers_BT.flatten()[order.to(numbers_BT.device)].view_as(numbers_BT) for numbers_BT in batch))
         if index in chosen:
             losses[index] = loss_of(*batch)
     moves_rng = not torch.equal(torch.get_rng_state(), rng)
@@ -70,15 +71,21 @@ def check(
     }
 
 
-def unknown(why: str) -> dict:
+def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """check() of each rank -> the one that could not ask, or whose loss moved most; with what changed on any."""
+
+    def moved_nats(rank: dict[str, Any]) -> float:
+        """Infinite where that is unknown, or no number."""
+        moved = math.inf if rank["why"] else abs(rank["repeated_nats"] - rank["first_nats"])
+        return math.inf if math.isnan(moved) else moved
+
+    names = {kind: sorted({name for rank in by_rank for name in rank[kind]}) for kind in ("trained", "changed")}
+    return max(by_rank, key=moved_nats) | names
+
+
+def unknown(why: str) -> dict[str, Any]:
     """What check() gives where it could not be asked."""
     return {"why": why, "num_batches": 0, "trained": [], "changed": []}
-
-
-def _shuffled(numbers_BT, seed):
-    """Other numbers of the same range, in another order: a batch that no file has."""
-    order = torch.randperm(numbers_BT.numel(), generator=torch.Generator().manual_seed(seed % 2**63))
-    return numbers_BT.flatten()[order.to(numbers_BT.device)].view_as(numbers_BT)
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
@@ -119,7 +126,7 @@ def state_of(roots: Mapping[str, object], seed: int) -> dict[str, object]:
     return found
 
 
-def _with_globals(roots):
+def _with_globals(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The roots, and of the classes of the model's modules, not torch's: their attributes, globals of their files."""
     yield from roots.items()
     modules = roots["model"].modules()
@@ -131,21 +138,22 @@ def _with_globals(roots):
             yield f"file {name}", _variables(vars(sys.modules[name]))
 
 
-def _is_users(module_name):
+def _is_users(module_name: str) -> bool:
     return module_name.partition(".")[0] not in ("torch", "builtins", "abc", "typing")
 
 
-def _variables(namespace):
+def _variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Without functions, classes, modules and names of Python's own."""
     code = (*OPAQUE, FunctionType, property, classmethod, staticmethod)
     return {name: value for name, value in namespace.items() if not (name.startswith("__") or isinstance(value, code))}
 
 
-def _parts(name, value):
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """(name, part) of what an object holds."""
     if isinstance(value, Mapping):
         for index, (key, part) in enumerate(list(value.items())):
-            yield f"{name}.{key}" if isinstance(key, str) else f"{name}[{key if _is_number(key) else index}]", part
+            place = key if isinstance(key, (int, float)) else index
+            yield f"{name}.{key}" if isinstance(key, str) else f"{name}[{place}]", part
             if not isinstance(key, PLAIN + (torch.Tensor,)):
                 yield f"{name} (key {index})", key
     elif isinstance(value, (list, tuple, deque)):
@@ -153,54 +161,37 @@ def _parts(name, value):
     elif isinstance(value, (set, frozenset)):
         yield f"{name} (elements)", hashlib.sha256(repr(sorted(map(repr, value))).encode()).hexdigest()
     elif isinstance(value, nn.Module):
-        yield from _of_module(name, value)
+        for key, part in list(vars(value).items()):
+            if key in ("_parameters", "_buffers", "_modules"):
+                yield from ((f"{name}.{inner}", held) for inner, held in part.items())
+            elif key != "training":  # which is set for each validation
+                yield f"{name}.{key}", part
     elif isinstance(value, MethodType):
         yield f"{name} (object)", value.__self__
     elif isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
-        yield from ((f"{name} ({variable})", cell.cell_contents) for variable, cell in cells if _has_contents(cell))
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield f"{name} ({variable})", cell.cell_contents
         yield f"{name} (defaults)", value.__defaults__
         yield from ((f"{name}.{key}", part) for key, part in vars(value).items())
     elif type(value).__module__ == "numpy":
         yield f"{name} (bytes)", hashlib.sha256(bytes(memoryview(value).cast("B"))).hexdigest()
     elif _is_users(type(value).__module__) or isinstance(value, torch.optim.Optimizer):
-        slots = [slot for kind in type(value).__mro__ for slot in _names(getattr(kind, "__slots__", ()))]
+        declared = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+        slots = [slot for names in declared for slot in ((names,) if isinstance(names, str) else names)]
         yield from ((f"{name}.{slot}", getattr(value, slot)) for slot in slots if hasattr(value, slot))
         yield from ((f"{name}.{key}", part) for key, part in list(getattr(value, "__dict__", {}).items()))
 
 
-def _of_module(name, module):
-    for key, part in list(vars(module).items()):
-        if key in ("_parameters", "_buffers", "_modules"):
-            yield from ((f"{name}.{inner}", value) for inner, value in part.items())
-        elif key != "training":  # which is set for each validation
-            yield f"{name}.{key}", part
-
-
-def _is_number(key):
-    return isinstance(key, (int, float))
-
-
-def _names(slots):
-    return (slots,) if isinstance(slots, str) else slots
-
-
-def _has_contents(cell):
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
 @functools.lru_cache(maxsize=2)
-def _factors(seed, device):
+def _factors(seed: int, device: torch.device) -> torch.Tensor:
     """Odd numbers that nobody knows before the run."""
     generator = torch.Generator().manual_seed(seed % 2**63)
     return torch.randint(-(2**62), 2**62, (CHUNK,), generator=generator).to(device) * 2 + 1
 
 
 @torch.no_grad()
-def _checksum(tensor, seed):
+def _checksum(tensor: torch.Tensor, seed: int) -> str:
     """Of its bits, each place times a factor of its own."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return str(tensor.layout)

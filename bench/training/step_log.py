@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.training.clock import CudaMarks, HostMarks
+from bench.training.clock import Marks
 
 READ_LATE_STEPS = 1  # at least 1, so that the last step before a validation is read with it
 
@@ -18,7 +18,7 @@ READ_LATE_STEPS = 1  # at least 1, so that the last step before a validation is 
 class NonFiniteLoss(RuntimeError):
     """A loss became nan or inf at .step (a row of steps.csv: after that many steps)."""
 
-    def __init__(self, step, loss, what="train_loss"):
+    def __init__(self, step: int, loss: float, what: str = "train_loss"):
         super().__init__(f"{what}={loss} at step {step}")
         self.step = step
 
@@ -34,19 +34,22 @@ class StepLog:
 
     def __init__(
         self,
-        marks: HostMarks | CudaMarks,
+        marks: Marks,
         device: torch.device,
         num_steps: int,
-        on_row: Callable[[dict], None] | None = None,
+        on_row: Callable[[dict[str, Any]], None] | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
-        rows: list[dict] | None = None,
+        rows: list[dict[str, Any]] | None = None,
     ):
         self._marks, self._now_ns, self._on_row = marks, now_ns, on_row
         on_gpu = device.type == "cuda"
         self._losses = torch.zeros(num_steps, device=device)
         self._host_losses = torch.zeros(num_steps, pin_memory=True) if on_gpu else self._losses
         self._unread: list[tuple[int, int, Any, Any]] = []  # [(step, host's clock, start mark, end mark)], oldest first
-        self._segment = (0.0, None)  # train_s at the last validation, and the mark of the first step after it
+        self._segment: tuple[float, Any] = (
+            0.0,
+            None,
+        )  # train_s at the last validation, and the mark of the first step after it
         self._start: Any = None  # a mark
         self._start_ns = 0
         self.rows = [] if rows is None else rows
@@ -86,7 +89,7 @@ class StepLog:
         while self._unread:
             self._read()
 
-    def _read(self, val_loss=None, train_s=None):
+    def _read(self, val_loss: float | None = None, train_s: float | None = None) -> None:
         """The oldest unread step; with a validation, train_s is the clock's own and not that of marks."""
         step, start_ns, start, end = self._unread.pop(0)
         before_s, segment_start = self._segment
@@ -102,7 +105,7 @@ class StepLog:
         self.rows.append(row)
         self._hand_on(row)
 
-    def _hand_on(self, row):
+    def _hand_on(self, row: dict[str, Any]) -> None:
         if self._on_row:
             self._on_row(row)
         for what in ("train_loss", "val_loss"):

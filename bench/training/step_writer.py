@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.base import atomic, utc
 from bench.base.units import ms_from_s
@@ -24,7 +24,7 @@ INTERVAL_S = 0.5
 NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
 
 
-def step_lines(row: dict, num_steps: int) -> list[str]:
+def step_lines(row: dict[str, Any], num_steps: int) -> list[str]:
     """A row of StepLog -> its step line, and the line of its validation if there was one."""
     start, train_ms = f"step:{row['step']}/{num_steps}", ms_from_s(row["train_s"])
     times = f"train_time:{train_ms:.0f}ms"
@@ -48,31 +48,31 @@ class StepWriter:
         num_steps: int,
         tokens: Callable[[int], int | None],
         lr: Callable[[int], float],
-        speed: Callable[[float, int], dict],
+        speed: Callable[[float, int], dict[str, Any]],
         out: Callable[[str], object] | None = None,
     ):
         self._folder, self._num_steps, self._tokens = folder, num_steps, tokens
         self._lr, self._speed = lr, speed
         self._out = out or (lambda text: os.write(1, text.encode()))
-        self._new: collections.deque[tuple[str, dict]] = collections.deque()
+        self._new: collections.deque[tuple[str, dict[str, Any]]] = collections.deque()
         self._stop = threading.Event()
-        self._error = None
-        self.rows: list[dict] = []  # of steps.csv, rank 0's
+        self._error: Exception | None = None
+        self.rows: list[dict[str, Any]] = []  # of steps.csv, rank 0's
         step_files.write(folder, [], step_files.RUN_COLUMNS)
         self._thread = threading.Thread(target=self._run, name="step-writer", daemon=True)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, error_type, *error):
+    def __exit__(self, error_type: object, *error: object) -> None:
         """Write what is left.  Raises what the thread met, unless the loop has raised already."""
         self._stop.set()
         self._thread.join()
         if error_type is None:
             self.check()
 
-    def row(self, row: dict) -> None:
+    def row(self, row: dict[str, Any]) -> None:
         self._new.append(("row", row))
         if row["val_loss"] is not None:
             self.event("eval_stop", step=row["step"], val_loss=row["val_loss"], train_s=row["train_s"])
@@ -80,7 +80,7 @@ class StepWriter:
     def event(self, name: str, **facts: Any) -> None:
         self.emitted({"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": name, **facts})
 
-    def emitted(self, event: dict) -> None:
+    def emitted(self, event: dict[str, Any]) -> None:
         """An event that is complete."""
         self._new.append(("event", event))
 
@@ -88,7 +88,7 @@ class StepWriter:
         if self._error is not None:
             raise self._error
 
-    def _run(self):
+    def _run(self) -> None:
         try:
             while not self._stop.wait(INTERVAL_S):
                 self._write()
@@ -96,26 +96,22 @@ class StepWriter:
         except Exception as error:  # a full disk, say: the loop raises it at the end of its next step
             self._error = error
 
-    def _write(self):
+    def _write(self) -> None:
         new = [self._new.popleft() for _ in range(len(self._new))]
         rows = [row for kind, row in new if kind == "row"]
         if rows:
-            self.rows += [self._row_of_file(row) for row in rows]
+            for row in rows:
+                step = row["step"]
+                facts = {"flags": "", "tokens": self._tokens(step), "lr": self._lr(step - 1) if step else None}
+                self.rows.append(facts | {name: row[name] for name in step_files.RUN_COLUMNS if name in row})
             step_files.append(self._folder, self.rows[-len(rows) :])
             self._out("".join(f"{line}\n" for row in rows for line in step_lines(row, self._num_steps)))
-            self._write_progress(rows[-1]["step"], rows[-1]["train_s"])
+            progress = {"step": step, "num_steps": self._num_steps}
+            progress |= self._speed(rows[-1]["train_s"], step) if step else {}
+            atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
         for kind, event in new:
             if kind == "event":
                 step_files.append_event(self._folder, event)
-
-    def _row_of_file(self, row):
-        step = row["step"]
-        facts = {"flags": "", "tokens": self._tokens(step), "lr": self._lr(step - 1) if step else None}
-        return facts | {name: row[name] for name in step_files.RUN_COLUMNS if name in row}
-
-    def _write_progress(self, step, train_s):
-        progress = {"step": step, "num_steps": self._num_steps} | (self._speed(train_s, step) if step else {})
-        atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
 
 
 class RankEvents:
@@ -123,17 +119,17 @@ class RankEvents:
 
     def __init__(self, rank: int):
         self._rank = rank
-        self._sink: Callable[[dict], None] | None = None
-        self.kept: list[dict] = []
+        self._sink: Callable[[dict[str, Any]], None] | None = None
+        self.kept: list[dict[str, Any]] = []
 
-    def __call__(self, name, **facts):
+    def __call__(self, name: str, **facts: Any) -> None:
         now_ns = time.perf_counter_ns()
         t_ns = facts.pop("t_ns", now_ns)  # given where the event happened earlier
         event = {"t_ns": t_ns, "utc": utc.now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
         self._sink(event) if self._sink else self.kept.append(event)
 
     @contextlib.contextmanager
-    def handed_to(self, sink: Callable[[dict], None]) -> Iterator[None]:
+    def handed_to(self, sink: Callable[[dict[str, Any]], None]) -> Iterator[None]:
         """In this block to sink(event), what was kept first."""
         while self.kept:
             sink(self.kept.pop(0))

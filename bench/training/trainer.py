@@ -5,6 +5,8 @@ Legend: B sequences, T tokens.
 
 import contextlib
 import itertools
+import math
+import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,9 +19,11 @@ from bench.data.loader import Loader
 from bench.data.shards import Shard
 from bench.data.sources import datasets
 from bench.training import causality, distributed, side_effects
+from bench.training.instruments.base import InstrumentSet
 from bench.training.model import StagedModel, autocast, batch_shapes, build_model, evaluate, timeline_of, val_rows
 from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
+from models.stages import Portion
 
 
 class Trainer:
@@ -30,12 +34,14 @@ class Trainer:
     ):
         self.config, self.ranks = config, ranks
         assert config.model is not None and config.optim is not None, "a script has its own"
-        self.arch, self._optim = config.model.arch, config.optim
+        assert config.data.vocab_size is not None, "resolve.py has set it"
+        self.arch, self._optim, self.vocab_size = config.model.arch, config.optim, config.data.vocab_size
         eos_token = datasets.chosen(config.data).eos_token
         self.model = build_model(config, ranks.device, eos_token)
         self.timeline = timeline_of(config, self.model)
-        if config.hardware.compile:
-            self._allow_graphs()
+        if config.hardware.compile:  # dynamo gives up on a function of which it has made more graphs than its limit
+            num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
         self.optimizer = self._optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         rank_and_device = (ranks.rank, ranks.world_size, ranks.device)
@@ -43,7 +49,7 @@ class Trainer:
         aligned_to = eos_token if config.data.bos_aligned else None
         shapes = batch_shapes(config, self.timeline)
         self.loader = Loader(train_shards, shapes, *rank_and_device, eos_token=aligned_to)
-        self._instruments: Any = None  # an InstrumentSet, whose edges are made while it runs
+        self._instruments: Any = None  # from attach() on
         self._log: Any = None
         self._checks: Sequence[Callable[[], None]] = ()
         self._is_warming_up = False
@@ -55,19 +61,27 @@ class Trainer:
 
     def flops_per_token(self) -> list[tuple[int, int]]:
         """Of each of timeline.portions, in its window, and the same without masked pairs of tokens."""
+
+        def counted(method: str, seq_len: int | None) -> int:
+            flops = getattr(self.model, method)(seq_len)
+            if not (isinstance(flops, numbers.Real) and math.isfinite(flops) and float(flops) >= 0):
+                remedy = "return the FLOPs of a training step per token as a number of 0 or more"
+                raise ValueError(f"model.arch={self.arch}: {method}({seq_len}) gave {flops!r}: {remedy}")
+            return int(round(flops))
+
         flops = []
         for portion in self.timeline.portions:
             self._staged.set_window(portion.window_tokens)
             seq_len = portion.stage.seq_len
-            flops.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
+            flops.append((counted("flops_per_token", seq_len), counted("flops_per_token_causal", seq_len)))
         self._staged.at(self._steps_done)
         return flops
 
-    def attach(self, instruments, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
+    def attach(self, instruments: InstrumentSet, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
         """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""
         self._instruments, self._log, self._checks = instruments, log, checks
 
-    def autocast(self) -> contextlib.AbstractContextManager:
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
         """What the forward pass runs in, as hardware.dtype says."""
         return autocast(self.config, self.ranks.device.type)
 
@@ -113,7 +127,8 @@ class Trainer:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's, by the names that build_model() gives them."""
-        return self.model.state_dict()
+        weights: dict[str, torch.Tensor] = self.model.state_dict()
+        return weights
 
     def evaluate(self, max_batches: int | None = None) -> float:
         """Mean nats per token over exactly val_tokens, and of each batch in val_nats; max_batches is for the warm-up.
@@ -136,12 +151,12 @@ class Trainer:
             finally:
                 forward.train(was_training)
 
-    def lr_frac(self, step: int) -> float:
-        """Learning rate of optimizer step number step, as a fraction of the peak."""
-        stage = self.timeline.at(step).stage
-        return self._optim.schedule.lr_frac(step, self.config.goal.num_steps) * (stage.lr_frac or 1.0)
+    def lr(self, step: int) -> float:
+        """Learning rate of optimizer step number step."""
+        stage_frac = self.timeline.at(step).stage.lr_frac or 1.0
+        return self._optim.lr * (self._optim.schedule.lr_frac(step, self.config.goal.num_steps) * stage_frac)
 
-    def warm_up(self) -> dict[str, float | str | list[str] | None]:
+    def warm_up(self) -> dict[str, Any]:
         """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.
 
         That is two steps, and a validation before each, of every shape that the stages have; of windows that are no
@@ -151,28 +166,40 @@ class Trainer:
         call of each graph took longer than the second, compile_cache "warm" where inductor had every graph already;
         both None without torch.compile.  Raises causality.NotCausal.
         """
-        started = time.perf_counter()
-        saved = self._save()
+        started_s = time.perf_counter()
+        weights = {name: value.clone() for name, value in self.weights().items()}
+        place = self.loader.state_dict()
         self._is_warming_up, first_s, second_s = True, 0.0, 0.0
-        for portion in self._distinct():
-            first_s += self._warm_up_step(portion.first_step)
-            second_s += self._warm_up_step(portion.first_step + (portion.num_steps > 1))
-        self._warm_up_last_window()
-        self._steps_done = 0
-        self._staged.at(0)
-        causal = self._check_causality(has_noise=True)
-        self._restore(saved)
+        with causality.forked_rng(self.ranks.device):
+            for portion in self._distinct():
+                first_s += self._warm_up_step(portion.first_step)
+                second_s += self._warm_up_step(portion.first_step + (portion.num_steps > 1))
+            self._warm_up_last_window()
+            self._steps_done = 0
+            self._staged.at(0)
+            causal = self._check_causality(has_noise=True)
+            self.model.load_state_dict(weights)
+            _zero_state(self.optimizer.state_dict())
+            self.optimizer.zero_grad(set_to_none=True)
+            self.loader.load_state_dict(place)
+            self._staged.at(0)
         self._is_warming_up = False
         distributed.barrier()
-        compiled = self.config.hardware.compile
+        compile_s = compile_cache = None
+        if self.config.hardware.compile:
+            from torch._dynamo.utils import counters
+
+            counts = counters["inductor"]
+            compile_s = max(0.0, first_s - second_s)
+            compile_cache = "warm" if counts["fxgraph_cache_hit"] and not counts["fxgraph_cache_miss"] else "cold"
         return {
-            "warmup_s": time.perf_counter() - started,
-            "compile_s": max(0.0, first_s - second_s) if compiled else None,
-            "compile_cache": _compile_cache() if compiled else None,
+            "warmup_s": time.perf_counter() - started_s,
+            "compile_s": compile_s,
+            "compile_cache": compile_cache,
             "causality": causal,
         }
 
-    def check_at_end(self) -> dict:
+    def check_at_end(self) -> dict[str, Any]:
         """{"causality", "evaluation"} of the model that the run ends with, right after its last validation.
 
         What side_effects.check() found, and causality.check() of the weights as they are: also what a model does only
@@ -198,44 +225,40 @@ class Trainer:
         self.reducer.close()
         del self.reducer
 
-    def _tensors(self):
+    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Parameters and buffers, those too that state_dict() does not have."""
         return [*self.model.named_parameters(), *self.model.named_buffers()]
 
-    def _check_causality(self, has_noise):
-        config, device = self.config, self.ranks.device
-        seed = self.causality_seed + (not has_noise)
-        return causality.check(
-            self.model, self._ways(), config.data.vocab_size, device, seed, bool(config.hardware.compile), has_noise
-        )
-
-    def _ways(self):
-        """In which the model is called, in the stage that the run is in."""
+    def _check_causality(self, has_noise: bool) -> dict[str, Any]:
+        """Of each way in which the model is called, in the stage that the run is in."""
 
         @contextlib.contextmanager
-        def evaluating():
+        def evaluating() -> Iterator[None]:
             self.model.eval()
             with self._validation_window(), torch.no_grad(), self.autocast():
                 yield
 
         @contextlib.contextmanager
-        def training():
+        def training() -> Iterator[None]:
             self.model.train()
             with self.reducer.micro_step(is_last=False), self.autocast():  # no gradient is waited for
                 yield
 
         stage = self.timeline.at(self._steps_done).stage
-        val_shape = self.val_rows.shape_BT
-        return [
-            causality.Way("evaluation", val_shape, self.reducer.evaluated, evaluating),
+        assert stage.micro_batch_seqs is not None and stage.seq_len is not None  # of a resolved config
+        ways = [
+            causality.Way("evaluation", self.val_rows.shape_BT, self.reducer.evaluated, evaluating),
             causality.Way("training", (stage.micro_batch_seqs, stage.seq_len), self.reducer.forward, training),
         ]
+        seed, compiled = self.causality_seed + (not has_noise), bool(self.config.hardware.compile)
+        return causality.check(self.model, ways, self.vocab_size, self.ranks.device, seed, compiled, has_noise)
 
-    def _check_evaluation(self):
-        def passed(tokens_BT, targets_BT):
+    def _check_evaluation(self) -> dict[str, Any]:
+        def passed(tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
             self.model.eval()
             with self.autocast(), torch.no_grad():
-                return self.reducer.evaluated(tokens_BT, targets_BT).double()
+                loss: torch.Tensor = self.reducer.evaluated(tokens_BT, targets_BT)
+                return loss.double()
 
         roots = {"model": self.model, "optimizer": self.optimizer}
         was_training = self.model.training
@@ -248,7 +271,7 @@ class Trainer:
             self.model.train(was_training)
 
     @contextlib.contextmanager
-    def _validation_window(self):
+    def _validation_window(self) -> Iterator[None]:
         """The model as it is validated after so many steps."""
         self._staged.at(self._steps_done)
         if self.config.goal.val_window_tokens is not None:
@@ -258,66 +281,35 @@ class Trainer:
         finally:
             self._staged.at(self._steps_done)
 
-    def _warm_up_last_window(self):
+    def _warm_up_last_window(self) -> None:
         """A window that grows is at the end of the run wider than in any step."""
         self._steps_done = self.config.goal.num_steps
         windows = {portion.window_tokens for portion in self.timeline.portions}
         if self.config.goal.val_window_tokens is None and self.timeline.window_after(self._steps_done) not in windows:
             self.evaluate(max_batches=1)
 
-    def _warm_up_step(self, step):
+    def _warm_up_step(self, step: int) -> float:
         """Seconds of a validation and that step, on the step's own tokens."""
         place = {"step": step, "micro_step": 0}
         if self.loader.state_dict() != place:
             self.loader.load_state_dict(place)
-        self._steps_done, started = step, time.perf_counter()
+        self._steps_done, started_s = step, time.perf_counter()
         self.evaluate(max_batches=1)
         self._instruments.on_step_start(step)
         self.step(step)
         self._instruments.on_step_end(step)
         distributed.sync(self.ranks.device)
-        return time.perf_counter() - started
+        return time.perf_counter() - started_s
 
-    def _save(self):
-        on_gpu = self.ranks.device.type == "cuda"
-        return {
-            "weights": {name: value.clone() for name, value in self.model.state_dict().items()},
-            "loader": self.loader.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.ranks.device) if on_gpu else None,
-        }
-
-    def _restore(self, saved):
-        self.model.load_state_dict(saved["weights"])
-        _zero_state(self.optimizer.state_dict())
-        self.optimizer.zero_grad(set_to_none=True)
-        self.loader.load_state_dict(saved["loader"])
-        self._steps_done = 0
-        self._staged.at(0)
-        torch.set_rng_state(saved["rng"])
-        if saved["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
-
-    def _distinct(self):
+    def _distinct(self) -> Sequence[Portion]:
+        """Portions whose graphs differ."""
         return self.timeline.distinct(every_window=not getattr(self.model, "windows_are_data", False))
 
-    def _allow_graphs(self):
-        """Dynamo gives up on a function of which it has made more graphs than its limit, 8 in torch 2.13."""
-        num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
-
-    def _val_batches(self, max_batches):
+    def _val_batches(self, max_batches: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return itertools.islice(self.val_rows.at(self.val_rows.places), max_batches)
 
 
-def _compile_cache():
-    from torch._dynamo.utils import counters
-
-    counts = counters["inductor"]
-    return "warm" if counts["fxgraph_cache_hit"] and not counts["fxgraph_cache_miss"] else "cold"
-
-
-def _zero_state(state):
+def _zero_state(state: dict[str, Any]) -> None:
     """An optimizer's state -> zeros, in place: the state it begins with, already allocated.
 
     AdamW's moments and step counts and Muon's momentum all begin at zero.  Loading the empty state of before the

@@ -14,12 +14,12 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 
 from bench.base import atomic
 from bench.config import schema
-from bench.config.schema import Config
 from bench.data.sources import datasets
 from bench.record import run_folder
 from bench.training.model import autocast, build_model, evaluate, timeline_of, val_rows
@@ -48,7 +48,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
 
     ValueError: a dtype that the format does not have.
     """
-    header: dict[str, dict] = {METADATA: dict(metadata)}
+    header: dict[str, dict[str, Any]] = {METADATA: dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
@@ -74,7 +74,7 @@ def metadata(path: Path | str) -> dict[str, str]:
     return _read(Path(path), tensors_too=False)[1]
 
 
-def _read(path, tensors_too=True):
+def _read(path: Path, tensors_too: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     try:
         with open(path, "rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")
@@ -92,7 +92,7 @@ def _read(path, tensors_too=True):
     return tensors, about
 
 
-def _tensor(file, start, facts):
+def _tensor(file: BinaryIO, start: int, facts: dict[str, Any]) -> torch.Tensor:
     dtype, shape, (begin, end) = DTYPES[facts["dtype"]], facts["shape"], facts["data_offsets"]
     num_bytes = math.prod(shape) * dtype.itemsize
     if begin < 0 or end - begin != num_bytes:
@@ -117,14 +117,12 @@ def model_of(folder: Path | str, device: torch.device | str = "cpu") -> torch.nn
         model.load_state_dict(read(path))
     except RuntimeError as error:
         raise ValueError(f"{path}: does not fit the model of config.yaml: {error}") from None
-    window_tokens = config.goal.val_window_tokens or _last_window(config, model, path)
+    window_tokens = config.goal.val_window_tokens
+    if window_tokens is None:
+        window_tokens = timeline_of(config, model).window_after(int(metadata(path)["step"]))
     if window_tokens is not None:
         model.set_window(window_tokens)
     return model.eval()
-
-
-def _last_window(config: Config, model, path):
-    return timeline_of(config, model).window_after(int(metadata(path)["step"]))
 
 
 def val_loss_of(folder: Path | str, device: torch.device | str = "cpu") -> float:

@@ -16,6 +16,7 @@ import gc  # noqa: E402
 import json  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 from bench.base.paths import REPO, results_root  # noqa: E402
 from bench.config import user_code  # noqa: E402
@@ -29,7 +30,10 @@ def main(path: str) -> None:
     rank = int(os.environ.get("RANK", 0))
     launch = _read_launch(folder)
     if launch:
-        _redirect_output(folder / "logs" / f"rank{rank}.log")
+        fd = os.open(folder / "logs" / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, 1)  # all that this rank and the libraries in it print goes to one file
+        os.dup2(fd, 2)
+        os.close(fd)
         os.chdir(REPO)  # and not the read-only copy of it that this was started in
         if "own" in launch:
             user_code.use_copies(launch["own"])
@@ -39,7 +43,7 @@ def main(path: str) -> None:
         _prepare_by_hand(folder, rank)
     _end_with_launcher(launch)
     flight_recorder.enable_stack_dumps(folder)
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     try:
         gc.disable()  # imports leave no garbage, and looking for it is a tenth of their time
         from bench.training.run import Run  # imports torch
@@ -54,17 +58,17 @@ def main(path: str) -> None:
         raise
 
 
-def _read_launch(folder: Path) -> dict | None:
+def _read_launch(folder: Path) -> dict[str, Any] | None:
     """What the launcher wrote for its workers (initial_record.write_inputs); None: started by hand."""
     try:
-        launch = json.loads((folder / run_folder.LAUNCH).read_text())
+        launch: dict[str, Any] = json.loads((folder / run_folder.LAUNCH).read_text())
     except FileNotFoundError:
         return None
     # another folder: a copy of a run that was killed with its launcher and so not cleaned up
     return launch if launch["folder"] == str(folder.resolve()) else None
 
 
-def _prepare_by_hand(folder: Path, rank: int):
+def _prepare_by_hand(folder: Path, rank: int) -> None:
     """Rank 0 removes what an earlier run wrote.  ValueError where folder is not a copy of a run's."""
     if not all((folder / name).is_file() for name in ("config.yaml", "run.json")):
         raise ValueError(f"{folder}: has not both config.yaml and run.json: give a copy of a run's folder")
@@ -75,27 +79,18 @@ def _prepare_by_hand(folder: Path, rank: int):
         run_folder.remove_outputs(folder)
 
 
-def _redirect_output(path):
-    """Everything this rank and the libraries in it print goes to one file."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(fd, stream)
-    os.close(fd)
-
-
-def _end_with_launcher(launch):
+def _end_with_launcher(launch: dict[str, Any] | None) -> None:
     """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
     Within nsys the parent is a process, or a thread, of its own that may end before the run: the run's guard ends
     such a worker, and writes the record that the launcher cannot write (bench/launch/guard.py).
     """
-    agent_pid = AGENT_PID
-    if processes.WITHIN in os.environ:
-        agent_pid = None
-    else:
+    watched = {"launcher-watch": launch["launcher_pid"]} if launch else {}
+    if processes.WITHIN not in os.environ:
         processes.die_with_parent()
-    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (agent_pid, "agent-watch")):
-        if pid:
+        watched["agent-watch"] = AGENT_PID
+    for name, pid in watched.items():
+        if pid:  # 0: of another name space of processes
             processes.when_gone(pid, lambda: os._exit(1), name)
 
 

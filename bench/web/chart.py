@@ -9,7 +9,9 @@ Instead of x and series a spec may have "arms", see of_arms().  "log_x", "log_y"
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from typing import Any
 
+Spec = dict[str, Any]  # one chart, see above
 MAX_POINTS = 4000  # of a series on a page: a screen has fewer columns
 MAX_MARKS = 200
 
@@ -21,12 +23,17 @@ def chart(
     x_label: str,
     y_label: str,
     x: Sequence[float],
-    series: Sequence[dict],
-    marks: Iterable[dict] = (),
+    series: Sequence[Spec],
+    marks: Iterable[Spec] = (),
     sync: str | None = None,
-) -> dict:
+) -> Spec:
     """A spec, thinned to what a page can show."""
-    keep = thin(series[0]["y"] if len(series) == 1 else _envelope(series), MAX_POINTS)
+    envelope = series[0]["y"]
+    if len(series) > 1:  # thinning must keep the extremes of the sum of what is there
+        envelope = [
+            sum(value for value in column if value is not None) for column in zip(*(one["y"] for one in series))
+        ]
+    keep = thin(envelope, MAX_POINTS)
     if keep is not None:
         x = [x[num] for num in keep]
         each = ("y", "labels", "links")
@@ -49,14 +56,9 @@ def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
     return sorted(keep)
 
 
-def _envelope(series):
-    """What thinning must keep of several series: the sum of what is there."""
-    return [sum(value for value in column if value is not None) for column in zip(*(one["y"] for one in series))]
-
-
 def of_arms(
-    id: str, title: str, caption: str, x_label: str, y_label: str, arms: Sequence[dict], band: str = "range"
-) -> dict:
+    id: str, title: str, caption: str, x_label: str, y_label: str, arms: Sequence[Spec], band: str = "range"
+) -> Spec:
     """A spec of arms, [{"name", "runs": [{"x": [...], "y": [...]}]}]: one line an arm, the mean of its runs.
 
     The page takes the mean where all runs of the arm have values, linear between a run's points.  band around it: range
@@ -73,18 +75,18 @@ def series_of(
     kind: str,
     labels: Sequence[str | None] | None = None,
     links: Sequence[str | None] | None = None,
-) -> dict:
+) -> Spec:
     """A series of a spec, a value for each x; kinds, gaps, labels and links: see the top of this file."""
     extras = {"labels": labels, "links": links}
     return {"name": name, "y": values, "kind": kind} | {key: list(one) for key, one in extras.items() if one}
 
 
-def mark_of(x: float, label: str, kind: str) -> dict:
+def mark_of(x: float, label: str, kind: str) -> Spec:
     """A vertical line of a spec at x, in the unit of its axis; kinds: see the top of this file."""
     return {"x": short([x])[0], "label": label, "kind": kind}
 
 
-class Short(list):
+class Short(list[Any]):
     """Values that short() made."""
 
 

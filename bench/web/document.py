@@ -10,10 +10,12 @@ and how it looks on a page; what only one of them can show says so.  All text is
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from bench.base import text_table
+from bench.web.chart import Spec
 from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, join, page, soft, table, tag
+from bench.web.page import text as escaped
 
 COLOURS = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
 NO_VERDICT = "no verdict: "  # what the sentence of an inconclusive comparison may begin with
@@ -53,76 +55,46 @@ def and_(words: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-class Code(str):
-    """Words that a page shows as code."""
+class Shown(str):
+    """Words that a page shows as this markup, escaped where it is None; short: what a text has instead of them."""
 
-
-class Long(str):
-    """Words that a page shows whole and a text shorter."""
-
+    markup: Safe
     short: str
 
-    def __new__(cls, words: str, short: str):
-        long = super().__new__(cls, words)
-        long.short = short
-        return long
+    def __new__(cls, words: str, markup: Safe | None = None, short: str | None = None) -> Self:
+        shown = super().__new__(cls, words)
+        shown.markup, shown.short = escaped(words) if markup is None else markup, words if short is None else short
+        return shown
 
 
-class Coloured(str):
-    """A word that a page shows in colour: good, bad, doubt or soft; hint: shown while the pointer rests on it."""
-
-    colour: str
-    hint: str
-
-    def __new__(cls, word: str, colour: str = "soft", hint: str = ""):
-        coloured = super().__new__(cls, word)
-        coloured.colour, coloured.hint = colour, hint
-        return coloured
+def code(words: str) -> Shown:
+    """As code."""
+    return Shown(words, tag("code", words))
 
 
-class Badge(Coloured):
-    """The same, larger and framed."""
+def coloured(word: str, colour: str = "soft", hint: str = "") -> Shown:
+    """colour: good, bad, doubt or soft, or these after "badge "; hint: shown while the pointer rests on the word."""
+    return Shown(word, tag("span", word, class_=colour, title=hint or None))
 
 
-class Named(str):
+def badge(verdict: str) -> Shown:
+    """faster, not_comparable and so on -> the word, framed, in its colour."""
+    return coloured(verdict.replace("_", " "), f"badge {COLOURS.get(verdict, 'soft')}")
+
+
+def named(name: str, about: str = "") -> Shown:
     """A name, which a page stresses and follows with what it is."""
-
-    about: str
-
-    def __new__(cls, name: str, about: str = ""):
-        named = super().__new__(cls, name)
-        named.about = about
-        return named
+    return Shown(name, tag("span", tag("b", name), f" {about}") if about else tag("b", name))
 
 
-class Link(str):
+def link(words: str, href: str | None) -> Shown:
     """Words that lead somewhere on a page; href None: there is nothing to go to."""
-
-    href: str | None
-
-    def __new__(cls, words: str, href: str | None):
-        link = super().__new__(cls, words)
-        link.href = href
-        return link
-
-
-def badge_of(verdict: str) -> Badge:
-    """faster, not_comparable and so on -> the word in its colour."""
-    return Badge(verdict.replace("_", " "), COLOURS.get(verdict, "soft"))
+    return Shown(words, tag("a", words, href=href) if href else tag("span", words))
 
 
 def marked_up(words: object) -> object:
     """What page.tag() takes for words of this module; other words stay as they are."""
-    if isinstance(words, Code):
-        return tag("code", words)
-    if isinstance(words, Coloured):
-        kind = f"badge {words.colour}" if isinstance(words, Badge) else words.colour
-        return tag("span", words, class_=kind, title=words.hint or None)
-    if isinstance(words, Named):
-        return tag("span", tag("b", str(words)), f" {words.about}") if words.about else tag("b", str(words))
-    if isinstance(words, Link):
-        return tag("a", str(words), href=words.href) if words.href else tag("span", str(words))
-    return words
+    return words.markup if isinstance(words, Shown) else words
 
 
 # ---- blocks
@@ -142,7 +114,7 @@ class Verdict:
         if not self.word:
             whom = "" if is_md or not self.about else f"{text_table.printable(self.about)}: "
             return Lines([f"{whom}{self.sentence}", *(f"  {words}" for words in self.more)]).text(is_md)
-        word = text_table.line(badge_of(self.word).upper(), is_md)
+        word = text_table.line(badge(self.word).upper(), is_md)
         whom = text_table.line(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
             word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
@@ -152,15 +124,14 @@ class Verdict:
     def html(self) -> Safe:
         if not self.word:
             return join([tag("p", self.sentence, class_="verdict"), *map(soft, self.more)])
-        badge, whom = badge_of(self.word), self._whom()
-        doubts = [tag("p", words, class_="doubt") for words in self.more]
-        words = [tag("b", whom) if whom else "", marked_up(badge), self._after_badge()]
+        whom, doubts = self._whom(), [tag("p", words, class_="doubt") for words in self.more]
+        words = [tag("b", whom) if whom else "", badge(self.word).markup, self._after_badge()]
         return join([tag("p", *words, class_="verdict"), *doubts])
 
-    def _after_badge(self):
-        return self.sentence.removeprefix(f"{badge_of(self.word)}: ")  # the badge says it
+    def _after_badge(self) -> str:
+        return self.sentence.removeprefix(f"{badge(self.word)}: ")  # the badge says it
 
-    def _whom(self):
+    def _whom(self) -> str:
         return f"{self.about}: " if self.about and not self._after_badge().startswith(f"{self.about} ") else ""
 
 
@@ -192,7 +163,7 @@ class Bullets:
         return bullets(map(_whole, self.items))
 
 
-def _whole(words):
+def _whole(words: str | Sequence[str]) -> Safe:
     return join(map(marked_up, [words] if isinstance(words, str) else words))
 
 
@@ -229,7 +200,8 @@ class Table:
     style: str | None = None
 
     def text(self, is_md: bool) -> str:
-        cells = [["" if cell is None else _shortest(cell) for cell in row] for row in self.rows[: self.limit]]
+        shown = self.rows[: self.limit]
+        cells = [["" if cell is None else getattr(cell, "short", cell) for cell in row] for row in shown]
         drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
         num_more = len(self.rows) - len(cells)
         said = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
@@ -240,15 +212,11 @@ class Table:
         return table(self.heads, rows, self.style, self.caption or None, self.right)
 
 
-def _shortest(cell):
-    return cell.short if isinstance(cell, Long) else str(cell)
-
-
 @dataclass(frozen=True)
 class Chart:
     """spec: of bench/web/chart.py."""
 
-    spec: dict
+    spec: Spec
 
     def text(self, is_md: bool) -> str:
         return ""
@@ -319,13 +287,13 @@ class Section:
     is_page_only: bool = False
 
     def text(self, is_md: bool) -> str:
-        body = "" if self.is_page_only else _texts(self.blocks, is_md)
+        body = "" if self.is_page_only else texts(self.blocks, is_md)
         return f"{'## ' if is_md else ''}{text_table.line(self.title, is_md)}\n\n{body}" if body else ""
 
     def html(self) -> Safe:
         return self._html("h2")
 
-    def _html(self, heading):
+    def _html(self, heading: str) -> Safe:
         body = join(block._html("h3") if isinstance(block, Section) else block.html() for block in self.blocks)
         if not body:
             return Safe("")
@@ -339,19 +307,16 @@ class Columns:
     blocks: Sequence[Block]
 
     def text(self, is_md: bool) -> str:
-        return _texts(self.blocks, is_md)
+        return texts(self.blocks, is_md)
 
     def html(self) -> Safe:
-        body = _htmls(self.blocks)
+        body = join(block.html() for block in self.blocks)
         return tag("div", body, class_="columns") if body else Safe("")
 
 
-def _texts(blocks, is_md):
+def texts(blocks: Sequence[Block], is_md: bool) -> str:
+    """Blocks as text, an empty line between them."""
     return "\n\n".join(filter(None, (block.text(is_md) for block in blocks)))
-
-
-def _htmls(blocks):
-    return join(block.html() for block in blocks)
 
 
 # ---- the whole
@@ -377,14 +342,15 @@ class Document:
         title = f"# {text_table.line(self.title, True)}"
         return self._text(title, "\n\n".join(one.text(True) for one in self.verdicts), True)
 
-    def _text(self, title, verdicts, is_md):
+    def _text(self, title: str, verdicts: str, is_md: bool) -> str:
         about = text_table.line("; ".join(self.about), is_md)
-        return "\n\n".join(filter(None, [title, verdicts, about, _texts(self.blocks, is_md)]))
+        return "\n\n".join(filter(None, [title, verdicts, about, texts(self.blocks, is_md)]))
 
     def html(self) -> str:
         """A page that opens from a file."""
         about = [soft(join(map(marked_up, self.about), "; "))] if self.about else []
-        body = [tag("h1", self.title), *about, *(one.html() for one in self.verdicts), _htmls(self.blocks)]
+        blocks = (block.html() for block in [*self.verdicts, *self.blocks])
+        body = [tag("h1", self.title), *about, *blocks]
         return page(self.page_title or self.title, *body, data={"charts": self.charts}, styles=REPORT_STYLES)
 
     def json(self) -> str:
@@ -392,7 +358,7 @@ class Document:
         return json.dumps(self.data, indent=1)
 
     @property
-    def charts(self) -> list[dict]:
+    def charts(self) -> list[Spec]:
         """Specs of all charts, in their order."""
         return charts(self.blocks)
 
@@ -402,7 +368,7 @@ class Document:
         return drawings(self.blocks)
 
 
-def charts(blocks: Sequence[Block]) -> list[dict]:
+def charts(blocks: Sequence[Block]) -> list[Spec]:
     """Specs of the charts among blocks, for a page that is no Document yet."""
     return [block.spec for block in _walk(blocks) if isinstance(block, Chart)]
 

@@ -4,10 +4,12 @@ A panel is one measure, with a scale of its own, and a row is one candidate.  Co
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.web.page import Safe, tag
+
+Place = Callable[[float], float]  # a value -> x in the drawing
 
 WIDTH = 380  # units of the drawing; shown in a column that wide or wider, so that 12 units stay readable
 LEFT, RIGHT, TOP, ROW, BELOW = 12, 368, 8, 40, 46
@@ -61,11 +63,11 @@ def words(panel: Panel) -> list[str]:
     return [f"{row.label}: {_numbers(row, panel.unit, panel.decimals)}" for row in panel.rows] + [bands] * bool(bands)
 
 
-def _panel(panel, id):
+def _panel(panel: Panel, id: str) -> Safe:
     low, high = _domain(panel)
     bottom = _height(panel) - BELOW
 
-    def at(value):
+    def at(value: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * (min(max(value, low), high) - low) / (high - low), 1)
 
     shapes = [
@@ -80,11 +82,11 @@ def _panel(panel, id):
     return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
 
 
-def _height(panel):
+def _height(panel: Panel) -> int:
     return TOP + ROW * len(panel.rows) + 4 + BELOW
 
 
-def _domain(panel):
+def _domain(panel: Panel) -> tuple[float, float]:
     """Ends of the scale: zero, the bands and the intervals, these as far as MAX_REACH lets them."""
     bands = [0.0, *(panel.margin or ()), *((-panel.floor, panel.floor) if panel.floor else ())]
     sizes = [abs(value) for value in (*bands, *(row.change for row in panel.rows))]
@@ -95,7 +97,7 @@ def _domain(panel):
     return min(values) - pad, max(values) + pad
 
 
-def _bands(panel, at, bottom):
+def _bands(panel: Panel, at: Place, bottom: float) -> Iterator[Safe]:
     bands = [("floor", (-panel.floor, panel.floor))] if panel.floor else []
     bands += [("margin", panel.margin)] if panel.margin else []
     for name, (low, high) in bands:
@@ -103,7 +105,7 @@ def _bands(panel, at, bottom):
         yield tag("rect", x=at(low), y=TOP - 6, width=width, height=bottom - TOP + 6, class_=f"band {name}")
 
 
-def _axis(panel, at, low, high, bottom):
+def _axis(panel: Panel, at: Place, low: float, high: float, bottom: float) -> Iterator[Safe]:
     yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
     dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"  # not through words
     yield tag("line", x1=at(0), x2=at(0), y1=TOP - 6, y2=bottom, class_="zero", style=dashes)
@@ -124,13 +126,13 @@ def ticks(low: float, high: float) -> list[float]:
     return [float(f"{num * step:.9g}") for num in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _row(row, panel, at, domain, top):
+def _row(row: Row, panel: Panel, at: Place, domain: tuple[float, float], top: float) -> Iterator[Safe]:
     """Its words above, its interval below them."""
     colour, y = f"--own: var(--series-{row.colour % 8})", top + 27
     label = row.label if len(row.label) <= MAX_LABEL else f"{row.label[: MAX_LABEL - 1]}…"
     words = _numbers(row, "%" if panel.unit == "%" else "", panel.decimals)
     yield tag("text", tag("tspan", label, class_="name"), tag("tspan", words, dx=8), x=LEFT, y=top + 12)
-    if row.low is not None:
+    if row.low is not None and row.high is not None:
         yield tag("line", x1=at(row.low), x2=at(row.high), y1=y, y2=y, class_="interval", style=colour)
         for edge, beyond, way in ((row.low, row.low < domain[0], -1), (row.high, row.high > domain[1], 1)):
             x = at(edge)
@@ -140,18 +142,18 @@ def _row(row, panel, at, domain, top):
     yield tag("circle", cx=at(row.change), cy=y, r=5, class_="point", style=colour)
 
 
-def _text(value, x, y, anchor, class_):
+def _text(value: str, x: float, y: float, anchor: str, class_: str) -> Safe:
     return tag("text", value, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
-def _numbers(row, unit, decimals):
+def _numbers(row: Row, unit: str, decimals: int) -> str:
     change = f"{row.change:+.{decimals}f} {unit}".rstrip()
     if row.low is None:
         return f"{change}, no interval"
     return f"{change} [{row.low:+.{decimals}f}, {row.high:+.{decimals}f}]"
 
 
-def _named_bands(panel):
+def _named_bands(panel: Panel) -> list[tuple[str, str]]:
     """[(which, its words)] of the shaded bands."""
     result = []
     if panel.margin:

@@ -4,8 +4,9 @@ A heat map is a table whose cells are coloured by their number.  Of parallel coo
 the metric, a line a config.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.web.page import Safe, tag
 
@@ -14,6 +15,7 @@ ROW_PX, HEAD_PX = 34, 90  # of a picture
 AXIS, LEFT, TOP, DEEP, BELOW = 150, 70, 34, 220, 24  # units of the drawing: between axes, around them, their length
 MAX_EVEN = 10  # values of an axis that are spread evenly, each with its word; more are spread by their numbers
 NUM_TICKS = 5
+LINES_PX = 480  # of a picture of lines, its height
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ def plot(
     about: str,
     names: tuple[str, str],
     heads: tuple[Sequence[str], Sequence[str]],
-    cells: Sequence[Sequence],
+    cells: Sequence[Sequence[Cell | None]],
 ) -> Safe:
     """names: of the axis down and across; heads: the words of their values; cells: [down][across], Cell or None.
 
@@ -54,7 +56,7 @@ def height_px(num_lines: int) -> int:
     return HEAD_PX + (num_lines + 1) * (ROW_PX + 18)
 
 
-def _cell(cell, low, high):
+def _cell(cell: Cell | None, low: float, high: float) -> Safe:
     if cell is None or cell.value is None:
         return tag("td", cell.words if cell else "", class_="soft")
     share = 1.0 if high == low else (high - cell.value) / (high - low)
@@ -68,7 +70,7 @@ class Axis:
     """values: of each line, None where it has none; words: what a value is called."""
 
     name: str
-    values: Sequence
+    values: Sequence[Any]
     words: Sequence[str]
 
 
@@ -91,12 +93,7 @@ def plot_lines(title: str, about: str, axes: Sequence[Axis], best: int | None) -
     return tag("figure", caption, tag("div", svg, class_="scroll parallel", tabindex="0"), class_="wide")
 
 
-def lines_height_px() -> int:
-    """Of a picture."""
-    return 480
-
-
-def _scale(axis, is_result):
+def _scale(axis: Axis, is_result: bool) -> dict[Any, float]:
     """-> {value: place from the top}, of None the bottom."""
     known = {value: word for value, word in zip(axis.values, axis.words, strict=True) if value is not None}
     is_numeric = all(isinstance(value, (int, float)) for value in known)
@@ -109,7 +106,9 @@ def _scale(axis, is_result):
     return {value: TOP + DEEP * (place if is_result else 1 - place) for value, place in places.items()}
 
 
-def _line(number, axes, scales, low, high, is_best):
+def _line(
+    number: int, axes: Sequence[Axis], scales: Sequence[dict[Any, float]], low: float, high: float, is_best: bool
+) -> Safe:
     points = [
         f"{LEFT + AXIS * place},{scale[axis.values[number]]:.1f}"
         for place, (axis, scale) in enumerate(zip(axes, scales, strict=True))
@@ -125,12 +124,12 @@ def _line(number, axes, scales, low, high, is_best):
     return tag("polyline", tag("title", words), points=" ".join(points), style=style)
 
 
-def _axis_shapes(number, axis, scale):
+def _axis_shapes(number: int, axis: Axis, scale: dict[Any, float]) -> Iterator[Safe]:
     x = LEFT + AXIS * number
     yield tag("line", x1=x, x2=x, y1=TOP, y2=TOP + DEEP, class_="axis")
     yield tag("text", axis.name, x=x, y=TOP - 16, text_anchor="middle", class_="name")
     words = dict(zip(axis.values, axis.words, strict=True))
-    ordered = sorted(scale, key=scale.get)
+    ordered = sorted(scale, key=lambda value: scale[value])
     step = 1 if len(ordered) <= MAX_EVEN else max(1, len(ordered) // NUM_TICKS)
     last = None
     for value in [*ordered[::step], *ordered[-1:]]:

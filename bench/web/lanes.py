@@ -81,10 +81,11 @@ def plot(panel: Panel) -> Safe:
     return tag("figure", caption, *marks, *drawn, _axis(high, panel.unit), class_="lanes")
 
 
-def _lane(one, panel, span):
+def _lane(one: Lane, panel: Panel, span: float) -> Safe:
     words = tag("div", tag("b", one.label), " ", tag("span", one.words))
     size = panel.num_rows * (ROW_PX + GAP_PX)
-    shapes, paths = [], {}
+    shapes: list[Safe] = []
+    paths: dict[str, list[str]] = {}
     for bar in one.bars:
         x, width = WIDTH * bar.start / span, max(0.4, WIDTH * (bar.end - bar.start) / span)
         y = bar.row * (ROW_PX + GAP_PX)
@@ -97,14 +98,16 @@ def _lane(one, panel, span):
     thin = [tag("path", d="".join(path), style=f"fill: var(--{colour})") for colour, path in paths.items()]
     lines = []
     for at, _ in panel.marks:
-        x = f"{WIDTH * at / span:.5g}"
-        lines.append(tag("line", x1=x, x2=x, y1=0, y2=size, class_="at", vector_effect="non-scaling-stroke"))
+        place_x = f"{WIDTH * at / span:.5g}"
+        lines.append(
+            tag("line", x1=place_x, x2=place_x, y1=0, y2=size, class_="at", vector_effect="non-scaling-stroke")
+        )
     box = {"viewBox": f"0 0 {WIDTH} {size}", "preserveAspectRatio": "none", "style": f"height: {size}px"}
     track = tag("svg", *thin, *shapes, *lines, **box, role="img", aria_label=f"{one.label}: {one.words}")
     return tag("div", words, track, class_="lane")
 
 
-def _axis(high, unit):
+def _axis(high: float, unit: str) -> Safe:
     if not high > 0:
         return Safe("")
     ticks = [value for value in forest.ticks(0.0, high) if value / high < 0.9]  # the unit has the end

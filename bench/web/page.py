@@ -10,6 +10,7 @@ import importlib.resources
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 ASSETS = importlib.resources.files("bench.web") / "assets"
 CHART_SCRIPTS = ("uPlot.iife.min.js", "arms.js", "charts.js")
@@ -49,16 +50,16 @@ def table(
     right: Sequence[bool] = (),
 ) -> Safe:
     """Rows of cells; numbers, and the columns that right names, are right-aligned by the style.  head: () for none."""
-    cells = [
+    lines = [
         tag("tr", *(_cell(cell, is_right) for cell, is_right in itertools.zip_longest(row, right, fillvalue=False)))
         for row in map(list, rows)
     ]
     top = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in head))) if head else ""
-    body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *cells), class_=class_)
+    body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *lines), class_=class_)
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
 
 
-def _cell(cell, is_right):
+def _cell(cell: object, is_right: bool) -> Safe:
     return tag("td", cell, class_="number" if is_right or isinstance(cell, (int, float)) else None)
 
 
@@ -88,7 +89,7 @@ def tiles(facts: Iterable[tuple[str, object]]) -> Safe:
     return tag("dl", *(tag("div", tag("dt", label), tag("dd", value)) for label, value in facts), class_="tiles")
 
 
-def figure(chart: dict) -> Safe:
+def figure(chart: Mapping[str, Any]) -> Safe:
     """The slot of a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
     label = f"{chart['title']}. {chart['caption']}"
     slot = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="img", aria_label=label)
@@ -114,7 +115,8 @@ def page(
     )
     if assets is None:
         sources = [(ASSETS / name).read_text() for name in scripts]
-        allowed = " ".join(f"'sha256-{_sha256(source)}'" for source in sources)
+        hashes = (hashlib.sha256(source.encode()).digest() for source in sources)
+        allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
         code = "".join(f"<script>{source}</script>" for source in sources)
         look = "".join(f"<style>{(ASSETS / name).read_text()}</style>" for name in styles)
     else:
@@ -125,11 +127,14 @@ def page(
         f"default-src 'none'; script-src {allowed}; style-src 'self' file: 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+    skip = tag("a", "Skip to content", href="#main", class_="skip")
+    theme = tag("button", "Dark / light", type="button", id="theme", hidden="hidden")
+    top = tag("div", skip, theme, class_="top")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f'{look}</head>\n<body>{_top()}<main id="main">{join(body)}</main>\n{blocks}{code}</body></html>\n'
+        f'{look}</head>\n<body>{top}<main id="main">{join(body)}</main>\n{blocks}{code}</body></html>\n'
     )
 
 
@@ -137,12 +142,3 @@ def json_block(value: object) -> str:
     """JSON that cannot end its own script element."""
     words = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
     return words.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _top():
-    skip = tag("a", "Skip to content", href="#main", class_="skip")
-    return tag("div", skip, tag("button", "Dark / light", type="button", id="theme", hidden="hidden"), class_="top")
-
-
-def _sha256(source):
-    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

@@ -6,10 +6,11 @@ drawn as a line of its own.  Colours come from the page's CSS.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.web import forest
+from bench.web.forest import Place
 from bench.web.page import Safe, tag
 
 WIDTH = forest.WIDTH
@@ -51,11 +52,17 @@ def plot(panels: Sequence[Panel]) -> Safe:
     return tag("div", *drawn, class_="forest stairs") if drawn else Safe("")
 
 
-def _panel(panel, id):
-    left = _words_width(panel.rows)
+def _panel(panel: Panel, id: str) -> Safe:
+    longest = max(  # of the rows of which something is drawn
+        len(_label(row)) + 1 + len(row.words) for row in panel.rows if (row.value, row.other) != (None, None)
+    )
+    left = round(min(CHAR * longest + GAP, RIGHT - MIN_DRAWN))  # the words have a column
     ticks, at = _axis_of(panel, left)
     bottom = TOP + ROW * len(panel.rows) + 4
-    shapes = [*_axis(ticks, at, left, bottom)]
+    shapes = [tag("line", x1=left, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")]
+    for value in ticks:
+        shapes.append(tag("line", x1=at(value), x2=at(value), y1=TOP, y2=bottom + 4, class_="axis"))
+        shapes.append(tag("text", f"{value:,.6g}", x=at(value), y=bottom + 17, text_anchor="middle", class_="tick"))
     for number, key in enumerate(("value", "other")):
         shapes += _risers([getattr(row, key) for row in panel.rows], at, number)
     for number, row in enumerate(panel.rows):
@@ -71,47 +78,31 @@ def _panel(panel, id):
     return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
 
 
-def _words_width(rows):
-    """Of the column of words: the longest of the rows of which something is drawn."""
-    among = [row for row in rows if (row.value, row.other) != (None, None)]
-    longest = max(len(_label(row)) + 1 + len(row.words) for row in among)
-    return round(min(CHAR * longest + GAP, RIGHT - MIN_DRAWN))
-
-
-def _label(row):
+def _label(row: Row) -> str:
     return row.label if len(row.label) <= LABEL_CHARS else f"{row.label[: LABEL_CHARS - 1]}…"
 
 
-def _axis_of(panel, left):
+def _axis_of(panel: Panel, left: float) -> tuple[list[float], Place]:
     """-> (values of the ticks, value -> x).  Intervals may leave the drawing: they are cut at its edge."""
     values = [one for row in panel.rows for one in (row.value, row.other, *row.runs) if one is not None]
     is_log = panel.axis == "log"
     values = [math.log(value) for value in values] if is_log else values
     pad = 0.06 * (max(values) - min(values)) or 1.0
     low, high = (0.0, 1.08 * max(values)) if panel.axis == "zero" else (min(values) - pad, max(values) + pad)
-    ticks = _log_ticks(math.exp(low), math.exp(high)) if is_log else forest.ticks(low, high)
+    ticks = [] if is_log else forest.ticks(low, high)
+    if is_log:
+        powers = range(math.floor(low / math.log(10)), math.ceil(high / math.log(10)) + 1)
+        decades = [float(f"{digit}e{power}") for power in powers for digit in DECADE_TICKS]
+        ticks = [value for value in decades if math.exp(low) <= value <= math.exp(high)]
 
-    def at(value):
+    def at(value: float) -> float:
         place = math.log(value) if is_log else value
         return round(left + (RIGHT - left) * (min(max(place, low), high) - low) / (high - low), 1)
 
     return ticks, at
 
 
-def _log_ticks(low, high):
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    result = [float(f"{digit}e{power}") for power in powers for digit in DECADE_TICKS]
-    return [value for value in result if low <= value <= high]
-
-
-def _axis(ticks, at, left, bottom):
-    yield tag("line", x1=left, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
-    for value in ticks:
-        yield tag("line", x1=at(value), x2=at(value), y1=TOP, y2=bottom + 4, class_="axis")
-        yield tag("text", f"{value:,.6g}", x=at(value), y=bottom + 17, text_anchor="middle", class_="tick")
-
-
-def _risers(values, at, series):
+def _risers(values: Sequence[float | None], at: Place, series: int) -> Iterator[Safe]:
     """The line over the ends of the treads, in pieces where a rung has no value."""
     path, is_open = "", False
     for number, value in enumerate(values):
@@ -125,7 +116,7 @@ def _risers(values, at, series):
         yield tag("path", d=path, class_="riser", style=f"--own: var(--series-{series})")
 
 
-def _row(row, panel, at, left, top):
+def _row(row: Row, panel: Panel, at: Place, left: float, top: float) -> Iterator[Safe]:
     own, y = "--own: var(--series-0)", top + ROW / 2
     if row.value is not None and panel.axis == "zero":
         width = round(at(row.value) - left, 1)

@@ -110,7 +110,7 @@ def _signs(bar: Bar, low: float, span: float) -> str:
     return "." * begin + "#" * max(end - begin, int(bar.end != bar.begin))
 
 
-def _row(bar, low, span):
+def _row(bar: Bar, low: float, span: float) -> Safe:
     left, right = sorted((100 * (bar.begin - low) / span, 100 * (bar.end - low) / span))
     width = max(right - left, MIN_PCT) if bar.end != bar.begin else 0
     style = f"margin-left:{min(left, 100 - width):.2f}%;width:{width:.2f}%"

@@ -29,7 +29,7 @@ from bench.machine.peak_rates import peak_flops
 from bench.plans import overhead
 from bench.plans.overhead import Loops
 from bench.training.instruments.base import InstrumentSet
-from bench.training.memory import recording
+from bench.training.memory import History, has_history
 from benchmarks import gpu_ranks
 from models.ladder.simple import Simple
 
@@ -252,7 +252,7 @@ class Contest:
         heads = FAST if gpt2.config.model.num_heads == 12 else FAST[1:]
         fast = ours("model=modern", "optim=muon", *heads, f"optim.muon_batched={size.muon}")
         self.plain = {"nanoGPT's loop": self._nanogpt(), "track 3's loop": self._track3()}
-        self._history = recording.Recording("bench-self")
+        self._history = History("bench-self")
         silent = InstrumentSet([one for one in gpt2.instrumented.instruments if not hasattr(one, "pause")])
         self.blocks: dict[str, Callable[[], float]] = {
             "gpt2": lambda: gpt2.train(gpt2.instrumented),
@@ -265,7 +265,7 @@ class Contest:
         }
         self.models = {"gpt2": gpt2.trainer.model, "nanoGPT's loop": gpt2.trainer.model}
         self.models |= {"modern": modern.trainer.model, "modern, fast settings": fast.trainer.model}
-        if recording.is_available() and gpt2.device.type == "cuda":
+        if has_history() and gpt2.device.type == "cuda":
             self.blocks["gpt2 with memory history"] = self._with_history
         for name in self.blocks:
             started_s = time.perf_counter()

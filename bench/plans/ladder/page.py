@@ -19,13 +19,13 @@ from bench.web.document import (
     Columns,
     Document,
     Lines,
-    Link,
-    Named,
     Picture,
     Section,
     Table,
     Verdict,
-    badge_of,
+    badge,
+    link,
+    named,
 )
 
 NAME = race_folder.STAIRCASE
@@ -62,7 +62,7 @@ def document(folder: Path | str, staircase: Staircase) -> Document:
     names = [rung["rung"]["name"] for rung in rungs]
     title = f"Ladder: {names[0]} to {names[-1]}"
     about = [f"size {staircase['size']}: {staircase['about']}", f"track {staircase['track']}"]
-    about += [race["status"].replace("_", " "), race["started_at"], Link(staircase["race_id"], "race.html")]
+    about += [race["status"].replace("_", " "), race["started_at"], link(staircase["race_id"], "race.html")]
     verdicts = Counter(rung["step"]["verdict"].replace("_", " ") for rung in rungs if rung["step"])
     of_each = ", ".join(f"{num} {verdict}" for verdict, num in verdicts.items())
     changes = text_table.counted(len(rungs) - 1, "change")
@@ -186,7 +186,7 @@ def _levels(rung: Rung) -> list[str | None]:
     """Cells of LEVELS: means with their 95 % intervals; where not all runs reach the target, how many do."""
     levels, minutes = rung["levels"], rung["rung"]["minutes"]
     return [
-        Named(rung["rung"]["name"], rung["rung"]["what"]),
+        named(rung["rung"]["name"], rung["rung"]["what"]),
         _level(levels["steps_to_target"], ",.4g") or _reached(rung),
         _level(levels["to_target_s"], ",.2f"),
         _level(levels["val_loss"], ".4f"),
@@ -205,9 +205,9 @@ def _level(level: Level, form: str) -> str | None:
 def _changed(rung: Rung, step: Step) -> list[str | None]:
     """Cells of CHANGED."""
     return [
-        Named(rung["rung"]["name"]),
+        named(rung["rung"]["name"]),
         _change(step["to_target"], "pct"),
-        badge_of(step["verdict"]),
+        badge(step["verdict"]),
         _change(step["steps"], "pct"),
         _change(step["val_loss"], "nats"),
         _change(step["step_ms"], "pct"),

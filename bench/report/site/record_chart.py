@@ -4,7 +4,7 @@ What is a record is decided in bench/claims/; here it is drawn, so that site and
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypedDict
 
@@ -12,6 +12,8 @@ from bench.base import utc
 from bench.report.site import packed_pages
 from bench.web import forest
 from bench.web.page import Safe, details, section, soft, table, tag
+
+Scale = Callable[[float], float]  # a value -> its place in the drawing
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 16, 40
 HOUR_S, DAY_S = 3600, 86400
@@ -78,29 +80,31 @@ def linked(boards: Iterable[Board]) -> set[str]:
     return result | {entry["run_ids"][0] for board in boards for entry in board["entries"][:MAX_ENTRIES]}
 
 
-def _board(board):
+def _board(board: Board) -> list[Safe]:
     title = tag("h3", f"{board['track']} on {board['device'] or 'an unknown device'}")
     lines = [_entry(entry, board) for entry in board["entries"][:MAX_ENTRIES]]
     entries = details(f"All entries ({len(board['entries'])})", table(_head(ENTRIES, board), lines))
     records = board["records"]
     if not records:
         return [title, soft(f"{board['about']} No record yet."), entries]
-    chart = stepped(records, board["judged"]) if len(records) > 1 else ""
-    lines = table(_head(HEAD, board), [_line(record, board) for record in reversed(records)], class_="records")
-    return [title, soft(board["about"]), chart, lines, entries]
+    chart = stepped(records, board["judged"]) if len(records) > 1 else Safe("")
+    listed = table(_head(HEAD, board), [_line(record, board) for record in reversed(records)], class_="records")
+    return [title, soft(board["about"]), chart, listed, entries]
 
 
-def _head(names, board):
+def _head(names: Sequence[str], board: Board) -> list[str]:
     return ["steps" if name == "train_s" and board["judged"] == "steps" else name for name in names]
 
 
-def _score(entry, board):
+def _score(entry: Entry, board: Board) -> str | None:
     return _number(entry["score"], "," if board["judged"] == "steps" else ",.3f")
 
 
-def _line(record, board):
+def _line(record: Record, board: Board) -> tuple[object, ...]:
     what = record["what"] or ("the first" if record["change_pct"] is None else None)
     change = None if record["change_pct"] is None else f"{record['change_pct']:+.2f} %"
+    run_ids = enumerate(record["run_ids"][:MAX_LOGS], 1)
+    logs = [tag("a", str(number), href=packed_pages.link(run_id)) for number, run_id in run_ids]
     return (
         record["number"],
         tag("b", _score(record, board)),
@@ -111,19 +115,11 @@ def _line(record, board):
         record["n"],
         _number(record["val_loss"], ".4f"),
         record["certificate"],
-        _logs(record),
+        tag("span", *(part for link in logs for part in (link, " "))),
     )
 
 
-def _logs(record):
-    links = [
-        tag("a", str(number), href=packed_pages.link(run_id))
-        for number, run_id in enumerate(record["run_ids"][:MAX_LOGS], 1)
-    ]
-    return tag("span", *(part for link in links for part in (link, " ")))
-
-
-def _entry(entry, board):
+def _entry(entry: Entry, board: Board) -> tuple[object, ...]:
     lost = f", {entry['num_lost']} lost" if entry["num_lost"] else ""
     return (
         tag("a", entry["name"], href=packed_pages.link(entry["run_ids"][0])),
@@ -139,7 +135,7 @@ def _entry(entry, board):
     )
 
 
-def _number(value, form):
+def _number(value: float | None, form: str) -> str | None:
     return None if value is None else f"{value:{form}}"
 
 
@@ -151,7 +147,10 @@ def stepped(records: list[Record], judged: str = "time") -> Safe:
 
     A step at each record, each a link to its first run.
     """
-    dates_s, scores = [utc.seconds(record["since"]) for record in records], [record["score"] for record in records]
+    dates_s, scores = (
+        [utc.seconds(record["since"]) for record in records],
+        [record["score"] or 0.0 for record in records],
+    )
     what, unit, form = ("steps", "steps", ",") if judged == "steps" else ("train time", "s", ",.3f")
     across = _scale(*_padded(dates_s, HOUR_S), LEFT, WIDTH - RIGHT)
     up = _scale(*_padded(scores, 1e-3), HEIGHT - BOTTOM, TOP)
@@ -170,7 +169,7 @@ def stepped(records: list[Record], judged: str = "time") -> Safe:
     return tag("figure", svg, class_="history")
 
 
-def _dot(record, score, x, y):
+def _dot(record: Record, score: str, x: float, y: float) -> Safe:
     """Its words show while the pointer or the focus is on it, on the side where there is room."""
     words = f"#{record['number']}  {score}  {record['name']}  {record['since'][:10]}"
     side = "end" if x > WIDTH / 2 else "start"
@@ -179,7 +178,7 @@ def _dot(record, score, x, y):
     return tag("a", tag("title", words), circle, text, href=packed_pages.link(record["run_ids"][0]), aria_label=words)
 
 
-def _grid(dates_s, scores, across, up, axis):
+def _grid(dates_s: Sequence[float], scores: Sequence[float], across: Scale, up: Scale, axis: str) -> Iterator[Safe]:
     for score in forest.ticks(*_padded(scores, 1e-3)):
         y = f"{up(score):.1f}"
         yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid")
@@ -188,18 +187,18 @@ def _grid(dates_s, scores, across, up, axis):
     for date_s, words in time_ticks(low_s, high_s):
         yield tag("text", words, x=f"{across(date_s):.1f}", y=HEIGHT - BOTTOM + 20, text_anchor="middle")
     middle = HEIGHT / 2
-    words = {"class_": "axis", "text_anchor": "middle"}
-    yield tag("text", axis, x=14, y=middle, transform=f"rotate(-90 14 {middle})", **words)
-    yield tag("text", "date (UTC)", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, **words)
+    style = {"class_": "axis", "text_anchor": "middle"}
+    yield tag("text", axis, x=14, y=middle, transform=f"rotate(-90 14 {middle})", **style)
+    yield tag("text", "date (UTC)", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, **style)
 
 
-def _padded(values, least):
+def _padded(values: Sequence[float], least: float) -> tuple[float, float]:
     low, high = min(values), max(values)
     margin = 0.06 * max(high - low, least)
     return low - margin, high + margin
 
 
-def _scale(low, high, start, end):
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 

@@ -10,14 +10,18 @@ failure.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from bench.config.windows import ProfilerWindow
 
 TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
 PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
 RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms", "t_ns"}
+Warned = dict[str, str]  # {"instrument", "edge", "error"}: warning()
+Kinds = type | tuple[type, ...]
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,11 @@ class Context:
     device_index: int | None = None  # of torch.cuda, on a GPU
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
-    peaks: Any = None  # bench.training.memory.peaks, shared with the run: a peak that another object resets is lost
-    flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete in summary()
+    peaks: Any = None  # of bench.training.memory, shared with the run: a peak that another object resets is lost
+    # rows that an instrument of this rank disturbed; complete in summary()
+    flagged: set[int] = field(default_factory=set)
     # of the run's StepLog: {"step", "step_ms", ...}; complete after on_run_end
-    rows: list = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     node: int = 0  # which of the run's machines this rank is on
     local_rank: int | None = None  # among the ranks of its node; None: rank
     local_size: int | None = None  # ranks of its node; None: world_size, all are
@@ -54,6 +59,10 @@ class Context:
         """What the name of a file says that each node writes: nothing on the first, ".node1" on the second."""
         return f".node{self.node}" if self.node else ""
 
+    def undisturbed(self, column: Mapping[int, float]) -> list[float]:
+        """The values of the rows that no instrument of this rank disturbed; in summary()."""
+        return [value for row, value in column.items() if row not in self.flagged]
+
 
 class Instrument:
     """Its file is read where torch is not: it imports torch, and what does so, inside functions."""
@@ -63,16 +72,16 @@ class Instrument:
     flags_steps = False  # whether it disturbs steps, which then enter no statistic: such a run counts nowhere
 
     @staticmethod
-    def check(settings: dict) -> None:
+    def check(settings: dict[str, Any]) -> None:
         """settings: of the types of its yaml.  Raises ValueError, before the run, for what cannot be."""
 
     @staticmethod
-    def profiler_windows(settings: dict):
+    def profiler_windows(settings: dict[str, Any]) -> list[ProfilerWindow] | None:
         """Windows of steps (bench/config/windows.py) in which it runs torch's profiler; None: at any time."""
-        return ()
+        return []
 
     @staticmethod
-    def program(settings: dict, folder: Path, device_type: str) -> list[str]:
+    def program(settings: dict[str, Any], folder: Path, device_type: str) -> list[str]:
         """Words before each rank's own command: a program that runs it; [] for none.  folder: of the run.
 
         Raises ValueError, before the run, where it is not to be had, or not on such a device.
@@ -80,7 +89,7 @@ class Instrument:
         return []
 
     @staticmethod
-    def last_step(settings: dict) -> int | None:
+    def last_step(settings: dict[str, Any]) -> int | None:
         """The last step (the first is 1) that it records in windows of steps; None: it records the whole run."""
         return None
 
@@ -133,11 +142,11 @@ class Instrument:
         """{row: word}: steps that this instrument disturbed; they enter no timing statistic."""
         return {}
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """{name: number or words} for run.json, units in the names.  Called after training."""
         return {}
 
-    def merge(self, summaries: list[dict]) -> dict:
+    def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """On rank 0: summary() of every rank, {} for none -> what is recorded: rank 0's, unless overridden."""
         return summaries[0]
 
@@ -161,10 +170,13 @@ class InstrumentSet:
     """
 
     EDGES = tuple(name for name in vars(Instrument) if name.startswith("on_"))
+    if TYPE_CHECKING:  # _bind() makes the edges
 
-    def __init__(self, instruments: Iterable[Instrument] = (), essential: Any = None, warnings: Iterable[dict] = ()):
+        def __getattr__(self, edge: str) -> Callable[..., None]: ...
+
+    def __init__(self, instruments: Iterable[Instrument] = (), essential: Any = None, warnings: Iterable[Warned] = ()):
         self.instruments = list(instruments)
-        self.warnings = list(warnings)  # {"instrument", "edge", "error"}
+        self.warnings = list(warnings)
         self._dropped: list[Instrument] = []  # what they flagged before stays flagged
         self.attach(essential)
 
@@ -173,34 +185,33 @@ class InstrumentSet:
         self._essential = essential
         self._bind()
 
-    def _bind(self):
+    def _bind(self) -> None:
         """Each edge calls only the instruments that define it: the others cost nothing per step."""
         for edge in self.EDGES:
             empty = getattr(Instrument, edge)
-            calls = [getattr(one, edge) for one in self.instruments if getattr(type(one), edge) is not empty]
+            calls = [getattr(each, edge) for each in self.instruments if getattr(type(each), edge) is not empty]
             setattr(self, edge, self._guarded(edge, getattr(self._essential, edge, None), calls))
 
-    def _guarded(self, edge, essential, calls):
+    def _guarded(self, edge: str, essential: Any, calls: list[Any]) -> Callable[..., None]:
         """The run's own marks enclose those of the instruments: what they cost in a step is in its step_ms."""
-        first = essential if edge != "on_step_end" else None
-        last = essential if edge == "on_step_end" else None
+        is_last = edge == "on_step_end"
 
-        def call_all(*args):
-            if first is not None:
-                first(*args)
+        def call_all(*args: Any) -> None:
+            if essential is not None and not is_last:
+                essential(*args)
             for call in calls:
                 try:
                     call(*args)
                 except Exception as error:
                     self._drop(call.__self__, edge, error)
-            if last is not None:
-                last(*args)
+            if essential is not None and is_last:
+                essential(*args)
 
         return call_all
 
-    def _drop(self, instrument, edge, error):
+    def _drop(self, instrument: Instrument, edge: str, error: Exception) -> None:
         self.warnings.append(warning(instrument.name, edge, error))
-        self.instruments = [one for one in self.instruments if one is not instrument]
+        self.instruments = [other for other in self.instruments if other is not instrument]
         self._dropped.append(instrument)
         self._bind()
         self._close(instrument)
@@ -210,7 +221,8 @@ class InstrumentSet:
 
         An instrument that raises, or whose answer the record cannot hold, has a warning instead.
         """
-        answers, taken = {}, set(RUN_COLUMNS)
+        answers: dict[str, Any] = {}
+        taken = set(RUN_COLUMNS)
         for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
                 answer = _checked(what, getattr(instrument, what)(), taken)
@@ -230,7 +242,7 @@ class InstrumentSet:
         for name, sentences in self.collect("warnings").items():
             self.warnings += [{"instrument": name, "edge": "run", "error": sentence} for sentence in sentences]
 
-    def merge(self, by_rank: list[dict[str, dict]]) -> dict[str, dict]:
+    def merge(self, by_rank: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
         """[{name: summary} of each rank] -> {name: merged summary}; where merging raises, rank 0's and a warning."""
         known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
         merged = {}
@@ -248,19 +260,19 @@ class InstrumentSet:
         for instrument in self.instruments:
             self._close(instrument)
 
-    def _close(self, instrument):
+    def _close(self, instrument: Instrument) -> None:
         try:
             instrument.close()
         except Exception as error:
             self.warnings.append(warning(instrument.name, "close", error))
 
 
-def warning(name: str, edge: str, error: Exception) -> dict[str, str]:
+def warning(name: str, edge: str, error: Exception) -> Warned:
     """What is recorded of an instrument that failed: at which edge, with which exception."""
     return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
 
 
-def _checked(what, answer, taken=()):
+def _checked(what: str, answer: Any, taken: Collection[str] = ()) -> Any:
     """The answer, if it is finite numbers and words, and none of its columns is taken.  Or TypeError, ValueError."""
     sentences = what in ("doubts", "warnings")
     _expect(answer, list if sentences else dict, f"{what}()")
@@ -279,13 +291,13 @@ def _checked(what, answer, taken=()):
     return answer
 
 
-def _check_rows(rows, kinds, where):
+def _check_rows(rows: dict[Any, Any], kinds: Kinds, where: str) -> None:
     for row, value in rows.items():
         _expect(row, int, f"a row of {where}")
         _expect(value, kinds, f"{where}[{row}]")
 
 
-def _expect(value, kinds, where):
+def _expect(value: Any, kinds: Kinds, where: str) -> None:
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
         raise TypeError(f"{where} gave a {type(value).__name__}, not a {wanted}")

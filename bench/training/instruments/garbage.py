@@ -6,6 +6,7 @@ policy runs is hardware.gc's to choose (bench/training/clock.py).
 
 import gc
 import time
+from typing import Any
 
 from bench.training.instruments.base import Context, Instrument
 
@@ -15,14 +16,14 @@ class Garbage(Instrument):
 
     in_timed_region = "notes the running step, two clock reads around each collection, and its event at the step's end"
 
-    def __init__(self, context: Context, min_event_ms):
+    def __init__(self, context: Context, min_event_ms: float):
         super().__init__(context)
         self._min_event_ns = min_event_ms * 1e6
         self._row: int | None = None  # of the running step; None between steps, where the clock may stand still
-        self._began_ns = None
+        self._began_ns: int | None = None
         self._pauses: list[tuple[int, int]] = []  # (generation, ns) of each in a step
         self._between_ns: list[int] = []
-        self._long: list[tuple] = []  # not yet emitted
+        self._long: list[tuple[int, int, int, int, int]] = []  # not yet emitted
 
     def on_run_start(self) -> None:
         gc.callbacks.append(self._seen)
@@ -40,7 +41,7 @@ class Garbage(Instrument):
         self._emit()
         self.context.emit("gc_total", count=len(self._pauses), ms=sum(ns for _, ns in self._pauses) / 1e6)
 
-    def _seen(self, phase, info):
+    def _seen(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._began_ns = time.perf_counter_ns()
             return
@@ -54,13 +55,13 @@ class Garbage(Instrument):
         if ns >= self._min_event_ns:
             self._long.append((self._began_ns, ns, self._row, info["generation"], info["collected"]))
 
-    def _emit(self):
+    def _emit(self) -> None:
         for began_ns, ns, row, generation, num_collected in self._long:
             facts = {"ms": ns / 1e6, "generation": generation, "num_collected": num_collected}
             self.context.emit("gc", t_ns=began_ns, step=row, **facts)
         self._long = []
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Of this rank; between steps is outside the timed region or at its edge."""
         by_generation = {str(generation): 0 for generation in range(3)}
         for generation, _ in self._pauses:

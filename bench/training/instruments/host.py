@@ -47,7 +47,7 @@ class Host(Instrument):
     def on_run_end(self) -> None:
         self.close()
 
-    def _read(self):
+    def _read(self) -> list[bytes] | int:
         if self._fds:
             return [os.pread(fd, 64, 0) for fd in self._fds]
         return time.thread_time_ns()
@@ -62,18 +62,16 @@ class Host(Instrument):
             if isinstance(before, int):
                 columns["cpu_ms"][row] = (after - before) / 1e6
                 continue
-            spent = [_spent_ms(*pair) for pair in zip(before, after)]
-            columns["cpu_ms"][row] = spent[0][0]
-            columns["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
+            # each file is "ns_on_a_cpu ns_on_the_run_queue slices"
+            start, end = ([[int(ns) for ns in line.split()[:2]] for line in lines] for lines in (before, after))
+            columns["cpu_ms"][row] = (end[0][0] - start[0][0]) / 1e6
+            columns["runqueue_ms"][row] = sum((last[1] - first[1]) / 1e6 for first, last in zip(start, end))
         return columns
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, float | None]:
         """Sums over the steps of this rank that nothing disturbed; None: nothing was read."""
-        kept = {
-            name: [ms for row, ms in rows.items() if row not in self.context.flagged]
-            for name, rows in self.columns().items()
-        }
-        return {name: sum(found_ms) if found_ms else None for name, found_ms in kept.items()}
+        kept_ms = {name: self.context.undisturbed(ms) for name, ms in self.columns().items()}
+        return {name: sum(ms) if ms else None for name, ms in kept_ms.items()}
 
     def close(self) -> None:
         for fd in self._fds:
@@ -81,23 +79,17 @@ class Host(Instrument):
         self._fds = []
 
 
-def _spent_ms(before, after):
-    """Two lines "cpu_ns runqueue_ns slices" -> (milliseconds on a CPU, milliseconds ready but not running)."""
-    first, second = before.split(), after.split()
-    return tuple((int(second[num]) - int(first[num])) / 1e6 for num in (0, 1))
-
-
-def _busiest_threads():
+def _busiest_threads() -> list[Path]:
     """schedstat files of the main thread and of those that have run longest; [] where the system has none."""
-    result = []
+    threads = []
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
             is_main = path.parent.name == str(threading.main_thread().native_id)
-            result.append((is_main, int(path.read_text().split()[0]), path))
+            threads.append((is_main, int(path.read_text().split()[0]), path))
         except (OSError, ValueError, IndexError):  # it has just ended, or the kernel keeps no such statistics
             continue
-    result.sort(reverse=True)  # the main thread first
-    return [path for _, _, path in result[:MAX_THREADS]] if result and result[0][0] else []
+    threads.sort(reverse=True)  # the main thread first
+    return [path for _, _, path in threads[:MAX_THREADS]] if threads and threads[0][0] else []
 
 
 INSTRUMENT = Host

@@ -7,10 +7,11 @@ long.
 """
 
 import time
+from typing import Any
 
 from bench.base.units import gib_from_bytes
 from bench.training.instruments.base import Context, Instrument
-from bench.training.memory.peaks import COUNTS, peaks_for
+from bench.training.memory import COUNTS, peaks_for
 
 SLOW_FRAC = 1.5  # times the usual host time of a step
 NEW_WEIGHT = 0.1  # of a step in the usual
@@ -23,9 +24,9 @@ class Memory(Instrument):
     def __init__(self, context: Context):
         super().__init__(context)
         self._peaks = context.peaks or peaks_for(context.device_type, context.device_index)
-        self._phase = None
-        self._found: dict[str, dict] = {}  # phase -> {"peak_bytes": {kind: bytes}, counts}
-        self._seen = dict.fromkeys(COUNTS, 0)
+        self._phase: str | None = None
+        self._found: dict[str, dict[str, Any]] = {}  # phase -> {"peak_bytes": {kind: bytes}, counts}
+        self._seen: dict[str, Any] = dict.fromkeys(COUNTS, 0)
         self._seen_retries = 0
         self._began_ns = 0
         self._usual_ns: float | None = None
@@ -76,7 +77,7 @@ class Memory(Instrument):
         self._enter(None)
         self.context.emit("memory_at_failure", **self.summary())
 
-    def _enter(self, phase):
+    def _enter(self, phase: str | None) -> None:
         """The phase before has ended, and this one begins; None: one that is not recorded."""
         now = self._peaks.split()
         if self._phase is not None:
@@ -90,15 +91,15 @@ class Memory(Instrument):
         self._seen = {name: now[name] for name in COUNTS}
         self._phase = phase
 
-    def _emit_retries(self, num_retries, row, ms):
+    def _emit_retries(self, num_retries: int | None, row: int | None, ms: float | None) -> None:
         """ms is what the host's step took above the usual: the retry is in it, not measured alone."""
         if num_retries is not None and num_retries > self._seen_retries:
             self.context.emit("allocator_retry", step=row, count=num_retries - self._seen_retries, ms=ms)
             self._seen_retries = num_retries
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """{"what", "total_gib", PHASE_KIND_gib: peaks, PHASE_num_alloc_retries, PHASE_num_ooms (GPU)}."""
-        summary = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
+        summary: dict[str, Any] = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
         for phase, of_phase in self._found.items():
             peaks = of_phase["peak_bytes"].items()
             summary |= {f"{phase}_peak_{kind}_gib": gib_from_bytes(num_bytes) for kind, num_bytes in peaks}
@@ -106,10 +107,10 @@ class Memory(Instrument):
                 summary |= {f"{phase}_{name}": of_phase[name] for name in COUNTS}
         return summary
 
-    def merge(self, summaries: list[dict]) -> dict:
+    def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """Peaks: the maximum over ranks under their own name, the minimum under name_min; counts are added up."""
         known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
-        merged: dict = {}
+        merged: dict[str, Any] = {}
         for name in dict.fromkeys(name for _, summary in known for name in summary):
             values = [summary[name] for _, summary in known if summary.get(name) is not None]
             if "_peak_" in name:
@@ -120,7 +121,7 @@ class Memory(Instrument):
                 merged[name] = values[0] if values else None
         main = "train_peak_allocated_gib" if "train_peak_allocated_gib" in merged else "train_peak_rss_gib"
         if main in merged:
-            merged["fullest_rank"] = max(known, key=lambda one: one[1].get(main) or 0)[0]
+            merged["fullest_rank"] = max(known, key=lambda rank_and_summary: rank_and_summary[1].get(main) or 0)[0]
         return merged
 
 

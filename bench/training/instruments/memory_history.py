@@ -11,10 +11,9 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.units import MS_PER_S, format_bytes
-from bench.config.windows import memory_windows
+from bench.config.windows import MemoryWindow, memory_windows
 from bench.training.instruments.base import Context, Instrument
-from bench.training.memory import recording as memory_recording
-from bench.training.memory.peaks import ProcessPeaks
+from bench.training.memory import History, ProcessPeaks, when_out_of_memory
 
 FLAG = "memory_history"
 MAX_OOM_SNAPSHOTS = 3  # a run that survives running out of memory may do so often
@@ -27,36 +26,33 @@ class MemoryHistory(Instrument):
     flags_steps = True
 
     @staticmethod
-    def check(settings: dict) -> None:
+    def check(settings: dict[str, Any]) -> None:
         memory_windows(settings)
 
     @staticmethod
-    def last_step(settings: dict) -> int | None:
+    def last_step(settings: dict[str, Any]) -> int | None:
         return memory_windows(settings)[-1].last_step
 
-    def __init__(self, context: Context, whole_race, **settings):
+    def __init__(self, context: Context, whole_race: bool, **settings: Any):
         super().__init__(context)
         self._rank, self._folder = context.rank, Path(context.folder) / "memory"
         self._windows = [window for window in memory_windows(settings) if window.has(context.rank)]
         self._whole_race = whole_race
-        self._on_gpu = context.device_type == "cuda"
-        common = {key: settings[key] for key in ("max_entries", "stacks")}
-        self._always: Any = memory_recording.Recording(self.name_of("the build"), **common) if self._on_gpu else None
-        self._open = None  # the window that is being recorded
-        self._recording: Any = None  # its Recording, or samples on a CPU
-        self._done: dict[str, dict] = {}  # window's name -> what became of it
+        self._always: History | None = None  # of build and warm-up, or of the whole race; None on a CPU
+        if context.device_type == "cuda":
+            self._always = History("memory_history, the build", settings["max_entries"], settings["stacks"])
+        self._open: MemoryWindow | None = None  # what is being recorded
+        self._recording: History | Samples | None = None  # of that window
+        self._done: dict[str, dict[str, Any]] = {}  # window's name -> what became of it
         self._row: int | None = None
         self._edge = "build"
-        self._flags: set[int | None] = set()
-        self._num_ooms, self._oom_row = 0, -1
-
-    @staticmethod
-    def name_of(what):
-        return f"memory_history, {what}"
+        self._flags: set[int] = set()
+        self._num_ooms = 0
+        self._oom_row: int | None = -1
 
     def on_build_start(self) -> None:
-        if self._on_gpu:
-            memory_recording.when_out_of_memory(self._out_of_memory)
+        if self._always is not None:
+            when_out_of_memory(self._out_of_memory)
             self._begin_always()
 
     def on_warmup_start(self) -> None:
@@ -64,80 +60,82 @@ class MemoryHistory(Instrument):
 
     def on_run_start(self) -> None:
         self._edge = "training"
-        if self._on_gpu and not self._whole_race:
+        if self._always is not None and not self._whole_race:
             self._always.stop()
 
     def on_step_start(self, step: int) -> None:
         self._row = step + 1
-        if self._open is None and any(window.first_step == self._row for window in self._windows):
-            self._begin(next(window for window in self._windows if window.first_step == self._row))
-        if self._open is not None:
-            self._recording.mark(f"step {self._row}")
+        starting = [window for window in self._windows if window.first_step == self._row]
+        if self._open is None and starting:
+            self._begin(starting[0])
+        self.on_phase(f"step {self._row}")
 
     def on_phase(self, name: str) -> None:
-        if self._open is not None:
+        if self._open is not None and self._recording is not None:
             self._recording.mark(name)
 
     def on_step_end(self, step: int) -> None:
         if self._open is not None:
-            self._flags.add(self._row)
-            if self._row == self._open.last_step:
-                self._end()
+            self._flags.add(step + 1)
+            if step + 1 == self._open.last_step:
+                self._end(self._open)
 
     def on_run_end(self) -> None:
         last_row, self._row, self._edge = self._row, None, "after training"
         if self._open is not None:  # training stopped early, at its target
-            self._end(last_row)
-        if self._on_gpu:
+            self._end(self._open, last_row)
+        if self._always is not None:
             self._always.stop()
         if self._rank == 0 and any("file" in facts for facts in self._done.values()):
             self.context.say(f"./run.sh memory {self.context.folder.name} shows who held the memory")
 
-    def _begin(self, window):
-        recording = Samples()
-        if self._on_gpu:
-            name = self.name_of(window.name)
-            recording = memory_recording.Recording(name, window.max_entries, window.stacks)
+    def _begin(self, window: MemoryWindow) -> None:
+        recording: History | Samples = Samples()
         try:
-            if self._on_gpu:
+            if self._always is not None:
                 self._always.stop()
-            recording.start()
+                recording = History(f"memory_history, {window.name}", window.max_entries, window.stacks)
+                recording.start()
         except RuntimeError as error:  # another instrument records
             self._done[window.name] = {"status": f"not recorded: {error}"}
             return
         self._open, self._recording = window, recording
 
-    def _end(self, last_step=None):
+    def _end(self, window: MemoryWindow, last_step: int | None = None) -> None:
         """Write the window's file; flag the step after it too: it begins with an idle GPU, and ranks waited in it.
 
         last_step: the run's, where it ended within the window.
         """
-        window, recording, self._open = self._open, self._recording, None
+        recording, self._open = self._recording, None
+        assert recording is not None
         status = "recorded" if last_step is None else "cut short"
         last_step = self._row if last_step is None else last_step
-        path = self._folder / f"{window.name}_rank{self._rank}{'.pickle' if self._on_gpu else '.rss.json'}"
+        suffix = ".rss.json" if isinstance(recording, Samples) else ".pickle"
+        path = self._folder / f"{window.name}_rank{self._rank}{suffix}"
         began_s = time.perf_counter()
-        facts = {"window": window.name, "first_step": window.first_step, "last_step": last_step}
+        facts: dict[str, Any] = {"window": window.name, "first_step": window.first_step, "last_step": last_step}
         try:
             num_bytes = recording.dump(path, rank=self._rank, **facts)
         finally:
-            recording.stop()
+            if isinstance(recording, History):
+                recording.stop()
         ms = MS_PER_S * (time.perf_counter() - began_s)
         if self._row is not None:
             self._flags.add(self._row + 1)
         facts["file"] = f"memory/{path.name}"
         self.context.emit("memory_snapshot", step=self._row, ms=ms, **facts)
         self._done[window.name] = {"status": status, **facts, "num_bytes": num_bytes, "dump_ms": ms}
-        if self._whole_race and self._on_gpu:
+        if self._whole_race:
             self._begin_always()
 
-    def _begin_always(self):
+    def _begin_always(self) -> None:
         try:
-            self._always.start()
+            if self._always is not None:
+                self._always.start()
         except RuntimeError as error:
             self.context.say(f"no memory history of build and warm-up: {error}")
 
-    def _out_of_memory(self, device, requested_bytes, limit_bytes, free_bytes):
+    def _out_of_memory(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         """Called by the allocator, before anything is freed.  Twice for one failure is once."""
         if self._num_ooms >= MAX_OOM_SNAPSHOTS or self._row == self._oom_row:
             return
@@ -147,9 +145,10 @@ class MemoryHistory(Instrument):
         number = "" if self._num_ooms == 1 else str(self._num_ooms)
         path = self._folder / f"oom{number}_rank{self._rank}.pickle"
         where = self._edge if self._row is None else f"step {self._row}"
-        asked = {"device": device, "requested_bytes": requested_bytes}
+        asked: dict[str, Any] = {"device": device, "requested_bytes": requested_bytes}
         asked |= {"limit_bytes": limit_bytes, "free_bytes": free_bytes}
         running = self._recording if self._open is not None else self._always
+        assert running is not None  # on a GPU
         running.dump(path, rank=self._rank, where=where, **asked)
         self.context.emit("out_of_memory", step=self._row, where=where, file=f"memory/{path.name}", **asked)
         asked_for, free = format_bytes(requested_bytes), format_bytes(free_bytes)
@@ -160,23 +159,24 @@ class MemoryHistory(Instrument):
 
     def flags(self) -> dict[int, str]:
         rows = range(1, self.context.num_steps + 1)
-        always = self._whole_race and self._on_gpu
+        always = self._whole_race and self._always is not None
         return {row: FLAG for row in rows if always or row in self._flags}
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """{"what", "windows": [each with its status], "num_ooms"}."""
         windows = []
         for window in self._windows:
             steps = {"first_step": window.first_step, "last_step": window.last_step}
             windows.append({"window": window.name} | self._done.get(window.name, {"status": "not reached", **steps}))
-        of_cpu = "resident set of the process: torch keeps no memory history without a GPU"
-        what = "CUDA allocator" if self._on_gpu else of_cpu
+        what = "CUDA allocator"
+        if self._always is None:
+            what = "resident set of the process: torch keeps no memory history without a GPU"
         return {"what": what, "windows": windows, "num_ooms": self._num_ooms}
 
-    def merge(self, summaries: list[dict]) -> dict:
+    def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """Windows of all ranks, each once: with the ranks that recorded it, the bytes of all, and the slowest dump."""
         known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
-        windows: dict[str, dict] = {}
+        windows: dict[str, dict[str, Any]] = {}
         for rank, summary in known:
             for window in summary["windows"]:
                 of_all = windows.setdefault(window["window"], {**window, "ranks": []})
@@ -193,35 +193,31 @@ class MemoryHistory(Instrument):
         return {"what": known[0][1]["what"], "windows": list(windows.values()), "num_ooms": num_ooms}
 
     def close(self) -> None:
-        if self._on_gpu:
-            memory_recording.when_out_of_memory(None)
+        if self._always is not None:
+            when_out_of_memory(None)
             for recording in (self._recording, self._always):
-                if recording is not None:
+                if isinstance(recording, History):
                     recording.stop()
 
 
 class Samples:
-    """The resident set at each mark, with a Recording's methods."""
+    """The resident set at each mark: what a CPU has in place of a History."""
 
-    def __init__(self):
-        self._peaks, self._marks, self._rss_bytes = ProcessPeaks(), [], []
+    def __init__(self) -> None:
+        self._peaks = ProcessPeaks()
+        self._marks: list[tuple[float, str]] = []  # (us, name)
+        self._rss_bytes: list[int] = []
 
-    def start(self):
-        pass
-
-    def mark(self, name):
-        self._marks.append([time.time_ns() / 1e3, name])
+    def mark(self, name: str) -> None:
+        self._marks.append((time.time_ns() / 1e3, name))
         self._rss_bytes.append(self._peaks.now_bytes())
 
-    def dump(self, path, **facts):
+    def dump(self, path: Path, **facts: Any) -> int:
         self.mark("end")
         path.parent.mkdir(parents=True, exist_ok=True)
-        result = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
-        atomic.write_json(path, result, durable=False)
+        samples = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
+        atomic.write_json(path, samples, durable=False)
         return path.stat().st_size
-
-    def stop(self):
-        pass
 
 
 INSTRUMENT = MemoryHistory

@@ -7,6 +7,7 @@ command line and the order of the calls.
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from bench.config import windows
 from bench.training.instruments.base import Context
@@ -24,23 +25,23 @@ class Nsys(Nvtx):
     flags_steps = True
 
     @staticmethod
-    def check(settings: dict) -> None:
+    def check(settings: dict[str, Any]) -> None:
         where = "instruments.nsys"
         windows.check(where, settings)
         traced = settings["trace"]
-        if not isinstance(traced, list) or not traced or not all(isinstance(one, str) for one in traced):
+        if not isinstance(traced, list) or not traced or not all(isinstance(kind, str) for kind in traced):
             raise ValueError(f"{where}.trace={traced!r}: give a list of what nsys profile --trace takes, [cuda,nvtx]")
 
     @staticmethod
-    def profiler_windows(settings: dict):
+    def profiler_windows(settings: dict[str, Any]) -> None:
         return None  # it listens to CUDA as torch's profiler does: not both in one run
 
     @staticmethod
-    def last_step(settings: dict) -> int | None:
+    def last_step(settings: dict[str, Any]) -> int | None:
         return _window(settings).last_step
 
     @staticmethod
-    def program(settings: dict, folder: Path, device_type: str) -> list[str]:
+    def program(settings: dict[str, Any], folder: Path, device_type: str) -> list[str]:
         if device_type != "cuda":
             raise ValueError(f"profile=nsys on hardware.device={device_type}: its range is CUDA's: use profile=modded")
         if shutil.which(PROGRAM) is None:
@@ -57,18 +58,18 @@ class Nsys(Nvtx):
             f"--output={folder}/traces/{settings['name']}_rank%q{{RANK}}",  # nsys puts the variable in
         ]
 
-    def __init__(self, context: Context, **settings):
+    def __init__(self, context: Context, **settings: Any):
         super().__init__(context)
-        from torch.cuda import profiler
+        import torch.cuda.profiler
 
-        self._profiler, self._window, self._is_open = profiler, _window(settings), False
+        self._cuda, self._window, self._is_open = torch.cuda, _window(settings), False
         self._rows: list[int] = []
 
     def on_step_start(self, step: int) -> None:
         row = step + 1
         if row == self._window.first_step and self._window.has(self.context.rank):
-            self._synchronize()  # kernels of the step before are not this one's
-            self._profiler.start()
+            self._cuda.synchronize()  # kernels of the step before are not this one's
+            self._cuda.profiler.start()
             self._is_open = True
             self.context.say(f"nsys: capture range open from step {row}")
         super().on_step_start(step)
@@ -80,16 +81,11 @@ class Nsys(Nvtx):
             if step + 1 == self._window.last_step:
                 self._end()
 
-    def _end(self):
+    def _end(self) -> None:
         if self._is_open:
-            self._synchronize()
-            self._profiler.stop()
+            self._cuda.synchronize()
+            self._cuda.profiler.stop()
             self._is_open = False
-
-    def _synchronize(self):
-        import torch
-
-        torch.cuda.synchronize()
 
     def on_run_end(self) -> None:
         self._end()
@@ -99,7 +95,7 @@ class Nsys(Nvtx):
         rows = range(self._window.first_step, min(self._window.last_step + 1, self.context.num_steps) + 1)
         return dict.fromkeys(rows, windows.FLAG)
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """{"status", "steps", "file"}; whether nsys wrote the file is known when it has ended, after this."""
         asked = [self._window.first_step, self._window.last_step]
         if not self._rows:
@@ -114,7 +110,7 @@ class Nsys(Nvtx):
         self._end()
 
 
-def _window(settings):
+def _window(settings: dict[str, Any]) -> windows.Window:
     steps = {key: settings[key] for key in ("name", "first_step", "active_steps")}
     return windows.Window(**steps, ranks=windows.ranks_of(settings["ranks"]))
 

@@ -17,11 +17,11 @@ class Nvtx(Instrument):
 
         self._nvtx, self._depth = nvtx, 0
 
-    def _push(self, name):
+    def _push(self, name: str) -> None:
         self._nvtx.range_push(name)
         self._depth += 1
 
-    def _pop(self, down_to=0):
+    def _pop(self, down_to: int = 0) -> None:
         while self._depth > down_to:
             self._nvtx.range_pop()
             self._depth -= 1

@@ -6,6 +6,7 @@ its counters know graph breaks, which happen only while it compiles.  A run that
 
 import time
 from pathlib import Path
+from typing import Any
 
 from bench.base import private
 from bench.base.paths import REPO
@@ -20,20 +21,20 @@ class Recompiles(Instrument):
 
     def __init__(self, context: Context):
         super().__init__(context)
-        self._handler = None
+        self._handler: Any = None  # torch's
         self._is_closed = False
         self._row: int | None = None
-        self._began_ns = None
-        self._new: list[tuple] = []  # (began_ns, ns, row, trigger, compile id), not yet emitted
-        self._all: list[dict] = []  # the events
+        self._began_ns: int | None = None
+        self._new: list[tuple[int, int, int | None, str | None, Any]] = []  # began_ns, ns, row, trigger, compile id
+        self._all: list[dict[str, Any]] = []  # the events
         self._breaks: dict[str, int] = {}  # reason -> count, up to now
-        self._num_graph_breaks = None  # before training; None: torch.compile was not used
+        self._num_graph_breaks: int | None = None  # before training; None: torch.compile was not used
         self._num_new_breaks = 0
 
     def on_run_start(self) -> None:
         lazy_dynamo.when_imported(self._listen)
 
-    def _listen(self):
+    def _listen(self) -> None:
         if self._is_closed:
             return
         from torch._dynamo.callback import callback_handler
@@ -56,17 +57,17 @@ class Recompiles(Instrument):
         self.close()
         self._emit()
 
-    def _start(self, args=None):
+    def _start(self, args: Any = None) -> None:
         self._began_ns = time.perf_counter_ns()
 
-    def _end(self, args=None):
+    def _end(self, args: Any = None) -> None:
         if self._began_ns is not None:
             trigger = getattr(args, "callback_trigger", None)
             ns = time.perf_counter_ns() - self._began_ns
             compile_id = getattr(args, "compile_id", None)
             self._new.append((self._began_ns, ns, self._row, getattr(trigger, "name", None), compile_id))
 
-    def _emit(self):
+    def _emit(self) -> None:
         """Outside the compilation and, but for a microsecond, only in steps that had one."""
         for began_ns, ns, row, trigger, compile_id in self._new:
             facts = {"ms": ns / 1e6, "step": row, "trigger": (trigger or "unknown").lower(), **_about(compile_id)}
@@ -83,12 +84,12 @@ class Recompiles(Instrument):
         self._new = []
 
     @staticmethod
-    def _graph_breaks():
+    def _graph_breaks() -> dict[str, int]:
         from torch._dynamo.utils import counters
 
         return dict(counters["graph_break"])
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Of this rank; graph breaks of the warm-up cost in every step, those in training come with a compilation."""
         return {
             "num_recompiles": len(self._all),
@@ -115,20 +116,20 @@ class Recompiles(Instrument):
             self._handler = None
 
 
-def _about(compile_id):
+def _about(compile_id: Any) -> dict[str, str | None]:
     """{"function", "reason"} of a compilation, from torch's own list of the last 64; None where it does not say."""
     from torch._dynamo import utils
 
-    facts = {"function": None, "reason": None}
-    for one in getattr(utils, "get_compilation_metrics", list)():
-        if compile_id is not None and getattr(one, "compile_id", None) == compile_id:
-            name, file, line = (getattr(one, key, None) for key in ("co_name", "co_filename", "co_firstlineno"))
+    facts: dict[str, str | None] = {"function": None, "reason": None}
+    for metrics in getattr(utils, "get_compilation_metrics", list)():
+        if compile_id is not None and getattr(metrics, "compile_id", None) == compile_id:
+            name, file, line = (getattr(metrics, key, None) for key in ("co_name", "co_filename", "co_firstlineno"))
             facts["function"] = f"{name} ({Path(file).name}:{line})" if name and file else name or facts["function"]
-            facts["reason"] = _short(getattr(one, "recompile_reason", None)) or facts["reason"]
+            facts["reason"] = _short(getattr(metrics, "recompile_reason", None)) or facts["reason"]
     return facts
 
 
-def _short(reason):
+def _short(reason: str | None) -> str | None:
     """On one line, without private paths."""
     return " ".join(private.redact(str(reason), REPO).split())[:MAX_REASON_CHARS] if reason else None
 

@@ -7,65 +7,73 @@ One of the user's own is a yaml in their conf/instruments/ whose setting class i
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from bench.config import user_code, windows
 from bench.training.instruments import base
 
+Chosen = Mapping[str, Mapping[str, Any]]  # {name: settings} of a config
 
-def kind(name: str, settings: Mapping = MappingProxyType({})) -> type[base.Instrument]:
+
+def kind(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> type[base.Instrument]:
     """The class of an instrument, without torch.  Raises ValueError for a name without a file, or a wrong class."""
     if user_code.CLASS in settings:
         where = f"instruments.{name}.{user_code.CLASS}"
-        own = user_code.load(where, settings[user_code.CLASS])
+        own: type[base.Instrument] = user_code.load(where, settings[user_code.CLASS])
         if not issubclass(own, base.Instrument):
-            raise ValueError(
-                f"{where}={settings[user_code.CLASS]}: it must extend bench.training.instruments.base.Instrument"
-            )
+            remedy = "it must extend bench.training.instruments.base.Instrument"
+            raise ValueError(f"{where}={settings[user_code.CLASS]}: {remedy}")
         return own
     module = f"{__package__}.{name}"
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"instruments={name}: there is no bench/training/instruments/{name}.py")
-    return importlib.import_module(module).INSTRUMENT
+    found: type[base.Instrument] = importlib.import_module(module).INSTRUMENT
+    return found
 
 
-def check(chosen: dict[str, dict]) -> None:
-    """{name: settings}, all of them.  Raises ValueError for what cannot run."""
-    kinds = {name: kind(name, settings) for name, settings in chosen.items()}
-    given = {name: _without_class(settings) for name, settings in chosen.items()}
-    for name in chosen:
-        kinds[name].check(given[name])
-    windows.check_profilers({name: kinds[name].profiler_windows(given[name]) for name in chosen})
+def _each(chosen: Chosen) -> Iterator[tuple[str, type[base.Instrument], dict[str, Any]]]:
+    """(name, class, settings without the class) of each.  As kind()."""
+    for name, settings in chosen.items():
+        yield name, kind(name, settings), {key: value for key, value in settings.items() if key != user_code.CLASS}
 
 
-def flagging(chosen: Iterable[str] | Mapping[str, dict]) -> list[str]:
+def check(chosen: Chosen) -> None:
+    """Raises ValueError for what cannot run."""
+    each = list(_each(chosen))
+    for _, instrument, settings in each:
+        instrument.check(settings)
+    windows.check_profilers({name: instrument.profiler_windows(settings) for name, instrument, settings in each})
+
+
+def flagging(chosen: Iterable[str] | Chosen) -> list[str]:
     """Those of the names, sorted, whose instrument flags steps: names alone, or {name: settings}.
 
     Of an old record's instrument, or of a user's own that is not here, nothing is known: its steps carry the flags.
     """
-    return [name for name in sorted(chosen) if _flags_steps(name, chosen[name] if isinstance(chosen, Mapping) else {})]
+
+    def flags_steps(name: str, settings: Mapping[str, Any]) -> bool:
+        try:
+            return kind(name, settings).flags_steps
+        except ValueError:
+            return False
+
+    settings_of = chosen if isinstance(chosen, Mapping) else dict.fromkeys(chosen, {})
+    return [name for name in sorted(settings_of) if flags_steps(name, settings_of[name] or {})]
 
 
-def _flags_steps(name, settings):
-    if user_code.CLASS not in (settings or {}):
-        return importlib.util.find_spec(f"{__package__}.{name}") is not None and kind(name).flags_steps
-    try:
-        return kind(name, settings).flags_steps
-    except ValueError:
-        return False
-
-
-def program(chosen: Mapping[str, Mapping], folder: Path, device_type: str) -> list[str]:
+def program(chosen: Chosen, folder: Path, device_type: str) -> list[str]:
     """Words before each rank's command, of all instruments.  ValueError: base.Instrument.program()'s."""
-    named = [(kind(name, settings), _without_class(settings)) for name, settings in chosen.items()]
-    return [word for one, settings in named for word in one.program(settings, folder, device_type)]
+    return [
+        word for _, instrument, settings in _each(chosen) for word in instrument.program(settings, folder, device_type)
+    ]
 
 
-def last_step(chosen: Mapping[str, Mapping]) -> int:
+def last_step(chosen: Chosen) -> int:
     """The step (the first is 1) after which none of the windows is open any more.  ValueError: there is no window."""
-    last_steps = [kind(name, settings).last_step(_without_class(settings)) for name, settings in chosen.items()]
+    last_steps = [instrument.last_step(settings) for _, instrument, settings in _each(chosen)]
     if not any(last_steps):
         raise ValueError(
             "profile.stop_after_window=true: no chosen instrument has a window of steps: choose one, e.g. "
@@ -74,25 +82,17 @@ def last_step(chosen: Mapping[str, Mapping]) -> int:
     return max(step for step in last_steps if step is not None)
 
 
-def _without_class(settings):
-    return {key: value for key, value in settings.items() if key != user_code.CLASS}
-
-
-def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:
-    """Names, sorted, of those that work while the clock runs: part of what makes times comparable.  As check()."""
+def in_timed_region(chosen: Chosen) -> list[str]:
+    """Names, sorted, of those that work while the clock runs: part of what makes times comparable.  As kind()."""
     return sorted(name for name, settings in chosen.items() if kind(name, settings).is_in_timed_region())
 
 
-def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
-    """{name: settings} -> (instruments in that order, of each that could not be made its base.warning()).
-
-    Raises ValueError for a name that has no file.
-    """
+def load(chosen: Chosen, context: base.Context) -> tuple[list[base.Instrument], list[dict[str, str]]]:
+    """-> (instruments in that order, of each that could not be made its base.warning()).  As kind()."""
     made, warnings = [], []
-    for name, settings in chosen.items():
-        made_of = kind(name, settings)
+    for name, instrument, settings in _each(chosen):
         try:
-            made.append(made_of(context, **_without_class(settings)))
+            made.append(instrument(context, **settings))
             made[-1].name = name
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
             warnings.append(base.warning(name, "start", error))

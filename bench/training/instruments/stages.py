@@ -12,38 +12,41 @@ operators.  A stage is written when it is left; files of ranks above 0 have the 
 import contextlib
 import re
 import time
+from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.units import MIB, format_bytes, ms_from_ns
 from bench.config import windows
-from bench.training.instruments.base import Context, Instrument
-from bench.training.memory import recording as memory_recording
+from bench.training.instruments.base import Context
+from bench.training.instruments.trace import Profiling
+from bench.training.memory import History
 
 STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps": "stage3-", "optimizer_step": "stage4-"}
 
 
-class Stages(Instrument):
+class Stages(Profiling):
     in_timed_region = "torch's profiler over one step, which is flagged and does not count"
-    flags_steps = True
 
     @staticmethod
-    def profiler_windows(settings: dict):
+    def profiler_windows(settings: dict[str, Any]) -> None:
         windows.check("instruments.stages", settings)
-        return None
 
     @staticmethod
-    def last_step(settings: dict) -> int | None:
-        return settings["step"]
+    def last_step(settings: dict[str, Any]) -> int | None:
+        return int(settings["step"])
 
-    def __init__(self, context: Context, **settings):
+    def __init__(self, context: Context, **settings: Any):
         super().__init__(context)
         self._settings = settings
         self._mine = context.rank in (settings["ranks"] or range(context.world_size))
-        self._folder = context.folder / "traces" / _timestamp(context.folder.name)
-        self._recording = self._memory = None  # a profile and CUDA's memory history
-        self._flagged: dict[int, str] = {}
-        self._done: dict[str, dict] = {}  # phase: what the record says of it
-        self._tables: list[tuple] = []  # (phase, recording, stem): written after training
+        # nanochat's %Y%m%d_%H%M%S, from the run's own name, so that all ranks write into one folder
+        named = re.match(r"(\d{8})T(\d{6})Z", context.folder.name)
+        timestamp = "_".join(named.groups()) if named else time.strftime("%Y%m%d_%H%M%S")
+        self._folder = context.folder / "traces" / timestamp
+        self._history: History | None = None  # CUDA's
+        self._done: dict[str, dict[str, Any]] = {}  # phase: what the record says of it
+        self._tables: list[tuple[str, Any, Path]] = []  # (phase, recording, stem): written after training
 
     # ---- edges
 
@@ -59,7 +62,8 @@ class Stages(Instrument):
 
     def on_step_start(self, step: int) -> None:
         if step + 1 == self._settings["step"]:
-            self._flag(step + 1)
+            self._flagged[step + 1] = windows.FLAG
+            self._flag_next(step + 1)
             self._begin("training_microsteps", f"{windows.STEP_RANGE}{step + 1}")
 
     def on_phase(self, name: str) -> None:
@@ -90,29 +94,25 @@ class Stages(Instrument):
 
     # ---- one stage
 
-    def _begin(self, phase, *ranges):
+    def _begin(self, phase: str, *ranges: str) -> None:
         if not self._mine or phase in self._done or self._recording is not None:
             return
-        from bench.training.profiling.recording import Recording
-
-        context = self.context
-        options = windows.stage_options(self._settings)
-        self._recording = Recording(phase, options, context.device_type, context.rank, context.world_size, stage=phase)
-        if context.device_type == "cuda":
-            self._memory = memory_recording.Recording(phase, self._settings["max_entries"], self._settings["stacks"])
+        self._recording = self._recording_of(phase, windows.stage_options(self._settings), stage=phase)
+        if self.context.device_type == "cuda":
+            self._history = History(phase, self._settings["max_entries"], self._settings["stacks"])
             with contextlib.suppress(RuntimeError):  # another instrument keeps a history: that one is written
-                self._memory.start()
+                self._history.start()
         self._recording.start()
         for name in ranges:
             self._recording.ranges.open(name)
-        context.emit("profile_start", window=phase)
+        self.context.emit("profile_start", window=phase)
         self._say(phase, "recording")
 
-    def _end(self, phase):
+    def _end(self, phase: str) -> None:
         recording = self._recording
         if recording is None or recording.name != phase:
             return
-        from bench.training.profiling import files, tables
+        from bench.training.profiling import files
 
         started_ns = time.perf_counter_ns()
         self._recording = None
@@ -123,83 +123,61 @@ class Stages(Instrument):
         self._say(phase, f"Exporting Chrome trace to {self._shown(trace)}")
         saved = files.save(recording.profile, trace, self._settings["max_mib"])
         facts = {"status": "recorded", **saved.facts(), "files": [self._shown(trace)]}
-        self._write_timeline(phase, recording, stem, facts)
+        if self._settings["profile_memory"]:
+            self._write_timeline(phase, recording, stem, facts)
         self._write_snapshot(phase, stem, facts)
         facts["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
         self._done[phase] = facts
-        if tables.readable(saved):
+        if saved.is_readable:
             self._tables.append((phase, recording, stem))
         self.context.emit("profile_stop", window=phase, flush_ms=facts["flush_ms"])
         self._say(phase, f"Trace export complete: {saved.num_events:,} events, {format_bytes(saved.num_bytes)}")
 
-    def _write_timeline(self, phase, recording, stem, facts):
-        path = stem.with_name(f"{stem.name}_memory_timeline.html")
-        if not self._settings["profile_memory"]:
-            return
+    def _write_timeline(self, phase: str, recording: Any, stem: Path, facts: dict[str, Any]) -> None:
         from bench.training.profiling import allocations
 
+        path = stem.with_name(f"{stem.name}_memory_timeline.html")
         self._say(phase, f"Exporting memory timeline to {self._shown(path)}")
         timelines, phases = allocations.read(recording.profile, recording.start_mem_bytes)
         facts["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
-        html = allocations.of_timelines(f"{stem.name}: memory", about, timelines, phases)
+        html = allocations.page_of(f"{stem.name}: memory", about, timelines, phases)
         atomic.write_text(path, html, durable=False)
         facts["files"].append(self._shown(path))
 
-    def _write_snapshot(self, phase, stem, facts):
-        if self.context.device_type != "cuda":
+    def _write_snapshot(self, phase: str, stem: Path, facts: dict[str, Any]) -> None:
+        if self._history is None:
             facts["mem_pickle"] = "not available: torch keeps a memory history of CUDA only"
             return
         path = stem.with_name(f"{stem.name}_mem.pickle")
         self._say(phase, f"Dumping CUDA memory snapshot to {self._shown(path)}")
-        self._memory.dump(path, what=f"CUDA memory while {phase} was recorded", rank=self.context.rank)
-        self._memory.stop()
+        self._history.dump(path, what=f"CUDA memory while {phase} was recorded", rank=self.context.rank)
+        self._history.stop()
         facts["files"].append(self._shown(path))
 
     # ---- answers
 
-    def flags(self) -> dict[int, str]:
-        return self._flagged
+    def summary(self) -> dict[str, Any]:
+        if self._tables:
+            from bench.training.profiling.recording import write_operators
 
-    def summary(self) -> dict:
-        from bench.training.profiling import tables
-
-        for phase, recording, stem in self._tables:
-            written = tables.write(recording, stem, stage=phase, rank=self.context.rank)
-            self._done[phase]["files"] += [self._shown(path) for path in written]
-        self._tables = []
+            for phase, recording, stem in self._tables:
+                written = write_operators(recording, stem, stage=phase, rank=self.context.rank)
+                self._done[phase]["files"] += [self._shown(path) for path in written]
+            self._tables = []
         not_mine = "not reached" if self._mine else f"not this rank: ranks={self._settings['ranks']}"
         return {phase: self._done.get(phase, {"status": not_mine}) for phase in STAGES}
-
-    def merge(self, summaries: list[dict]) -> dict:
-        from bench.training.profiling.shots import merged
-
-        return merged(summaries)
 
     def close(self) -> None:
         if self._recording is not None:
             self._recording.cancel()
             self._recording = None
-        if self._memory is not None:
-            self._memory.stop()
+        if self._history is not None:
+            self._history.stop()
 
-    def _flag(self, row):
-        self._flagged[row] = windows.FLAG
-        if self.context.world_size > 1 or self.context.device_type == "cuda":
-            self._flagged[row + 1] = windows.FLAG  # others waited while this was written
-
-    def _shown(self, path):
-        return path.relative_to(self.context.folder).as_posix()
-
-    def _say(self, phase, text):
+    def _say(self, phase: str, text: str) -> None:
         self.context.say(f"[PROFILER:{phase}] {text}")
-
-
-def _timestamp(run_id):
-    """nanochat's %Y%m%d_%H%M%S, from the run's own name, so that all ranks write into one folder."""
-    match = re.match(r"(\d{8})T(\d{6})Z", run_id)
-    return "_".join(match.groups()) if match else time.strftime("%Y%m%d_%H%M%S")
 
 
 INSTRUMENT = Stages

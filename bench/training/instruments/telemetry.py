@@ -5,10 +5,11 @@ warm-up; in the timed region this instrument does nothing but note when the cloc
 are in telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] says how far those are from node 0's.
 """
 
+import contextlib
 import os
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from bench.config import typed
 from bench.machine.telemetry import samples as join
@@ -26,38 +27,34 @@ class Telemetry(Instrument):
     )
 
     @staticmethod
-    def check(settings: dict) -> None:
+    def check(settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             typed.checked(f"instruments.telemetry.{name}", value, Annotated[int, typed.at_least(MIN_INTERVAL_MS)])
 
-    def __init__(self, context: Context, **intervals):
+    def __init__(self, context: Context, **intervals: int):
         super().__init__(context)
         self._intervals = intervals
         self._path = context.folder / f"telemetry{context.of_node}.csv"
         self._sampling: Sampling | None = None
-        self._started: dict | None = None  # {"t_ns", "energy_j"} at the ends of the run
-        self._stopped: dict | None = None
+        self._started: dict[str, Any] | None = None  # {"t_ns", "energy_j"} at the ends of the run
+        self._stopped: dict[str, Any] | None = None
         self._spans: list[tuple[int, int]] = []  # of the clock
-        self._ends: list = []  # the last row of each span
+        self._ends: list[int] = []  # the last row of each span
         self._since_ns: int | None = None
-        self._summary = None
+        self._summary: dict[str, Any] | None = None
 
     def on_warmup_start(self) -> None:
-        if self.context.is_first_of_node:
-            num_devices = self.context.ranks_of_node if self.context.device_type == "cuda" else 0
-            agent_pid = os.getppid()  # the ranks are its children
-            self._sampling = Sampling(self._path, self._intervals, self._uuids(), num_devices, agent_pid)
+        if not self.context.is_first_of_node:
+            return
+        num_devices = self.context.ranks_of_node if self.context.device_type == "cuda" else 0
+        uuids = []  # of the run's GPUs in CUDA's order, as NVML writes them; [] where torch does not report them
+        if num_devices:
+            import torch
 
-    def _uuids(self):
-        """Of the run's GPUs in CUDA's order, as NVML writes them; [] where torch does not report them."""
-        if self.context.device_type != "cuda":
-            return []
-        import torch
-
-        try:
-            return [f"GPU-{torch.cuda.get_device_properties(num).uuid}" for num in range(self.context.ranks_of_node)]
-        except (AttributeError, AssertionError, RuntimeError):
-            return []
+            with contextlib.suppress(AttributeError, AssertionError, RuntimeError):
+                uuids = [f"GPU-{torch.cuda.get_device_properties(num).uuid}" for num in range(num_devices)]
+        agent_pid = os.getppid()  # the ranks are its children
+        self._sampling = Sampling(self._path, self._intervals, uuids, num_devices, agent_pid)
 
     def on_run_start(self) -> None:
         if self.context.is_first_of_node:
@@ -87,7 +84,7 @@ class Telemetry(Instrument):
             self._stopped = self._sampling.stop()
             self.close()
 
-    def _sync(self):
+    def _sync(self) -> None:
         """Training has waited for the device already; this makes the counters' edges independent of that."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -103,18 +100,19 @@ class Telemetry(Instrument):
         steps = join.step_spans(self.context.rows, self._spans, self._ends)
         return join.columns(join.read(self._path), steps, self._joined())
 
-    def _joined(self):
+    def _joined(self) -> dict[str, Any]:
         if self._summary is None:
+            assert self._started is not None and self._stopped is not None
             self._summary = join.summary(join.read(self._path), self._spans, self._started, self._stopped)
         return self._summary
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """{} on other ranks than a node's first; energies of all the node's GPUs together."""
         if self._started is None or self._stopped is None:
             return {}
         return join.whole(self._joined(), self._started, self._stopped)
 
-    def merge(self, summaries: list[dict]) -> dict:
+    def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """Rank 0's, with energies of all nodes and, where there are several, each node's own summary."""
         of_nodes = [summary for summary in summaries if summary]
         if len(of_nodes) < 2:
@@ -134,12 +132,12 @@ class Telemetry(Instrument):
     def warnings(self) -> list[str]:
         return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])
 
-    def pause(self):
+    def pause(self) -> None:
         """Stop the sampler where it stands, until resume(): bench-self compares steps with and without it."""
         if self._sampling is not None:
             self._sampling.pause()
 
-    def resume(self):
+    def resume(self) -> None:
         if self._sampling is not None:
             self._sampling.resume()
 

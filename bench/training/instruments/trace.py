@@ -4,40 +4,95 @@ Which steps: conf/instruments/trace.yaml.  What takes long and can wait is done 
 itself is written at once, so that a run which fails later keeps it.
 """
 
+import statistics
 import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from bench.base.units import format_bytes, format_ms, ms_from_ns
 from bench.config import windows as config_windows
+from bench.config.windows import Options, ProfilerWindow
+from bench.training.clock import StepMarks
 from bench.training.instruments.base import Context, Instrument
 from bench.training.profiling import files
-from bench.training.profiling.shots import Shot, StepTimes, merged
 
 
-class Trace(Instrument):
+class Profiling(Instrument):
+    """An instrument that records with torch's profiler: the steps it disturbs, the files it writes."""
+
+    flags_steps = True
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self._recording: Any = None  # the Recording of this rank, while it records
+        self._flagged: dict[int, str] = {}
+
+    def _recording_of(self, name: str, options: Options, **facts: Any) -> Any:
+        from bench.training.profiling.recording import Recording  # torch: a launcher reads this class without it
+
+        context = self.context
+        return Recording(name, options, context.device_type, context.rank, context.world_size, **facts)
+
+    def _flag_next(self, row: int) -> None:
+        """The step after a recorded one too, where a GPU or other ranks had to wait while the trace was written."""
+        if self.context.world_size > 1 or self.context.device_type == "cuda":
+            self._flagged[row + 1] = config_windows.FLAG
+
+    def _shown(self, path: Path) -> str:
+        return path.relative_to(self.context.folder).as_posix()
+
+    def flags(self) -> dict[int, str]:
+        return self._flagged
+
+    def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+        """Of each window its first recording rank's facts, with all files."""
+        merged_windows = {}
+        for name in dict.fromkeys(name for summary in summaries for name in summary):
+            of_ranks = [summary[name] for summary in summaries if name in summary]
+            written = [window for window in of_ranks if window.get("files")] or of_ranks[:1]
+            merged_windows[name] = merged = dict(written[0])
+            if len(written) > 1:
+                merged["files"] = [file for window in written for file in window["files"]]
+                merged["flush_ms"] = max(window["flush_ms"] for window in written)
+                merged |= {key: sum(window[key] for window in written) for key in ("num_events", "num_bytes")}
+                merged["dropped"] = dict(sum((Counter(window["dropped"]) for window in written), Counter()))
+        return merged_windows
+
+
+@dataclass
+class Shot:
+    """One window, and what became of it on this rank."""
+
+    window: ProfilerWindow
+    status: str = "not reached"  # then "recorded", or "cut short" if the run ended within it
+    rows: list[int] = field(default_factory=list)  # recorded, finished
+    recording: Any = None  # a Recording (bench/training/profiling/recording.py), which needs torch
+    saved: files.Saved | None = None
+    flush_ms: float | None = None
+
+
+class Trace(Profiling):
     in_timed_region = (
         "torch's profiler over its windows, whose steps are flagged and do not count; elsewhere a comparison a phase"
     )
-    flags_steps = True
     profiler_windows = staticmethod(config_windows.trace_windows)
 
     @classmethod
-    def last_step(cls, settings: dict) -> int | None:
+    def last_step(cls, settings: dict[str, Any]) -> int | None:
         return max((window.last_step for window in cls.profiler_windows(settings)), default=None)
 
-    def __init__(self, context: Context, **settings):
+    def __init__(self, context: Context, **settings: Any):
         super().__init__(context)
-        windows, self._folder = self._plan(settings)
-        self.shots = [Shot(window) for window in sorted(windows, key=lambda window: window.begin_step)]
+        self._folder = context.folder / "traces" / (settings.get("trace_dir") or "")
+        windows = sorted(self.profiler_windows(settings), key=lambda window: window.begin_step)
+        self.shots = [Shot(window) for window in windows]
         self._waiting = list(self.shots)
         self._current: list[Shot] = []  # shots whose steps are running: more than one only where they share no rank
-        self._recording = None  # of this rank
-        self._times = StepTimes(context.marks)
-        self._flagged: dict[int, str] = {}
+        self._times = StepMarks(context.marks, ("step",))
         self._last_row = 0
-
-    def _plan(self, settings):
-        """Settings -> (windows, folder of their traces)."""
-        return self.profiler_windows(settings), self.context.folder / "traces"
 
     def on_run_start(self) -> None:
         for shot in self.shots:
@@ -55,16 +110,13 @@ class Trace(Instrument):
             if shot.window.has(self.context.rank):
                 self._begin_step(shot, row)
         self._times.start()
+        self._times.mark("step")
 
-    def _begin_step(self, shot, row):
+    def _begin_step(self, shot: Shot, row: int) -> None:
         window = shot.window
-        from bench.training.profiling.recording import Recording  # torch: a launcher reads this class without it
-
         if shot.recording is None:
-            here = self.context
-            where = (here.device_type, here.rank, here.world_size)
             steps = {"first_step": window.first_step, "last_step": window.last_step}
-            shot.recording = Recording(window.name, window.options, *where, **steps)
+            shot.recording = self._recording_of(window.name, window.options, **steps)
         if row == window.first_step:
             shot.recording.start()
             self._recording = shot.recording
@@ -94,42 +146,35 @@ class Trace(Instrument):
             if row == shot.window.last_step:
                 self._end(shot, "recorded")
 
-    def _end(self, shot, status):
-        """Stop and write; the step after it is disturbed too where a GPU or other ranks had to wait."""
+    def _end(self, shot: Shot, status: str) -> None:
+        """Stop and write."""
         self._current.remove(shot)
         shot.status = status if shot.rows else "not reached"
-        if self.context.world_size > 1 or self.context.device_type == "cuda":
-            self._flagged[self._last_row + 1] = config_windows.FLAG
-        recording = shot.recording
+        self._flag_next(self._last_row)
+        recording, window = shot.recording, shot.window
+        steps = config_windows.span(shot.rows[0], shot.rows[-1]) if shot.rows else ""
         if recording is None:
             if shot.rows:
-                ranks, steps = (
-                    ", ".join(map(str, shot.window.ranks)),
-                    config_windows.span(shot.rows[0], shot.rows[-1]),
-                )
-                self._say(f"window {shot.window.name} was for rank {ranks}: {steps}")
+                self._say(f"window {window.name} was for rank {', '.join(map(str, window.ranks or ()))}: {steps}")
             return
-        from bench.training.profiling import tables
-
         started_ns = time.perf_counter_ns()
         self._recording = None
         if not shot.rows:
             recording.cancel()
             return
         recording.stop(last_step=shot.rows[-1])
-        suffix = ".pt.trace.json.gz" if shot.window.gzip else ".pt.trace.json"
-        path = self._folder / f"{shot.window.name}_rank{self.context.rank}{suffix}"
-        shot.saved = files.save(recording.profile, path, shot.window.max_mib)
+        suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
+        path = self._folder / f"{window.name}_rank{self.context.rank}{suffix}"
+        saved = shot.saved = files.save(recording.profile, path, window.max_mib)
         shot.flush_ms = ms_from_ns(time.perf_counter_ns() - started_ns)
-        if not tables.readable(shot.saved):
+        if not saved.is_readable:
             shot.recording = None  # millions of events are not kept in memory for a table that is not made
-        steps = config_windows.span(shot.rows[0], shot.rows[-1])
         facts = {"steps": [shot.rows[0], shot.rows[-1]], "flush_ms": shot.flush_ms}
-        self.context.emit("profile_stop", window=shot.window.name, status=status, **facts)
-        size = f"{shot.saved.num_events:,} events, {format_bytes(shot.saved.num_bytes)}"
-        cut = f", {sum(shot.saved.dropped.values()):,} events dropped to keep max_mib" if shot.saved.dropped else ""
+        self.context.emit("profile_stop", window=window.name, status=status, **facts)
+        size = f"{saved.num_events:,} events, {format_bytes(saved.num_bytes)}"
+        cut = f", {sum(saved.dropped.values()):,} events dropped to keep max_mib" if saved.dropped else ""
         end = "" if status == "recorded" else f", {status}"
-        self._say(f"window {shot.window.name} recorded {steps}{end}: {self._shown(path)} ({size}{cut})")
+        self._say(f"window {window.name} recorded {steps}{end}: {self._shown(path)} ({size}{cut})")
 
     def on_run_end(self) -> None:
         for shot in list(self._current):
@@ -141,16 +186,13 @@ class Trace(Instrument):
         for shot in list(self._current):
             self._end(shot, "cut short")
 
-    def flags(self) -> dict[int, str]:
-        return self._flagged
-
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """{window: {"status", "steps", "files", "num_events", "profiled_step_ms", "other_step_ms", "cost_pct", ...}}"""
-        return {shot.window.name: self._of(shot) for shot in self.shots}
+        return {shot.window.name: self._summary_of(shot) for shot in self.shots}
 
-    def _of(self, shot):
+    def _summary_of(self, shot: Shot) -> dict[str, Any]:
         window = shot.window
-        recorded = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
+        recorded: dict[str, Any] = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
         recorded |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
         recorded["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
         if shot.status != "recorded":
@@ -158,20 +200,20 @@ class Trace(Instrument):
             self._say(f"window {window.name} {status}: the run ended after step {self._last_row}")
         if shot.saved is None:
             return recorded
-        from bench.training.profiling import tables
+        written = []
+        if shot.recording is not None:
+            from bench.training.profiling.recording import write_operators
 
-        stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
-        facts = {"window": window.name, "rank": self.context.rank, "steps": recorded["steps"]}
-        written = [] if shot.recording is None else tables.write(shot.recording, stem, **facts)
+            stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
+            facts = {"window": window.name, "rank": self.context.rank, "steps": recorded["steps"]}
+            written = write_operators(shot.recording, stem, **facts)
         recorded["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
-        recorded |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
+        recorded |= shot.saved.facts() | {"flush_ms": shot.flush_ms}
+        recorded |= cost(self._times.ms["step"], shot.rows, self._flagged)
         if recorded["cost_pct"] is not None:
             took = f"took {format_ms(recorded['profiled_step_ms'])}, another {format_ms(recorded['other_step_ms'])}"
             self._say(f"a recorded step of window {window.name} {took}: {recorded['cost_pct']:+.0f} %")
         return recorded
-
-    def merge(self, summaries: list[dict]) -> dict:
-        return merged(summaries)
 
     def close(self) -> None:
         for shot in self.shots:
@@ -179,11 +221,22 @@ class Trace(Instrument):
                 shot.recording.cancel()
         self._recording, self._current = None, []
 
-    def _shown(self, path):
-        return path.relative_to(self.context.folder).as_posix()
-
-    def _say(self, text):
+    def _say(self, text: str) -> None:
         self.context.say(f"profiler: {text}")
+
+
+def cost(
+    step_ms: dict[int, float], profiled_rows: Iterable[int], disturbed_rows: Iterable[int]
+) -> dict[str, float | None]:
+    """{"profiled_step_ms", "other_step_ms", "cost_pct"}: medians, None of none; and how far one is above the other.
+
+    step_ms: {row: milliseconds} of the steps that were measured.
+    """
+    profiled = [step_ms[row] for row in profiled_rows if row in step_ms]
+    others = [step_ms[row] for row in step_ms.keys() - set(disturbed_rows)]
+    profiled_ms, other_ms = (statistics.median(ms) if ms else None for ms in (profiled, others))
+    cost_pct = 100 * (profiled_ms / other_ms - 1) if profiled_ms is not None and other_ms else None
+    return {"profiled_step_ms": profiled_ms, "other_step_ms": other_ms, "cost_pct": cost_pct}
 
 
 INSTRUMENT = Trace

@@ -3,33 +3,35 @@
 The tables that KempnerForge prints go into the rank's log, the thirteen figures into the record.
 """
 
+from typing import Any
+
 from bench.config import windows
+from bench.training.instruments.base import Context
 from bench.training.instruments.trace import Trace
 
 
 class Window(Trace):
     @staticmethod
-    def profiler_windows(settings: dict):
+    def profiler_windows(settings: dict[str, Any]) -> list[windows.ProfilerWindow]:
         window = windows.kempner_window(settings)
         return [window] if window else []
 
-    def _plan(self, settings):
+    def __init__(self, context: Context, **settings: Any):
+        super().__init__(context, **settings)
         self._classifier = settings["classifier"]
-        self._traces = self.context.folder / "traces" / (settings["trace_dir"] or "")
-        return self.profiler_windows(settings), self._traces
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         from bench.training.profiling.kempner import print_profiler_summary
 
-        windows = super().summary()
+        summaries = super().summary()
         for shot in self.shots:
             if shot.saved is not None and shot.recording is not None and self.context.rank == 0:
-                shown = self._traces.relative_to(self.context.folder).as_posix()
-                figures = print_profiler_summary(shot.recording.profile, self._traces, self._classifier, shown)
-                of_window = windows[shot.window.name]
-                of_window |= {"classifier": self._classifier, "breakdown": figures}
+                profile, shown = shot.recording.profile, self._shown(self._folder)
+                of_window = summaries[shot.window.name]
+                of_window["classifier"] = self._classifier
+                of_window["breakdown"] = print_profiler_summary(profile, self._folder, self._classifier, shown)
                 of_window["files"].append(f"{shown}/summary.md")
-        return windows
+        return summaries
 
 
 INSTRUMENT = Window

@@ -7,16 +7,18 @@ on a CPU it is taken to be as little as it can have been, so that nothing alive 
 import bisect
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from torch._C._profiler import _EventType
 
 from bench.base.units import MIB, NS_PER_MS, format_bytes
 from bench.web.chart import chart, series_of
-from bench.web.page import figure, page, section, soft, table, tag
+from bench.web.page import Safe, figure, page, section, soft, table, tag
 
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 NO_PHASE = "outside of phases"
 NUM_GROUPS = 25
+Phase = tuple[str, int, int]  # name, start_ns, end_ns
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Allocation:
     t_ns: int
     num_bytes: int
     address: int
-    phase: str  # "" outside of all phases
     operator: str
     source: str  # the innermost line of Python that is not torch's own; "" without stacks
+    phase: str  # "" outside of all phases
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,20 @@ class Timeline:
     at_peak: list[tuple[str, str, str, int, int]]  # phase, operator, source, bytes, count; largest first
 
 
-def read(profile, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[tuple[str, int, int]]]:
-    """A stopped torch.profiler.profile -> ({device: Timeline}, [(phase, start_ns, end_ns)] in order).
+def read(profile: Any, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[Phase]]:
+    """A stopped torch.profiler.profile -> ({device: Timeline}, the phases in order).
 
     start_bytes: allocated on a GPU as it began.
     """
-    by_device: dict[str, list[tuple]] = {}
-    phases = []
+    by_device: dict[str, list[tuple[int, int, int, str, str]]] = {}
+    phases: list[Phase] = []
     todo = [(event, "", "") for event in profile.profiler.kineto_results.experimental_event_tree()]
     while todo:
         event, operator, source = todo.pop()
-        name = _name(event)
+        try:
+            name = event.name
+        except UnicodeDecodeError:  # torch 2.13 now and then gives a Python call a name from memory that is not its own
+            name = ""
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
             allocation = (event.start_time_ns, fields.alloc_size, fields.ptr, operator, source)
@@ -67,73 +72,48 @@ def read(profile, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[tuple
             source = name
         todo += [(child, operator, source) for child in event.children]
     phases.sort(key=lambda phase: phase[1])
+    starts_ns = [start_ns for _, start_ns, _ in phases]
+
+    def phase_at(t_ns: int) -> str:
+        """By time and not by what encloses it: a range opened in one Python call and closed in another has no parts."""
+        before = bisect.bisect_right(starts_ns, t_ns) - 1
+        return phases[before][0] if before >= 0 and t_ns <= phases[before][2] else ""
+
     timelines = {}
-    for device, allocations in sorted(by_device.items()):
-        timelines[device] = _timeline(device, _in_phases(allocations, phases), None if device == "cpu" else start_bytes)
+    for device, changes in sorted(by_device.items()):
+        changes.sort(key=lambda change: change[0])
+        allocations = [Allocation(*change, phase_at(change[0])) for change in changes]
+        timelines[device] = _timeline(device, allocations, None if device == "cpu" else start_bytes)
     return timelines, phases
 
 
-def _name(event):
-    """torch 2.13 now and then gives a Python call a name from memory that is no longer its own, in no encoding."""
-    try:
-        return event.name
-    except UnicodeDecodeError:
-        return ""
-
-
-def _in_phases(result, phases):
-    """Raw allocations in order of time, each with its phase.
-
-    By time and not by what encloses it: a range that opens in one Python call and closes in another encloses none.
-    """
-    starts_ns = [start_ns for _, start_ns, _ in phases]
-    allocations = []
-    for t_ns, num_bytes, address, operator, source in sorted(result, key=lambda one: one[0]):
-        before = bisect.bisect_right(starts_ns, t_ns) - 1
-        phase = phases[before][0] if before >= 0 and t_ns <= phases[before][2] else ""
-        allocations.append(Allocation(t_ns, num_bytes, address, phase, operator, source))
-    return allocations
-
-
-def _timeline(device, allocations, start_bytes):
+def _timeline(device: str, allocations: list[Allocation], start_bytes: int | None) -> Timeline:
     if start_bytes is None:
-        start_bytes = max(0, -min(itertools.accumulate(one.num_bytes for one in allocations)))
-    alive_bytes = start_bytes
-    points, peak = [], (allocations[0].t_ns, start_bytes)
-    for one in allocations:
-        alive_bytes += one.num_bytes
-        points.append((one.t_ns, alive_bytes))
-        if alive_bytes > peak[1]:
-            peak = (one.t_ns, alive_bytes)
-    return Timeline(device, points, *peak, start_bytes, _groups(_alive(allocations, peak[0])))
-
-
-def _alive(allocations, t_ns):
-    """Those made before or at t_ns and not yet released then."""
-    alive = {}
-    for one in allocations:
-        if one.t_ns > t_ns:
-            break
-        if one.num_bytes > 0:
-            alive[one.address] = one
+        start_bytes = max(0, -min(itertools.accumulate(change.num_bytes for change in allocations)))
+    alive_bytes, points = start_bytes, []
+    peak_t_ns, peak_bytes = allocations[0].t_ns, start_bytes
+    for change in allocations:
+        alive_bytes += change.num_bytes
+        points.append((change.t_ns, alive_bytes))
+        if alive_bytes > peak_bytes:
+            peak_t_ns, peak_bytes = points[-1]
+    at_peak: dict[int, Allocation] = {}  # by address
+    for change in itertools.takewhile(lambda change: change.t_ns <= peak_t_ns, allocations):
+        if change.num_bytes > 0:
+            at_peak[change.address] = change
         else:
-            alive.pop(one.address, None)  # or it was there before the recording began
-    return alive.values()
-
-
-def _groups(allocations):
-    sums = {}
-    for one in allocations:
-        key = (one.phase, one.operator, one.source)
+            at_peak.pop(change.address, None)  # or it was there before the recording began
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for change in at_peak.values():
+        key = (change.phase, change.operator, change.source)
         num_bytes, count = sums.get(key, (0, 0))
-        sums[key] = (num_bytes + one.num_bytes, count + 1)
-    return sorted(
-        ((*key, *sum_of_group) for key, sum_of_group in sums.items()), key=lambda group: group[3], reverse=True
-    )
+        sums[key] = (num_bytes + change.num_bytes, count + 1)
+    groups = sorted(((*key, *group) for key, group in sums.items()), key=lambda group: group[3], reverse=True)
+    return Timeline(device, points, peak_t_ns, peak_bytes, start_bytes, groups)
 
 
-def of_timelines(title: str, about: str, timelines: dict, phases: list[tuple[str, int, int]]) -> str:
-    """timelines: {device: Timeline}, phases: [(name, start_ns, end_ns)], as allocations.read gives -> HTML text."""
+def page_of(title: str, about: str, timelines: dict[str, Timeline], phases: list[Phase]) -> str:
+    """timelines and phases as read() gives them -> HTML text."""
     charts = [_alive_chart(timeline, phases) for timeline in timelines.values()]
     parts = [_device_section(timeline, drawn) for timeline, drawn in zip(timelines.values(), charts, strict=True)]
     if not timelines:
@@ -141,7 +121,7 @@ def of_timelines(title: str, about: str, timelines: dict, phases: list[tuple[str
     return page(title, tag("h1", title), soft(about), *parts, data={"charts": charts})
 
 
-def _alive_chart(timeline, phases):
+def _alive_chart(timeline: Timeline, phases: list[Phase]) -> dict[str, Any]:
     """Bytes alive over time.  Each phase is a series of its own, so that the curve has its colour there."""
     points = _points(timeline, phases)
     start_ns = points[0][0]
@@ -156,12 +136,13 @@ def _alive_chart(timeline, phases):
     return chart(f"alive-{timeline.device}", "Memory alive", caption, "ms", "MiB", x_ms, series)
 
 
-def _points(timeline, phases):
+def _points(timeline: Timeline, phases: list[Phase]) -> list[tuple[int, str, int]]:
     """[(t_ns, phase, bytes alive)], two at each edge: what was until then, and what is from then on."""
-    edges = [(t_ns, None, alive) for t_ns, alive in timeline.points]
+    edges: list[tuple[int, str | None, int | None]] = [(t_ns, None, alive) for t_ns, alive in timeline.points]
     for name, start_ns, end_ns in phases:
         edges += [(start_ns, name, None), (end_ns, NO_PHASE, None)]
-    phase, alive, points = NO_PHASE, timeline.start_bytes, []
+    phase, alive = NO_PHASE, timeline.start_bytes
+    points = []
     for t_ns, new_phase, new_alive in sorted(edges, key=lambda edge: edge[0]):
         points.append((t_ns, phase, alive))
         phase, alive = new_phase or phase, alive if new_alive is None else new_alive
@@ -169,12 +150,12 @@ def _points(timeline, phases):
     return points
 
 
-def _device_section(timeline, drawn):
+def _device_section(timeline: Timeline, drawn: dict[str, Any]) -> Safe:
     before = f", {format_bytes(timeline.start_bytes)} of them from before" if timeline.start_bytes else ""
     shown, hidden = timeline.at_peak[:NUM_GROUPS], timeline.at_peak[NUM_GROUPS:]
-    rows = [[*names, count, _mib(num_bytes)] for *names, num_bytes, count in shown]
+    rows: list[list[Any]] = [[*names, count, _mib(num_bytes)] for *names, num_bytes, count in shown]
     if hidden:
-        num_bytes, count = (sum(group[index] for group in hidden) for index in (3, 4))
+        num_bytes, count = sum(group[3] for group in hidden), sum(group[4] for group in hidden)
         rows.append(["", f"{len(hidden)} more", "", count, _mib(num_bytes)])
     rest = timeline.peak_bytes - timeline.start_bytes - sum(group[3] for group in timeline.at_peak)
     if rest < 0:
@@ -185,5 +166,5 @@ def _device_section(timeline, drawn):
     return section(title, figure(drawn), groups)
 
 
-def _mib(num_bytes):
+def _mib(num_bytes: int) -> float:
     return round(num_bytes / MIB, 3)

@@ -11,9 +11,10 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
@@ -33,9 +34,13 @@ KEPT_FIRST = (
     ("python_function",),
 )
 GZIP_LEVEL = 6
+MAX_READ_EVENTS = 1_000_000  # torch needs about 30 us and 2 KiB for each
 END = b"\n]}\n"
 BLOCK_EVENTS = 10_000  # searched for private paths together: some MB
 CONTROL_TO_SPACE = bytes(32 if byte < 32 and byte != 10 else byte for byte in range(256))  # JSON's strings hold none
+
+
+Event = TypeVar("Event", bytes, msgspec.Raw)  # the JSON of one
 
 
 @dataclass(frozen=True)
@@ -47,20 +52,20 @@ class Saved:
     num_bytes: int  # of the file, compressed or not
     dropped: dict[str, int]  # category: events, where max_mib did not allow them
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """What the record says of it."""
         return {"num_events": self.num_events, "num_bytes": self.num_bytes, "dropped": self.dropped}
 
     @property
-    def num_recorded(self) -> int:
-        """Events that torch has in memory, written or not."""
-        return self.num_events + sum(self.dropped.values())
+    def is_readable(self) -> bool:
+        """Whether torch can be asked about its events, all of which it holds, while the other ranks wait."""
+        return self.num_events + sum(self.dropped.values()) <= MAX_READ_EVENTS
 
 
-def save(profile, path: Path | str, max_mib: float | None = None, renamed: Iterable[tuple[str, str]] = ()) -> Saved:
+def save(profile: Any, path: Path | str, max_mib: float | None = None) -> Saved:
     """Write the trace of a stopped torch.profiler.profile to path, gzipped if that ends in .gz.  Raises OSError.
 
-    max_mib: of the trace before compression, None for no limit.  renamed: pairs (name of an event, its new name).
+    max_mib: of the trace before compression, None for no limit.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,13 +80,14 @@ def save(profile, path: Path | str, max_mib: float | None = None, renamed: Itera
     facts |= {"host_name": b'""', "traceName": json.dumps(path.name).encode()}
     head = b",\n".join(b"%s: %s" % (json.dumps(key).encode(), value) for key, value in facts.items())
     head = b"{\n" + head + b',\n"traceEvents": [\n'
-    events, dropped = shrunk(events, most_bytes - len(head) - len(END)) if is_large else (events, {})
-    replaced = [*_private_paths(), *((f'"name": "{old}"', f'"name": "{new}"') for old, new in renamed)]
-    _write(path, head, events, [(old.encode(), new.encode()) for old, new in replaced])
+    dropped: dict[str, int] = {}
+    if is_large:
+        events, dropped = shrunk(events, most_bytes - len(head) - len(END))
+    _write(path, head, events)
     return Saved(path, len(events), path.stat().st_size, dropped)
 
 
-def _read(raw):
+def _read(raw: Path) -> tuple[dict[str, Any], list[msgspec.Raw]]:
     """({key: its JSON} of all but the events, [the JSON of each event]).
 
     Nothing of an event is decoded: 0.9 million of them (300 MB) take 0.8 s and 600 MB, a third of what torch holds.
@@ -94,42 +100,36 @@ def _read(raw):
         raise OSError(f"the trace of {len(text)} bytes is cut: is the disk full?") from None
 
 
-def _write(path, head, events, replaced):
+def _write(path: Path, head: bytes, events: Sequence[Event]) -> None:
+    home: str = os.path.expanduser("~")
+    replaced = [(f"{REPO}/", ""), (f"{CODE}/", ""), *([(f"{home}/", "~/")] if len(home) > 1 else [])]
+
+    def clean(block: bytes) -> bytes:
+        """UTF-8, also where torch wrote other bytes (see allocations.read), without private paths in any string."""
+        for old, new in replaced:
+            block = block.replace(old.encode(), new.encode())
+        return block.decode(errors="replace").encode()
+
     with atomic.replacing(path, durable=False) as file, contextlib.ExitStack() as stack:
         if path.suffix == ".gz":
-            file = stack.enter_context(gzip.GzipFile("", "wb", GZIP_LEVEL, file))
-        file.write(_clean(head, replaced))
+            file = cast(BinaryIO, stack.enter_context(gzip.GzipFile("", "wb", GZIP_LEVEL, file)))
+        file.write(clean(head))
         for start in range(0, len(events), BLOCK_EVENTS):
-            file.write(b"," * bool(start) + _clean(SEPARATOR.join(events[start : start + BLOCK_EVENTS]), replaced))
+            file.write(b"," * bool(start) + clean(SEPARATOR.join(events[start : start + BLOCK_EVENTS])))
         file.write(END)
 
 
-def _clean(block, replaced):
-    """UTF-8, also where torch wrote other bytes (see allocations._name), and without private paths in any string."""
-    for old, new in replaced:
-        block = block.replace(old, new)
-    try:
-        block.decode()
-        return block
-    except UnicodeDecodeError:
-        return block.decode(errors="replace").encode()
-
-
-def _private_paths():
-    home = os.path.expanduser("~")
-    return [(f"{REPO}/", ""), (f"{CODE}/", ""), *([(f"{home}/", "~/")] if len(home) > 1 else [])]
-
-
-def shrunk(events, max_bytes):
+def shrunk(events: Sequence[Event], max_bytes: float) -> tuple[list[Event], dict[str, int]]:
     """[the JSON of each event] -> (those that fit into about max_bytes, in order, and {category: how many do not})."""
     decode = msgspec.json.Decoder(_Event).decode
     categories = [decode(event).cat for event in events]
     sizes = [memoryview(event).nbytes + len(SEPARATOR) for event in events]
-    sums = Counter()
+    sums: Counter[str | None] = Counter()
     for category, size in zip(categories, sizes):
         sums[category] += size
     budgets = _budgets(sums, max_bytes)
-    kept, dropped = [], Counter()
+    kept: list[Event] = []
+    dropped: Counter[str | None] = Counter()
     for event, category, size in zip(events, categories, sizes):
         if budgets.get(category, size) < size:
             budgets[category] = 0  # nothing after the first that has no room: what is kept is without holes
@@ -138,16 +138,16 @@ def shrunk(events, max_bytes):
         if category in budgets:
             budgets[category] -= size
         kept.append(event)
-    return kept, dict(dropped)
+    return kept, {str(category): num_events for category, num_events in dropped.items()}
 
 
-def _budgets(sizes, max_bytes):
+def _budgets(sizes: dict[str | None, int], max_bytes: float) -> dict[str | None, float]:
     """{category: bytes it may have}; what is not in it has no limit."""
     unlimited, *limited = KEPT_FIRST
     order = [category for group in limited for category in group if category in sizes]
     order += [category for category in sizes if category is not None and category not in (*unlimited, *order)]
     left = max_bytes - sum(size for category, size in sizes.items() if category not in order)
-    budgets = {}
+    budgets: dict[str | None, float] = {}
     for category in order:
         budgets[category] = max(0, min(sizes[category], left))
         left -= budgets[category]

@@ -1,0 +1,271 @@
+"""Memory of this process' device: its peaks, of the whole run and of each segment of it, and CUDA's history of it.
+
+Peaks are one object a process, shared by the run and its instruments, because a peak that one of them resets is lost
+to the others: split() ends a segment and keeps its peak for whole_gib().
+
+    history = History("steps", max_entries=200_000)
+    history.start(); ...; history.mark("forward"); ...; history.dump(path); history.stop()
+
+There is one history in a process.  What is written opens at pytorch.org/memory_viz and with ./run.sh memory, without
+private paths.  Blocks keep the stack of their allocation when a history ends, so that one over the build names the
+weights in a later one.
+"""
+
+import os
+import pickle
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.base import atomic, private
+from bench.base.paths import REPO
+from bench.base.units import GIB, KIB, gib_from_bytes
+from bench.machine import environment
+
+COUNTS = ("num_alloc_retries", "num_ooms")  # since the process began
+PICKLE_PROTOCOL = 4  # the newest that the viewer at pytorch.org/memory_viz reads
+STACKS = ("python", "all")  # all adds C++ frames, whose names take minutes to look up
+
+OutOfMemoryCallback = Callable[[int, int, int, int], object]
+_holder: "History | None" = None
+_oom_callback: OutOfMemoryCallback | None = None
+_is_observing = False
+
+
+# ---- peaks
+
+
+class CudaPeaks:
+    """What torch's caching allocator held: bytes of tensors, of blocks in use, and reserved from the driver."""
+
+    what = "CUDA allocator"
+
+    def __init__(self, device: Any):
+        import torch
+
+        self._cuda, self._device = torch.cuda, device
+        self._whole_bytes: dict[str, int] = {}
+        torch.cuda.init()  # before it there is no allocator to ask
+
+    def reset(self) -> None:
+        """From here on is whole_gib(): the warm-up has ended."""
+        self._cuda.reset_peak_memory_stats(self._device)
+        self._whole_bytes = {}
+
+    def split(self) -> dict[str, Any]:
+        """{"peak_bytes": {kind: bytes}, "num_alloc_retries", "num_ooms"}: peaks since the last split, all counts."""
+        stats = self._cuda.memory_stats(self._device)
+        self._cuda.reset_peak_memory_stats(self._device)
+        return {"peak_bytes": self._peak_bytes(stats), **{name: stats.get(name, 0) for name in COUNTS}}
+
+    def counts(self) -> dict[str, int]:
+        """{"num_alloc_retries", "num_ooms"}; some tens of microseconds."""
+        stats = self._cuda.memory_stats(self._device)
+        return {name: stats.get(name, 0) for name in COUNTS}
+
+    def whole_gib(self) -> dict[str, float]:
+        """{kind: GiB} since reset()."""
+        self._peak_bytes(self._cuda.memory_stats(self._device))
+        return {kind: gib_from_bytes(num_bytes) for kind, num_bytes in self._whole_bytes.items()}
+
+    def now_bytes(self) -> int:
+        """Of tensors, at this moment."""
+        return int(self._cuda.memory_allocated(self._device))
+
+    def total_gib(self) -> float:
+        """Of the GPU."""
+        return gib_from_bytes(self._cuda.get_device_properties(self._device).total_memory)
+
+    def _peak_bytes(self, stats: dict[str, int]) -> dict[str, int]:
+        """Of this segment, which also counts for the whole."""
+        peak_bytes = {kind: stats.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "active", "reserved")}
+        self._whole_bytes = {
+            kind: max(num_bytes, self._whole_bytes.get(kind, 0)) for kind, num_bytes in peak_bytes.items()
+        }
+        return peak_bytes
+
+
+class ProcessPeaks:
+    """The resident set of the whole process, imports included: without a GPU, torch counts no allocations.
+
+    Linux forgets a peak when 5 is written to /proc/self/clear_refs (proc(5)).  Where that is refused, a segment's peak
+    is what its two ends show, unless the process' peak grew in it: a lower bound.
+    """
+
+    what = "resident set of the process"
+
+    def __init__(self, folder: Path | str = "/proc/self"):
+        self._folder, self._whole_bytes, self._last_bytes, self._highest_bytes = folder, 0, 0, 0
+
+    def reset(self) -> None:
+        """Nothing: the memory of a process from before the run cannot be separated from the run's."""
+
+    def split(self) -> dict[str, Any]:
+        """As CudaPeaks.split(); the counts are None."""
+        now_bytes, highest_bytes = self._read()
+        self._whole_bytes = max(self._whole_bytes, highest_bytes)
+        try:
+            with open(f"{self._folder}/clear_refs", "w") as file:
+                file.write("5")
+            is_forgotten = True
+        except OSError:
+            is_forgotten = False
+        if is_forgotten or highest_bytes > self._highest_bytes:
+            peak_bytes = highest_bytes
+        else:
+            peak_bytes = max(now_bytes, self._last_bytes)
+        self._last_bytes, self._highest_bytes = now_bytes, highest_bytes
+        return {"peak_bytes": {"rss": peak_bytes}, **self.counts()}
+
+    def counts(self) -> dict[str, None]:
+        return dict.fromkeys(COUNTS)
+
+    def whole_gib(self) -> dict[str, float]:
+        """{"rss": GiB} since the process began."""
+        return {"rss": gib_from_bytes(max(self._whole_bytes, self._read()[1]))}
+
+    def total_gib(self) -> float:
+        """Of the machine."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+
+    def now_bytes(self) -> int:
+        return self._read()[0]
+
+    def _read(self) -> tuple[int, int]:
+        """(bytes now, most bytes since Linux last forgot the peak)."""
+        try:
+            with open(f"{self._folder}/status") as file:
+                lines = dict(line.split(":", 1) for line in file if ":" in line)
+            return int(lines["VmRSS"].split()[0]) * KIB, int(lines["VmHWM"].split()[0]) * KIB
+        except (OSError, KeyError):  # not Linux: the peak of its life is all that is known
+            highest_bytes = round(environment.peak_rss_gib() * GIB)
+            return highest_bytes, highest_bytes
+
+
+def peaks_for(device_type: str, device: Any = None) -> CudaPeaks | ProcessPeaks:
+    """ "cuda" or "cpu", and which GPU as torch.cuda takes it, None for the current one -> peaks."""
+    return CudaPeaks(device) if device_type == "cuda" else ProcessPeaks()
+
+
+# ---- CUDA's history
+
+
+def has_history() -> bool:
+    """Whether this process has a GPU, whose allocator keeps a history; imports torch."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+class History:
+    """max_entries: the newest are kept.  RuntimeError from start() where another history is recorded."""
+
+    def __init__(self, name: str = "memory history", max_entries: int = 200_000, stacks: str = "python"):
+        if stacks not in STACKS:
+            raise ValueError(f"stacks={stacks}: use {' or '.join(STACKS)}")
+        self.name, self._max_entries, self._stacks = name, max_entries, stacks
+        self._marks: list[tuple[float, str]] = []  # (us, name)
+
+    @property
+    def is_running(self) -> bool:
+        return _holder is self
+
+    def start(self) -> None:
+        """Empty, also after an earlier one."""
+        global _holder
+        if _holder is not None and _holder is not self:
+            raise RuntimeError(f"{self.name}: {_holder.name} is recording the memory history, and there is only one")
+        import torch
+
+        if _holder is None and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
+            raise RuntimeError(f"{self.name}: another program is recording the memory history, and there is only one")
+        self._marks = []
+        torch.cuda.memory._record_memory_history(enabled=None)  # empties the buffer
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context="all", stacks=self._stacks, max_entries=self._max_entries
+        )
+        _holder = self
+
+    def mark(self, name: str) -> None:
+        """An edge, on the clock of the trace's time_us."""
+        self._marks.append((time.time_ns() / 1e3, name))
+
+    def dump(self, path: Path | str, **facts: Any) -> int:
+        """Write what is recorded, and what the allocator holds now, whole or not at all.  Returns the bytes written.
+
+        facts go beside the marks into the snapshot's "speedrun".
+        """
+        import torch
+
+        snapshot = torch.cuda.memory._snapshot()
+        redact(snapshot)
+        snapshot["speedrun"] = {**facts, "marks": [list(mark) for mark in self._marks]}
+        return write(snapshot, Path(path))
+
+    def stop(self) -> None:
+        global _holder
+        if self.is_running:
+            import torch
+
+            torch.cuda.memory._record_memory_history(enabled=None)
+            _holder = None
+
+
+def write(snapshot: dict[str, Any], path: Path) -> int:
+    """Snapshot -> a pickle, whole or not there.  Returns its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.replacing(path, durable=False) as file:
+        pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
+        return file.tell()
+
+
+def redact(snapshot: dict[str, Any]) -> None:
+    """Take private paths out of the names of source files, in place."""
+    seen: set[int] = set()
+    clean: dict[str, str] = {}
+    for holder in _holders(snapshot):
+        for frame in holder.get("frames") or ():
+            name = frame.get("filename")
+            if id(frame) in seen or not isinstance(name, str):  # frames are shared among stacks
+                continue
+            seen.add(id(frame))
+            if name not in clean:  # the repository's files relative to it, others without home and user
+                relative = private.redact(name, REPO).removeprefix("./")
+                clean[name] = re.sub(r"torchinductor_[^/]+", "torchinductor", relative)  # which has the user's name
+            frame["filename"] = clean[name]
+
+
+def _holders(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All that has frames."""
+    for segment in snapshot.get("segments") or ():
+        yield segment
+        yield from segment.get("blocks") or ()
+    for entries in snapshot.get("device_traces") or ():
+        yield from entries
+
+
+def when_out_of_memory(callback: OutOfMemoryCallback | None) -> None:
+    """callback(device, requested_bytes, limit_bytes, free_bytes) as soon as CUDA has no memory, before unwinding.
+
+    One at a time; None ends it.  It may be called again for one failure, and from any thread.  What it raises is
+    printed only: the run must see its own error.
+    """
+    global _oom_callback, _is_observing
+    _oom_callback = callback
+    if callback is not None and not _is_observing:
+        import torch
+
+        torch.cuda.init()  # observers of before are not kept
+        torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)  # it stays attached: torch cannot detach it
+        _is_observing = True
+
+
+def _out_of_memory(*facts: int) -> None:
+    if _oom_callback is not None:
+        try:
+            _oom_callback(*facts)
+        except Exception:
+            traceback.print_exc()

@@ -1,1 +1,0 @@
-"""How much memory was held, and by whom."""
