@@ -165,11 +165,6 @@ def counted_j(first: Mapping[str, float | None], last: Mapping[str, float | None
     )
 
 
-def disagreement_pct(counter_j: float | None, integral_j: float | None) -> float | None:
-    """How far integrated power is from the counter, in percent of the counter; None without both."""
-    return 100 * abs(integral_j - counter_j) / counter_j if counter_j and integral_j is not None else None
-
-
 def step_spans(rows: Iterable[Row], spans: Sequence[Span], ends: Sequence[int]) -> dict[int, Span]:
     """{row: (begin_ns, end_ns)} of every step, by the device's own time.
 
@@ -246,7 +241,9 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
     if train_j is not None and counter_j is not None and whole_j:
         train_j *= counter_j / whole_j
     num_power = min((sum(row.get("power_w") is not None for row in rows) for rows in devices.values()), default=0)
-    apart_pct = disagreement_pct(counter_j, whole_j) if num_power >= MIN_POWER_SAMPLES else None
+    apart_pct = None  # in percent of the counter
+    if counter_j and whole_j is not None and num_power >= MIN_POWER_SAMPLES:
+        apart_pct = 100 * abs(whole_j - counter_j) / counter_j
     return {
         "energy_j": train_j,
         "energy_from": None if train_j is None else "counter" if counted else "power",
