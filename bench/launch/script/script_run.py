@@ -253,11 +253,10 @@ class Watched:
         timed = printed_times.events(rows)
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
         samples = join.read(self._folder / "telemetry.csv")
-        joined = join.summary(samples, spans, self._started, self._stopped)
-        summary = join.whole(joined, self._started, self._stopped)
+        summary = join.summary(samples, spans, self._started, self._stopped)
         warnings = [
             {"rank": None, "instrument": "telemetry", "edge": "run end", "error": warning}
-            for warning in join.warnings(joined, self._stopped["report"])
+            for warning in join.warnings(summary, self._stopped["report"])
         ]
         of_gpus = join.by_device(samples).values() if self._job.config.hardware.device == "cuda" else ()
         used_gib = [[row["mem_gib"] for row in of_gpu if row.get("mem_gib") is not None] for of_gpu in of_gpus]
