@@ -339,8 +339,8 @@ def test_a_changed_plan_and_a_changed_verdict_are_refused(lost):
 def test_a_verdict_that_was_false_from_the_beginning_is_computed_again(results, monkeypatch):
     result_of = runner.result_of
 
-    def rosy(state, results):
-        found = result_of(state, results)
+    def rosy(state):
+        found = result_of(state)
         found["against"]["B"] |= {"verdict": "faster", "words": "much faster"}
         return found
 

@@ -253,9 +253,9 @@ def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(
         for folder in folders
     )
     made = replaying.judged(record, [first, second])
-    assert (made.outcome, made.time.word) == ("identical", "not reproduced"), made
-    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made.time.why
-    assert replaying.judged(first, [second]).time.word == "reproduced"
+    assert (made["outcome"], made["time"]["word"]) == ("identical", "not reproduced"), made
+    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made["time"]["why"]
+    assert replaying.judged(first, [second])["time"]["word"] == "reproduced"
     assert replaying.further(record, [first]) == ("as the first: does this machine take as long again?", {})
     assert replaying.further(first, [second]) is None
 

@@ -53,7 +53,7 @@ def every_run_completed(claim: Claim) -> Judged:
 
 def every_run_was_reproduced(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import certificate, replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
@@ -62,10 +62,11 @@ def every_run_was_reproduced(claim: Claim) -> Judged:
             made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
-        return None if made[-1].holds else f"{made[-1].outcome}: {made[-1].why}"
+        return None if certificate.holds(made[-1]) else f"{made[-1]['outcome']}: {made[-1]['why']}"
 
     faults = of_each(claim.runs, fault_of, "")
-    outcomes = certificates.of_several(f"{again.outcome} (time {again.time.word})" for again in made if again.time)
+    times = [(again["outcome"], again["time"]) for again in made]
+    outcomes = certificates.of_several(f"{outcome} (time {time['word']})" for outcome, time in times if time)
     return faults if not faults[0] else (True, f"recomputed from replays made here: {outcomes}")
 
 
