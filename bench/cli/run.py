@@ -171,7 +171,7 @@ def _parser() -> arguments.Parser:
         "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model=modern seed=3 goal.num_steps=100")
-    sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
+    sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); finished points are skipped"
     parser.flag("-m", "--multirun", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument(
