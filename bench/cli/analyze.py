@@ -1,10 +1,10 @@
 """./run.sh analyze PATH... [--json] [--html PAGE] [--png FOLDER] [--md [FILE]] [--rules FILE]
 ./run.sh analyze diff A B [--json] [--html PAGE] [--png FOLDER] [--md [FILE]]
 
-PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also of other programs.
-Several files are the ranks of one job; several folders, and the windows of a run, are answered one by one, in --json as
-{PATH: answer}, in --html below each other.  Of a run folder it also writes analysis.json and summary.md into it, of its
-first window.  Needs no torch.
+PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also from other programs.
+Several files are the ranks of one job; several folders, and the windows of a run, are analyzed separately, in --json as
+{PATH: answer}, in --html below each other.  For a run folder it also writes analysis.json and summary.md of the first
+window into it.  Does not need torch.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def _diff(argv: list[str]) -> int:
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
     parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
     parser.add_argument("--rank", type=int, help="the rank to compare in a folder of several; default: the lowest")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.flag("--json", help="print JSON, for programs")
     _forms(parser)
     args = parser.parse_args(argv)
     ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
@@ -143,11 +143,11 @@ def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:
     """The options that analyze and explain share."""
     made = arguments.Parser(f"./run.sh {verb}", main=main)
     made.add_argument("path", nargs="+", metavar="RUN|TRACE")
-    made.add_argument("--json", action="store_true", help="print JSON, for programs")
+    made.flag("--json", help="print JSON, for programs")
     rules_help = "yaml list of {category, pattern}: your own kernels' categories, tried first"
     made.add_argument("--rules", metavar="FILE", help=rules_help)
     last_help = "count the last ProfilerStep too: its kernels may be cut off"
-    made.add_argument("--include-last-step", action="store_true", help=last_help)
+    made.flag("--include-last-step", help=last_help)
     return made
 
 

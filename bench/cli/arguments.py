@@ -1,4 +1,4 @@
-"""argparse, but a word that cannot be is refused as everything else here: what, the value, what to try, in one line."""
+"""argparse with error messages like everywhere else here: what is wrong, the value and what to try, in one line."""
 
 import argparse
 import difflib
@@ -26,6 +26,10 @@ class Parser(argparse.ArgumentParser):
             options["epilog"] = "\n\n".join(filter(None, parts))
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, **options)
+
+    def flag(self, *names: str, help: str) -> None:
+        """An option without a value: False, unless it is given."""
+        self.add_argument(*names, action="store_true", help=help)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; the words are kept for error().  args: None: the program's own."""

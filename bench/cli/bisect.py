@@ -140,11 +140,11 @@ class _Search:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh bisect", main=main)
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
-    parser.add_argument("bad", metavar="BAD", help="a later one that is worse")
+    parser.add_argument("bad", metavar="BAD", help="a later revision that is worse")
     words_help = "settings of the runs, and n=, looks=, seed= of the races"
     parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     console.add_options(parser, "the commit, its effect, what was asked and the races")
     return parser

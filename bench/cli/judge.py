@@ -1,8 +1,8 @@
 """Does the claim hold?  ./run.sh judge RUN... | RACE | RACE:ARM | CLAIM_FOLDER      [--claim FOLDER] [--json]
 
-RUN...: run folders, folders of them, or run ids, claimed together.  A race claims its candidates.  Every rule of the
-track prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with all that is needed to judge it
-elsewhere.
+RUN...: run folders, folders of them, or run ids, claimed together.  For a race, its candidates are judged.  Every rule
+prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with everything that is needed to judge the
+claim elsewhere.
 """
 
 import json
@@ -52,7 +52,7 @@ def _claims(words: Sequence[str]) -> list[tuple[str, claims.Claim]]:
         if chosen.claim:
             return [(words[0], claim_folder.read(chosen.claim))]
         if claim_folder.lacks_claim(chosen.paths[0]):
-            words = "its README.md has a claim's table and claim.yaml is missing: not a claim folder, restore it"
+            words = "its README.md has a claim's table, but claim.yaml is missing: restore it"
             raise ValueError(f"{chosen.paths[0]}: {words}")
     return [(" ".join(words), claims.from_folders(named.runs(words)))]
 
@@ -83,8 +83,6 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
     words = "with --claim: include FILE although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
-    parser.add_argument(
-        "--replayed", action="store_true", help="require that replays made on this machine reproduce each run"
-    )
-    parser.add_argument("--json", action="store_true", help="an object instead of text")
+    parser.flag("--replayed", help="require that replays made on this machine reproduce each run")
+    parser.flag("--json", help="an object instead of text")
     return parser

@@ -1,6 +1,6 @@
-"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
+"""From data to verdict: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
 
-With a profiler (profile=...) one run is made and nothing judged, because such a run counts nowhere.
+With a profiler (profile=...) it makes one run and judges nothing, because such a run is not eligible.
 """
 
 import argparse
@@ -139,6 +139,6 @@ def _parser() -> arguments.Parser:
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     console.add_options(parser, 'print {"runs": [as of ./run.sh run --json], "verdict": {...}}')
     return parser

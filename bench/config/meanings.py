@@ -107,15 +107,15 @@ def settings() -> dict[str, Setting]:
 def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()) -> Iterator[Setting]:
     """Of a dataclass and of those within; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
-    for one in dataclasses.fields(cls):
-        key, hint = path + one.name, parts_of(hints[one.name])[0]
-        if one.name in known or key in LISTS:
+    for field in dataclasses.fields(cls):
+        key, hint = path + field.name, parts_of(hints[field.name])[0]
+        if field.name in known or key in LISTS:
             continue
         if not dataclasses.is_dataclass(hint):
-            yield Setting(key, comments[one.name], allowed(hints[one.name]), default_of(one), brought_by)
-            if row := row_class(hints[one.name]):  # of a table: the rows that it has in the yaml which brings it
+            yield Setting(key, comments[field.name], allowed(hints[field.name]), default_of(field), brought_by)
+            if row := row_class(hints[field.name]):  # of a table: the rows that it has in the yaml which brings it
                 group, _, choice = brought_by[0].partition("=")
-                rows = yaml.safe_load(path_of(group, choice).read_text())[one.name]
+                rows = yaml.safe_load(path_of(group, choice).read_text())[field.name]
                 for name, values in rows.items():
                     yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
             continue
@@ -133,9 +133,9 @@ def _of_lists() -> Iterator[Setting]:
             path = path_of(group, name)
             _, comments = file_comments(path)
             for key, value in (yaml.safe_load(path.read_text())[name] or {}).items():
-                meaning, _, words = comments[f"{name}.{key}"].removesuffix("]").partition(" [")
-                words = words or KINDS.get(type(value), "a value, or null")
-                yield Setting(f"{group}.{name}.{key}", meaning, words, value, (f"{group}=[{name}]",))
+                meaning, _, allowed_values = comments[f"{name}.{key}"].removesuffix("]").partition(" [")
+                allowed_values = allowed_values or KINDS.get(type(value), "a value, or null")
+                yield Setting(f"{group}.{name}.{key}", meaning, allowed_values, value, (f"{group}=[{name}]",))
 
 
 def about(group: str, name: str) -> str:

@@ -173,14 +173,14 @@ def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     if (kind, type(value)) in ((float, int), (str, int), (str, float)):
         value = kind(value)
     is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-    if not is_kind or (kind is float and not math.isfinite(value)) or not all(one.holds(value) for one in ranges):
+    if not is_kind or (kind is float and not math.isfinite(value)) or not all(limit.holds(value) for limit in ranges):
         raise ValueError(f"{where}={given}: use {allowed(hint)}")
     if kind is list and typing.get_args(plain):
         (item,) = typing.get_args(plain)
         is_group = dataclasses.is_dataclass(item)
-        return [checked(f"{where}[{num}]" if is_group else where, one, item) for num, one in enumerate(value)]
+        return [checked(f"{where}[{number}]" if is_group else where, entry, item) for number, entry in enumerate(value)]
     if kind is dict and typing.get_args(plain) and typing.get_args(plain)[1] is not typing.Any:
-        return {key: checked(f"{where}.{key}", one, typing.get_args(plain)[1]) for key, one in value.items()}
+        return {key: checked(f"{where}.{key}", entry, typing.get_args(plain)[1]) for key, entry in value.items()}
     return value
 
 

@@ -76,7 +76,7 @@ def each(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterato
     """Settings of an instrument -> (dotted key, all settings) of its one window, or of each listed in windows."""
     listed = settings.get("windows") or [{}]
     example = "give a list, e.g. [{name:early,first_step:5},{name:late,first_step:90}]"
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(window, dict) for window in listed):
         raise ValueError(f"{where}.windows={listed!r}: {example}")
     for number, differences in enumerate(listed):
         here = f"{where}.windows[{number}]" if settings.get("windows") else where
@@ -243,6 +243,6 @@ def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     names = [window.name for window in windows]
     for name in names:
         if names.count(name) > 1:
-            words = f"two windows are called {name} and would write the same files: rename one"
-            raise ValueError(f"{where}.windows: {words}")
+            why = f"two windows are called {name} and would write the same files: rename one"
+            raise ValueError(f"{where}.windows: {why}")
     return windows

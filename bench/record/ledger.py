@@ -342,9 +342,9 @@ def home(folders: Iterable[Path | str]) -> Path:
     """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
     homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
-        one, other = sorted(homes)[:2]
+        first, second = sorted(homes)[:2]
         remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
-        raise ValueError(f"{one} and {other}: {remedy}")
+        raise ValueError(f"{first} and {second}: {remedy}")
     return homes.pop()
 
 

@@ -189,10 +189,10 @@ def validity_is_honest(files: RunFiles, run: Record) -> tuple[bool, str]:
     return honest, f"recorded {run['validity']}, ruled {ruled}{': ' if reasons else ''}{'; '.join(reasons)}"
 
 
-def _same(one: Any, other: Any, abs_tol: float = 0.0) -> bool:
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (one, other)):
-        return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=abs_tol)
-    return one == other and type(one) is type(other)
+def _same(computed: Any, recorded: Any, abs_tol: float = 0.0) -> bool:
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (computed, recorded)):
+        return math.isclose(computed, recorded, rel_tol=RELATIVE, abs_tol=abs_tol)
+    return computed == recorded and type(computed) is type(recorded)
 
 
 # ---- its steps

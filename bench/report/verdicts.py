@@ -102,7 +102,7 @@ def _runs(arm: Arm, at: Path | str) -> Section:
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         known = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "val_loss", "step_avg_ms")]
         seed = None if row["seed"] is None else str(row["seed"])
-        rows.append([link(row["run_id"], run_page.link(folder, at)), seed, *known, row["status"], row["device"]])
+        rows.append([link(row["run_id"], run_page.link_to(folder, at)), seed, *known, row["status"], row["device"]])
     heads = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")
     listed = Table(heads, rows, [False, *[True] * 4, False, False], style="tight")
     return Section(f"{arm.name}: {counted(len(arm.rows), 'run')}", [listed], is_folded=True)
@@ -293,14 +293,10 @@ def diagnosis(against: Against, options: Options) -> Section | Columns:
         return Section("Diagnosis", parts)
     known = {name: facts for name, facts in known.items() if facts.get("regions") or facts.get("traces")}
     hint = [Hint(f"{options.hint} shows where the time went")] if known else []
-    return Columns([Lines(list(_causes(against, known))), *hint])
-
-
-def _causes(against: Against, known: Mapping[str, dict[str, Any]]) -> Iterable[str]:
-    for name, facts in known.items():
-        cause = between_runs.cause(facts) if against[name]["verdict"] in ("faster", "slower") else None
-        if cause:
-            yield f"why: {cause}" if len(against) == 1 else f"why {name}: {cause}"
+    known = {name: facts for name, facts in known.items() if against[name]["verdict"] in ("faster", "slower")}
+    causes = {name: cause for name, facts in known.items() if (cause := between_runs.cause(facts))}
+    lines = [f"why: {why}" if len(against) == 1 else f"why {name}: {why}" for name, why in causes.items()]
+    return Columns([Lines(lines), *hint])
 
 
 # ---- for spreadsheets

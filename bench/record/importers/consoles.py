@@ -15,7 +15,10 @@ from bench.record.importers.lines import COLUMNS
 from bench.record.importers.records import Run
 
 # Of bounded length: where what follows does not fit, a longer number would be tried again and again, a digit shorter.
-FLOAT = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
+FLOAT = r"(?:[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
+TRAIN_LOSS, VAL_LOSS, STEP_MS = (rf"(?P<{name}>{FLOAT})" for name in ("train_loss", "val_loss", "step_ms"))
+# Groups of patterns in other units: the column, and what a number is multiplied by
+UNITS = {"train_time_s": ("train_time_ms", 1e3), "train_time_min": ("train_time_ms", 60e3), "step_s": ("step_ms", 1e3)}
 # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,17 +32,32 @@ Rows = dict[int, Row]  # of a run, by step
 class Form:
     """How a program prints: parsed() of one line, clock() of all rows of a run.
 
-    The clock is the sum of the steps' times, where every step was printed and its time can be read.
+    A pattern of lines has a group for each of its numbers, by column: step, total, train_loss, UNITS, ...; beside it
+    stands what makes its step the row's.  A line that names no step is of the weights after the last one that did.  The
+    clock is the sum of the steps' times, where every step was printed and its time can be read.
     """
 
     name: str
     looks_like: re.Pattern[str]
+    patterns: dict[str, int] = {}
     facts: dict[str, re.Pattern[str]] = {}  # what a log says around its rows: the last group
     meaning = "sum of the steps' times"  # of train_time_ms
+    _latest = 0  # step
 
     def parsed(self, line: str) -> Row | None:
         """{"step", ...}, None for another line; row k is after k optimizer steps."""
-        raise NotImplementedError
+        row: Row = {}
+        for pattern, offset in self.patterns.items():
+            if match := re.search(pattern, line):
+                row |= {name: as_number(text) for name, text in match.groupdict().items() if text is not None}
+                row["step"] = self._latest = int(row.get("step", self._latest)) + offset
+        for name, (column, factor) in UNITS.items():
+            if name in row:
+                number = row.pop(name)
+                row[column] = None if number is None else factor * number
+        if row.get("total") is not None:
+            row["total"] = int(row["total"])
+        return row or None
 
     def row(self, line: str) -> Row | None:
         """parsed() of a line as it was printed, None also where a number in it is none."""
@@ -112,25 +130,25 @@ class NanoGpt(Form):
     name = "nanogpt"
     meaning = "sum of the iterations' times, validations included"
     looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
-    step = re.compile(rf"iter (\d+): loss {FLOAT}, time {FLOAT}ms")
-    val = re.compile(rf"step (\d+): train loss {FLOAT}, val loss {FLOAT}")
+    patterns = {
+        rf"iter (?P<step>\d+): loss {TRAIN_LOSS}, time {STEP_MS}ms": 1,
+        rf"step (?P<step>\d+): train loss {FLOAT}, val loss {VAL_LOSS}": 0,
+    }
     facts = {
         "batch_tokens": re.compile(r"tokens per iteration will be: ([\d,]+)"),
         "max_iters": re.compile(r"\A(?:.*\n)?(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
     }
-
-    def parsed(self, line: str) -> Row | None:
-        if match := self.step.search(line):
-            return {"step": int(match[1]) + 1, "train_loss": as_number(match[2]), "step_ms": as_number(match[3])}
-        if match := self.val.search(line):
-            return {"step": int(match[1]), "val_loss": as_number(match[3])}
-        return None
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
         """The iterations' sum where every one was printed; validations are in it."""
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
         return super().clock(by_step)
+
+
+SPEED = (  # what nanochat says of a step after its number
+    rf"\([\d.]+%\) \| loss: {TRAIN_LOSS}.*?\| dt: {STEP_MS}ms(?:.*\| total time: (?P<train_time_min>{FLOAT})m)?"
+)
 
 
 class NanoChat(Form):
@@ -144,13 +162,15 @@ class NanoChat(Form):
 
     name = "nanochat"
     looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
-    step = re.compile(
-        rf"step (\d+)(?:/(\d+))? \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?"
-    )
-    old_sft = re.compile(rf"Step (\d+)/(\d+) \| Training loss: {FLOAT}\|")
-    val = re.compile(rf"Step (\d+) \| Validation (bpb|loss): {FLOAT}")
-    # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
-    other = re.compile(r"Step (\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+")
+    patterns = {
+        rf"step (?P<step>\d+)/(?P<total>\d+) {SPEED}": 1,
+        rf"step (?P<step>\d+) {SPEED}": 0,
+        rf"Step (?P<step>\d+)/(?P<num_printed>\d+) \| Training loss: {TRAIN_LOSS}\|": 1,
+        rf"Step (?P<step>\d+) \| Validation bpb: (?P<val_bpb>{FLOAT})": 0,
+        rf"Step (?P<step>\d+) \| Validation loss: {VAL_LOSS}": 0,
+        # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
+        r"Step (?P<step>\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+": 0,
+    }
     facts = {
         "batch_tokens": re.compile(r"Total batch size ([\d,]+) =>"),
         "gpu_name": re.compile(r"^GPU: (.+?) \|", re.M),
@@ -160,15 +180,10 @@ class NanoChat(Form):
     }
 
     def parsed(self, line: str) -> Row | None:
-        if match := self.step.search(line):
-            row: Row = {"step": int(match[1]) + 1, "total": int(match[2])} if match[2] else {"step": int(match[1])}
-            row |= {"train_loss": as_number(match[3]), "step_ms": as_number(match[4])}
-            return row | ({"train_time_ms": 60e3 * to_float(match[5])} if match[5] else {})
-        if match := self.old_sft.search(line):
-            return {"step": int(match[1]) + 1, "total": int(match[2]) - 1, "train_loss": as_number(match[3])}
-        if match := self.val.search(line):
-            return {"step": int(match[1]), "val_loss" if match[2] == "loss" else "val_bpb": as_number(match[3])}
-        return {"step": int(match[1])} if (match := self.other.search(line)) else None
+        row = super().parsed(line)
+        if row and "num_printed" in row:
+            row["total"] = int(row.pop("num_printed")) - 1
+        return row
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
         """As the program counts it; to the millisecond where every step was printed, else in hundredths of a minute."""
@@ -222,24 +237,12 @@ class LlmC(Form):
 
     name = "llm.c"
     looks_like = re.compile(r"^\s*(?:step\s+\d+/\d+ \||val loss )")
-    step = re.compile(
-        rf"step\s+(\d+)/(\d+) \| train loss {FLOAT}(?: \| norm {FLOAT})?(?: \| lr {FLOAT})? \| \({FLOAT} ms"
-    )
-    val = re.compile(rf"^\s*val loss {FLOAT}")
+    patterns = {
+        rf"step\s+(?P<step>\d+)/(?P<total>\d+) \| train loss {TRAIN_LOSS}(?: \| norm (?P<grad_norm>{FLOAT}))?"
+        rf"(?: \| lr (?P<lr>{FLOAT}))? \| \({STEP_MS} ms": 0,
+        rf"^\s*val loss {VAL_LOSS}": 0,
+    }
     facts = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
-
-    def __init__(self) -> None:
-        self._latest = 0
-
-    def parsed(self, line: str) -> Row | None:
-        if match := self.step.search(line):
-            self._latest = int(match[1])
-            names = ("train_loss", "grad_norm", "lr", "step_ms")
-            row: Row = {name: as_number(text) for name, text in zip(names, match.groups()[2:]) if text}
-            return {"step": self._latest, "total": int(match[2])} | row
-        if match := self.val.search(line):
-            return {"step": self._latest, "val_loss": as_number(match[1])}
-        return None
 
 
 FORMS: dict[str, type[Form]] = {form.name: form for form in (NanoChat, NanoGpt, KempnerForge, LlmC)}

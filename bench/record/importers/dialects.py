@@ -33,7 +33,6 @@ GROUPS = (
     *("step", "total", "train_loss", "val_loss", "lr", "grad_norm"),
     *("train_time_ms", "train_time_s", "step_ms", "step_s"),
 )
-MS = {"train_time_s": "train_time_ms", "step_s": "step_ms"}
 NAMES = ("modded-nanogpt", *consoles.FORMS)
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
 MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
@@ -64,23 +63,15 @@ class Patterns(consoles.Form):
     name = "patterns"
 
     def __init__(self, patterns: Sequence[re.Pattern[str]], first_step: int):
-        self._patterns, self._first_step = patterns, first_step
+        self.patterns, self._first_step = {pattern.pattern: 0 for pattern in patterns}, first_step
         plain = (re.sub(r"[?]P<[a-z_]+>", "?:", pattern.pattern) for pattern in patterns)
         self.looks_like = re.compile("|".join(f"(?:{text})" for text in plain))
 
     def parsed(self, line: str) -> consoles.Row | None:
-        row: consoles.Row = {}
-        for pattern in self._patterns:
-            if match := pattern.search(line):
-                for name, text in match.groupdict().items():
-                    if text is not None:
-                        number = consoles.as_number(text)
-                        row[MS.get(name, name)] = 1e3 * number if name in MS and number is not None else number
-        if row.get("step") is None:
-            return None
-        is_val = "val_loss" in row and "train_loss" not in row
-        row["step"] = int(row["step"]) + (0 if is_val else 1 - self._first_step)
-        return row | ({"total": int(row["total"])} if row.get("total") is not None else {})
+        row = super().parsed(line)
+        if row and ("train_loss" in row or "val_loss" not in row):  # not a validation
+            row["step"] += 1 - self._first_step
+        return row
 
     def clock(self, by_step: consoles.Rows) -> tuple[str, int]:
         if any("train_time_ms" in row for row in by_step.values()):
