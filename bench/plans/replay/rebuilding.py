@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.base import private
 from bench.base.paths import REPO, results_root, shown
-from bench.machine import code_state, env_values, environment, git, processes
+from bench.machine import code_state, environment, git, processes
 from bench.plans.race import arm_process, worktrees
 from bench.plans.replay.recorded import VARIABLES, Recorded
 from bench.record import ledger, run_folder
@@ -122,9 +122,9 @@ def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str
     env |= {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
     if recorded is None:
         return env
-    known = {name: value for name, value in recorded.items() if env_values.is_whole(value)}
+    known = {name: value for name, value in recorded.items() if environment.is_shown_whole(value)}
     for name in (recorded.keys() - known.keys()) & env.keys():  # its value is only known as environment.json shows it
-        if env[name] and env_values.shown(private.redact(env[name], REPO)) == recorded[name]:
+        if env[name] and environment.shown_value(private.redact(env[name], REPO)) == recorded[name]:
             known[name] = env[name]
     return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | known
 
@@ -156,12 +156,10 @@ def train(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, s
         return set(run_folder.find_runs([replays_root()])) if replays_root().is_dir() else set()
 
     before = folders()
-    with tempfile.TemporaryFile() as hidden:
-        arm_process.run_to_end(code, words, env, sys.stderr if show else hidden)
-        new = sorted(folders() - before)
-        if not new:
-            tail = "what it printed says why" if show else f"\n{arm_process.last_lines(hidden)}"
-            raise ValueError(f"{name}: its replay did not start:{' ' * show}{tail}")
+    tail = arm_process.run_to_end(code, words, env, show, sys.stderr)
+    if not (new := sorted(folders() - before)):
+        why = " what it printed says why" if show else f"\n{tail}"
+        raise ValueError(f"{name}: its replay did not start:{why}")
     return new[0]
 
 
@@ -169,14 +167,10 @@ def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict[s
     """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to be asked, or an
     instrument of the run makes it no contestant.  ValueError: what it refuses.
     """
-    module = arm_process.facts_module(code)
-    if module is None:
-        return None
     try:
-        answer: dict[str, Any] = arm_process.ask(code, module, words, env, timeout_s=600)
+        return cast(dict[str, Any] | None, arm_process.ask(code, words, env))
     except ValueError as error:
         refusal = str(error).rpartition("race: ")[2]
         if refusal.startswith("instruments."):
             return None
         raise ValueError(refusal) from None
-    return answer
