@@ -193,15 +193,15 @@ def _plan(race: race_folder.Race) -> Section:
 
 def _in_order(race: race_folder.Race, folder: Path | str) -> list[Run]:
     """[{arm, discarded, run: record, folder}] of the runs that are there and readable, as started."""
-    folder, result = Path(folder).resolve(), []
+    folder, runs = Path(folder).resolve(), []
     for arm, facts in race["arms"].items():
         for discarded, names in ((True, facts.get("warm_up_runs")), (False, facts.get("runs"))):
             paths = [race_folder.run_folder_of(folder, str(name)) for name in names or ()]
             for path in filter(None, paths):
                 with contextlib.suppress(ValueError):
                     run = run_folder.read(path)
-                    result.append({"arm": arm, "discarded": discarded, "run": run, "folder": path})
-    return sorted(result, key=lambda one: str(one["run"]["started_at"]))
+                    runs.append({"arm": arm, "discarded": discarded, "run": run, "folder": path})
+    return sorted(runs, key=lambda one: str(one["run"]["started_at"]))
 
 
 def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[Chart]:
