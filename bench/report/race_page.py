@@ -40,7 +40,7 @@ from bench.web.document import (
 
 Run = dict[str, Any]  # arm, discarded, run (its record), folder
 
-PAGE, TEXT = "race.html", "race.md"
+NAME, TEXT = "race.html", "race.md"
 
 
 def write(folder: Path | str) -> None:
@@ -48,7 +48,7 @@ def write(folder: Path | str) -> None:
     folder, race = Path(folder), race_folder.read(folder)
     atomic.write_text(folder / TEXT, of_race(race, options=Options(why=True)).markdown() + "\n")
     write_run_pages(folder)
-    atomic.write_text(folder / PAGE, document(folder).html())
+    atomic.write_text(folder / NAME, document(folder).html())
 
 
 def write_run_pages(folder: Path | str) -> None:

@@ -241,7 +241,7 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
-        href = _page_of(folder, race_page.PAGE, out, "races", race_page.html)
+        href = _page_of(folder, race_page.NAME, out, "races", race_page.html)
         link = join([tag("a", race["race_id"], href=href)])
         if stairs := race_page.staircase(folder, out, race):
             link = join([link, stairs.markup], "; ")
