@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import of_user, published_root, results_root, shown
+from bench.base.reading.damage import of_record
 from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.record import ledger, named, sweep
@@ -87,7 +88,7 @@ def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ())
 
 
 def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
-    """A run or a race; module: the module that knows its page, its charts and its block of Markdown."""
+    """A run, a race or a sweep; module: the module that knows its Document and its block of Markdown."""
     if args.md and (args.png or args.out):
         other = "--png" if args.png else f"--out {args.out}"
         raise ValueError(f"--md with {other}: Markdown is printed: leave {other.split()[0]} out, or --md")
@@ -96,7 +97,9 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
         return {}
     if args.png:
         out = of_user(args.out) if args.out else folder / "plots"
-        return _pictures(module.charts_of(folder), out, module.drawings_of(folder))
+        with of_record(folder):
+            answer = module.document(folder)
+        return _pictures(answer.charts, out, answer.drawings)
     path = of_user(args.out) if args.out else folder / module.NAME
     if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)

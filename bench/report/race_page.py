@@ -19,14 +19,13 @@ from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import curves, run_page, verdicts
 from bench.report.verdicts import SHORT, Against, Options
-from bench.web.chart import Spec, chart, series_of
+from bench.web.chart import chart, series_of
 from bench.web.document import (
     Arms,
     Block,
     Chart,
     Columns,
     Document,
-    Drawing,
     Lines,
     Section,
     Shown,
@@ -77,16 +76,6 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
     """document() as a page."""
     with of_record(folder):  # what is damaged in it may show only as it is drawn
         return document(folder, at).html()
-
-
-def charts_of(folder: Path | str) -> list[Spec]:
-    """Specs: train time and final loss in the order of the runs, and each arm's val_loss and step time."""
-    return document(folder).charts
-
-
-def drawings_of(folder: Path | str) -> list[Drawing]:
-    """The forest plot; [] where there is no verdict."""
-    return document(folder).drawings
 
 
 def of_race(
