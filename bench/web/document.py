@@ -208,8 +208,8 @@ class Table:
         cells = [["" if cell is None else str(getattr(cell, "short", cell)) for cell in row] for row in shown]
         drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
         num_more = len(self.rows) - len(cells)
-        said = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
-        return "\n".join(said + [f"and {num_more:,} more{text_table.line(self.more, is_md)}"] * (num_more > 0))
+        lines = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
+        return "\n".join(lines + [f"and {num_more:,} more{text_table.line(self.more, is_md)}"] * (num_more > 0))
 
     def html(self) -> Safe:
         rows = [[marked_up(cell) for cell in row] for row in self.rows]
@@ -368,23 +368,13 @@ class Document:
     @property
     def charts(self) -> list[Spec]:
         """Specs of all charts, in their order."""
-        return charts(self.blocks)
+        return [block.spec for block in _walk(self.blocks) if isinstance(block, Chart)]
 
     @property
     def drawings(self) -> list[Drawing]:
         """What is drawn and no chart, in its order."""
-        return drawings(self.blocks)
-
-
-def charts(blocks: Sequence[Block]) -> list[Spec]:
-    """Specs of the charts among blocks, for a page that is no Document yet."""
-    return [block.spec for block in _walk(blocks) if isinstance(block, Chart)]
-
-
-def drawings(blocks: Sequence[Block]) -> list[Drawing]:
-    """What is drawn among blocks and no chart."""
-    pictures = [block.drawing for block in _walk(blocks) if isinstance(block, Picture)]
-    return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
+        pictures = (block.drawing for block in _walk(self.blocks) if isinstance(block, Picture))
+        return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
 
 
 def _walk(blocks: Sequence[Block]) -> Iterator[Block]:
