@@ -65,7 +65,7 @@ class Content:
 
     @functools.cached_property
     def runs(self) -> list[str]:
-        """Names of the runs and of all runs of the races, with warm-ups and interrupted ones: each once, if it exists."""
+        """Names of the runs and all runs of the races, warm-ups and interrupted ones too: each once, if it exists."""
         names = list(self.named_runs)
         for race_id in self.race_ids:
             try:
