@@ -11,7 +11,7 @@ from traces import event, launched, step, write
 from bench.analysis.trace import analysis, critical, diff, events, launches, load, source, window
 from bench.analysis.trace.device_time import types
 from bench.cli import analyze
-from bench.report import run_page, trace_page
+from bench.report import trace_page
 from bench.web import document, waterfall
 
 MAX_PAGE_BYTES = 3_000_000
@@ -113,12 +113,12 @@ def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_
     charts, html = document.charts([part]), part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
     assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
-    assert "trace-collective" in [panel.id for panel in run_page.drawings_of(tmp_path)]
+    assert "trace-collective" in [panel.id for panel in document.drawings([trace_page.of_run(tmp_path)])]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
         assert "not of this version" in trace_page.of_run(tmp_path).html()
     (tmp_path / "analysis.json").unlink()
-    assert trace_page.of_run(tmp_path).html() == "" and run_page.drawings_of(tmp_path) == []
+    assert trace_page.of_run(tmp_path).html() == "" and document.drawings([trace_page.of_run(tmp_path)]) == []
 
 
 def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
