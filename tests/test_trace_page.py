@@ -86,6 +86,10 @@ def test_a_waterfall_goes_from_one_total_to_the_other():
     ends = [(round(bar.begin, 6), round(bar.end, 6), bar.kind) for bar in drawn.bars]
     assert ends == [(6.5, 10, "total"), (10, 11.5, "more"), (11.5, 9, "less"), (6.5, 9, "total")]
     assert 'style="margin-left:70.00%;width:30.00%"' in drawn.markup, "from 10 to 11.5 of a scale from 6.5 to 11.5"
+    signs = [line.split()[-1] for line in drawn.text(is_md=False).splitlines()[2:]]
+    assert signs == ["#" * 21, "." * 21 + "#" * 9, "." * 15 + "#" * 15, "#" * 15]
+    assert drawn.text(is_md=True).splitlines()[3].startswith("|--------|---")  # a table of Markdown has a head
+    assert waterfall.Waterfall("t", "", []).text(False) == waterfall.Waterfall("t", "", []).html() == ""
 
 
 def test_foreign_names_become_no_markup(tmp_path):
