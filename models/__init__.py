@@ -1,7 +1,7 @@
 """What is trained: architectures, optimizers and learning rate schedules, each found by the name of its file.
 
   models/NAME.py             MODEL(vocab_size, seq_len, num_layers, num_heads, width)   model=NAME
-  models/ladder/NAME.py      the same, one a record of the speedrun                    model=r09
+  models/ladder/             the same of the speedrun's records, found by its table          model=r09
   models/optimizers/NAME.py  Config: its settings and build()                          optim=NAME
   models/updates/NAME.py     Config: settings and build() of a group of optim=groups   optim.groups.GROUP.name=NAME
   models/stages.py           what of all this changes in the course of a run           stages=[...]
@@ -17,12 +17,19 @@ import importlib.util
 
 def find(arch: str) -> str | None:
     """The module of a model's name; None where there is none.  Imports nothing of it."""
-    from models import ladder
-
-    modules = (f"models.{arch}", f"models.ladder.{ladder.SAME_MODEL.get(arch, arch)}")
+    modules = (f"models.{arch}", f"models.ladder.{_in_ladder(arch)[0]}")
     return next((module for module in modules if importlib.util.find_spec(module)), None)
 
 
 def load(arch: str) -> type:
-    """The model class of models/ARCH.py or models/ladder/ARCH.py, a models.base.LanguageModel."""
-    return importlib.import_module(find(arch) or f"models.{arch}").MODEL
+    """The model class of this name, a models.base.LanguageModel."""
+    module = find(arch) or f"models.{arch}"
+    name = _in_ladder(arch)[1] if module.startswith("models.ladder.") else "MODEL"
+    return getattr(importlib.import_module(module), name)
+
+
+def _in_ladder(arch: str) -> tuple[str, str]:
+    """(file, class) in models/ladder/; of what is not a rung, by its own name."""
+    from models import ladder
+
+    return ladder.CLASSES.get(arch, (arch, "MODEL"))

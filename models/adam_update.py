@@ -8,20 +8,30 @@ Of modded-nanogpt's records 50 to 53.  For a tensor W, its mean gradient m and m
 The learning rate twice in the decay, which so falls faster than the steps do (Chen et al. 2025, arXiv 2510.12402).
 """
 
+from typing import Any
+
 import torch
 
 
 class CautiousAdam(torch.optim.Optimizer):
     """See above; state in the tensors' dtype.  decays_still: a weight that does not move decays too, >= in step 2."""
 
-    def __init__(self, rows, lr, betas, eps, weight_decay, decays_still):
+    def __init__(
+        self,
+        rows: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        decays_still: bool,
+    ) -> None:
         super().__init__(rows, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.decays_still = decays_still
 
     @torch.no_grad()
-    def step(self):
+    def step(self) -> None:
         for group in self.param_groups:
-            alike = {}
+            alike: dict[tuple[torch.dtype, float], list[torch.Tensor]] = {}
             for tensor in group["params"]:
                 if tensor.grad is not None:
                     state = self._state_of(tensor)
@@ -30,16 +40,16 @@ class CautiousAdam(torch.optim.Optimizer):
             for (_, num_steps), tensors in alike.items():
                 self._move(tensors, group, num_steps)
 
-    def _state_of(self, tensor):
-        state = self.state[tensor]
+    def _state_of(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.state[tensor]
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
         return state
 
-    def _move(self, tensors, group, num_steps):
-        means, squares = ([self.state[one][name] for one in tensors] for name in ("exp_avg", "exp_avg_sq"))
-        grads, (beta1, beta2), lr = [one.grad for one in tensors], group["betas"], group["lr"]
+    def _move(self, tensors: list[torch.Tensor], group: dict[str, Any], num_steps: float) -> None:
+        means, squares = ([self.state[tensor][name] for tensor in tensors] for name in ("exp_avg", "exp_avg_sq"))
+        grads, (beta1, beta2), lr = [tensor.grad for tensor in tensors], group["betas"], group["lr"]
         torch._foreach_mul_(means, beta1)
         torch._foreach_add_(means, grads, alpha=1 - beta1)
         torch._foreach_mul_(squares, beta2)

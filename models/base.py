@@ -9,6 +9,7 @@ B batch, T tokens, V vocabulary, N tokens ahead, D width = H * K, H heads, K hea
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ class LanguageModel(nn.Module):
     windows_are_data = False
     ahead_weights: torch.Tensor | None
 
-    def __init__(self, residual_dtype: str | None = None):
+    def __init__(self, residual_dtype: str | None = None) -> None:
         super().__init__()
         self.residual_dtype = None if residual_dtype is None else getattr(torch, residual_dtype)
         self.register_buffer("ahead_weights", None, persistent=False)
@@ -48,7 +49,7 @@ class LanguageModel(nn.Module):
         """
         return x_BTD if self.residual_dtype is None else x_BTD.to(self.residual_dtype)
 
-    def through(self, block: nn.Module, *args):
+    def through(self, block: nn.Module, *args: Any) -> Any:
         """block(*args); with recomputes_blocks what it computed is dropped, and computed again in the backward pass.
 
         Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost.  No random numbers are drawn in a block.

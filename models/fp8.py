@@ -6,7 +6,7 @@ largest number is lost, so scales belong to a model, its batch and its way of ta
 N rows, I inputs, O outputs
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,7 +32,7 @@ def linear(x: torch.Tensor, weight_OI: torch.Tensor, scales: Scales) -> torch.Te
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_NI, weight_OI, scales):
+    def forward(ctx: Any, x_NI: torch.Tensor, weight_OI: torch.Tensor, scales: Scales) -> torch.Tensor:
         x8_NI = (x_NI * scales.x).to(torch.float8_e4m3fn)
         weight8_OI = (weight_OI * scales.weight).to(torch.float8_e4m3fn)
         ctx.save_for_backward(x8_NI, weight8_OI)
@@ -40,23 +40,29 @@ class _Linear(torch.autograd.Function):
         return _product(x8_NI, weight8_OI.t(), scales.x, scales.weight, torch.bfloat16, True)
 
     @staticmethod
-    def backward(ctx, grad_NO):
+    def backward(ctx: Any, grad_NO: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x8_NI, weight8_OI = ctx.saved_tensors
         scales = ctx.scales
         grad8_NO = (grad_NO * scales.grad).to(torch.float8_e5m2)
         # the kernel wants its first factor by rows and its second by columns
-        weight8_by_columns, grad8_by_columns = (one.t().contiguous().t() for one in (weight8_OI, grad8_NO))
+        weight8_by_columns, grad8_by_columns = (factor.t().contiguous().t() for factor in (weight8_OI, grad8_NO))
         grad_x_NI = _product(grad8_NO, weight8_by_columns, scales.grad, scales.weight, torch.bfloat16, False)
         x8_IN = x8_NI.t().contiguous()
         grad_weight_IO = _product(x8_IN, grad8_by_columns, scales.x, scales.grad, torch.float32, False)
         return grad_x_NI, grad_weight_IO.t(), None
 
 
-def _product(left, right, left_scale, right_scale, dtype, fast_accumulation):
-    factors = (
+def _product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    left_scale: float,
+    right_scale: float,
+    dtype: torch.dtype,
+    fast_accumulation: bool,
+) -> torch.Tensor:
+    scale_a, scale_b = (
         torch.full((), 1 / scale, dtype=torch.float32, device=left.device) for scale in (left_scale, right_scale)
     )
-    scale_a, scale_b = factors
     return torch._scaled_mm(
         left, right, out_dtype=dtype, scale_a=scale_a, scale_b=scale_b, use_fast_accum=fast_accumulation
     )

@@ -13,37 +13,37 @@ INIT_STD = 0.02  # of every weight but the residual projections
 
 
 class Attention(nn.Module):
-    def __init__(self, num_heads, width):
+    def __init__(self, num_heads: int, width: int) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x_BTD):
+    def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.qkv(x_BTD).chunk(3, dim=-1)
         q_BHTK, k_BHTK, v_BHTK = (split_heads(part_BTD, self.num_heads) for part_BTD in (q_BTD, k_BTD, v_BTD))
         return self.proj(merge_heads(causal_attention(q_BHTK, k_BHTK, v_BHTK)))
 
 
 class MLP(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.up = nn.Linear(width, 4 * width)
         self.proj = nn.Linear(4 * width, width)
 
-    def forward(self, x_BTD):
+    def forward(self, x_BTD: Tensor) -> Tensor:
         return self.proj(F.gelu(self.up(x_BTD), approximate="tanh"))
 
 
 class Block(nn.Module):
-    def __init__(self, num_heads, width):
+    def __init__(self, num_heads: int, width: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(num_heads, width)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = MLP(width)
 
-    def forward(self, x_BTD):
+    def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
         return x_BTD + self.mlp(self.mlp_norm(x_BTD))
 
@@ -57,7 +57,7 @@ class GPT2(LanguageModel):
         num_heads: int,
         width: int,
         residual_dtype: str | None = None,
-    ):
+    ) -> None:
         super().__init__(residual_dtype)
         self.num_heads, self.head_dim = num_heads, width // num_heads
         self.token_embedding = nn.Embedding(vocab_size, width)  # and the head: one matrix for both
@@ -66,7 +66,7 @@ class GPT2(LanguageModel):
         self.final_norm = nn.LayerNorm(width)
 
     def init_weights(self, generator: Generator) -> None:
-        """Every parameter anew, from a CPU generator."""
+        """Every parameter again, from a CPU generator."""
         residual_std = INIT_STD / (2 * len(self.blocks)) ** 0.5  # 2 additions a block keep the stream's variance
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):

@@ -20,12 +20,14 @@ NORM_EPS = 1e-6  # well under EMBEDDING_STD**2 = 4e-4; torch's default depends o
 ROTARY_BASE = 10_000  # Su et al. 2021, RoFormer, section 3.2.2
 LOGIT_CAP = 15.0  # logits -> cap * tanh(logits / cap); Gemma 2 (2024) has 30, record 18 found 15 better
 
+Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # attention: q, k and v to [B, H, T, K]
 
-def rms_norm(x):
+
+def rms_norm(x: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, (x.shape[-1],), eps=NORM_EPS)
 
 
-def softcap(logits, cap=LOGIT_CAP):
+def softcap(logits: torch.Tensor, cap: float = LOGIT_CAP) -> torch.Tensor:
     """Close to the identity near 0, never beyond -cap..cap."""
     return cap * torch.tanh(logits / cap)
 
@@ -33,22 +35,26 @@ def softcap(logits, cap=LOGIT_CAP):
 class Rotary(nn.Module):
     """Turns the pair (i, i + K/2) of a head by position * ROTARY_BASE**(-2i/K): dot products see only distances."""
 
-    def __init__(self, head_dim, seq_len):
+    def __init__(self, head_dim: int, seq_len: int) -> None:
         super().__init__()
         self.register_buffer("cos_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
         self.register_buffer("sin_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
         self.fill()
 
+    def turns(self) -> torch.Tensor:
+        """Radians a position of each pair of a head, float64."""
+        half_dim = self.cos_TK.shape[1]
+        return ROTARY_BASE ** (-torch.arange(half_dim, dtype=torch.float64, device="cpu") / half_dim)
+
     @torch.no_grad()
-    def fill(self):
-        """Computed on the CPU in float64, so that every device and rank has the same table."""
-        seq_len, half_dim = self.cos_TK.shape
-        turn_K = ROTARY_BASE ** (-torch.arange(half_dim, dtype=torch.float64, device="cpu") / half_dim)
-        angle_TK = torch.outer(torch.arange(seq_len, dtype=torch.float64, device="cpu"), turn_K)
+    def fill(self, device: torch.device | str = "cpu") -> None:
+        """device: where it is computed, in float64; the CPU gives every device and rank the same table."""
+        position_T = torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device=device)
+        angle_TK = torch.outer(position_T, self.turns().to(device))
         self.cos_TK.copy_(angle_TK.cos())
         self.sin_TK.copy_(angle_TK.sin())
 
-    def forward(self, x_BHTK):
+    def forward(self, x_BHTK: torch.Tensor) -> torch.Tensor:
         T = x_BHTK.shape[2]
         cos_TK, sin_TK = self.cos_TK[:T], self.sin_TK[:T]
         left, right = x_BHTK.float().chunk(2, dim=-1)  # bf16 angles would be off by whole turns far from the start
@@ -57,7 +63,7 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, num_heads, width):
+    def __init__(self, num_heads: int, width: int) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.query = nn.Linear(width, width, bias=False)  # three matrices, not one: Muon makes each orthogonal
@@ -65,8 +71,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x_BTD, rotary, mix=causal_attention):
-        """mix: who sees whom, q, k and v to [B, H, T, K]."""
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mix: Mix = causal_attention) -> torch.Tensor:
+        """mix: who sees whom."""
         q_BHTK = split_heads(self.query(x_BTD), self.num_heads)
         k_BHTK = split_heads(self.key(x_BTD), self.num_heads)
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
@@ -75,22 +81,22 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.proj = nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x_BTD):
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return self.proj(F.relu(self.up(x_BTD)).square())
 
 
 class Block(nn.Module):
-    def __init__(self, num_heads, width):
+    def __init__(self, num_heads: int, width: int) -> None:
         super().__init__()
         self.attention = Attention(num_heads, width)
         self.mlp = MLP(width)
 
-    def forward(self, x_BTD, rotary, mix=causal_attention):
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mix: Mix = causal_attention) -> torch.Tensor:
         x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rotary, mix)
         return x_BTD + self.mlp(rms_norm(x_BTD))
 
@@ -104,7 +110,7 @@ class Modern(LanguageModel):
         num_heads: int,
         width: int,
         residual_dtype: str | None = None,
-    ):
+    ) -> None:
         super().__init__(residual_dtype)
         self.num_heads, self.head_dim = num_heads, width // num_heads
         self.embedding = nn.Embedding(vocab_size, width)
@@ -113,7 +119,7 @@ class Modern(LanguageModel):
         self.head = nn.Linear(width, vocab_size, bias=False)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
+        """Every parameter again, from a CPU generator, and the rotary table."""
         normal_(self.embedding.weight, EMBEDDING_STD, generator)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and name.endswith((".proj", "head")):
@@ -130,7 +136,7 @@ class Modern(LanguageModel):
             x_BTD = self.through(block, x_BTD, self.rotary, mix)
         return softcap(self.head(rms_norm(x_BTD)).float())
 
-    def mix(self, tokens_BT: torch.Tensor) -> Callable:
+    def mix(self, tokens_BT: torch.Tensor) -> Mix:
         """Attention, of which token to which: here of each to all before it."""
         return causal_attention
 

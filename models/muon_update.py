@@ -25,10 +25,16 @@ NorMuon is modded-nanogpt's later form of it.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
+Triple = tuple[float, float, float]  # a, b and c of a x + b x^3 + c x^5
+Coefficients = Triple | tuple[Triple, ...]  # of every iteration, or of each
+Group = dict[str, Any]  # of torch.optim's param_groups
+Stacked = Callable[..., torch.Tensor]  # newton_schulz_stacked(), compiled or not
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0: small singular values rise fast, none ends far from 1
 SCALES = {  # of a step, by the matrix's rows and columns
     "spectral": lambda rows, columns: math.sqrt(max(1, rows / columns)),
@@ -48,11 +54,15 @@ MARGIN = 1.02  # the first iteration's x is divided by it, so that rounding puts
 MEAN_SQUARE_FLOOR = 1e-10
 
 
-def newton_schulz(update, ns_steps, products=None, coefficients=NS_COEFFICIENTS):
+def newton_schulz(
+    update: torch.Tensor,
+    ns_steps: int,
+    products: torch.dtype | None = None,
+    coefficients: Coefficients = NS_COEFFICIENTS,
+) -> torch.Tensor:
     """A matrix with update's singular vectors and singular values of about 0.7 to 1.2, bfloat16.
 
     Each of ns_steps iterations applies a x + b x^3 + c x^5 to every singular value, in matrix products only.
-    coefficients: a, b and c, or such a triple for each of ns_steps iterations.
     products: dtype in which they are computed; each is then rounded to bfloat16.  None: float32 on a CPU, else
     bfloat16.  bfloat16 numbers multiply exactly in float32, and both dtypes add up in float32: only the order of
     adding differs.  That moves the update by at most 0.5 % (5 iterations), where bfloat16 itself moves it by 1 to 2 %;
@@ -70,7 +80,9 @@ def newton_schulz(update, ns_steps, products=None, coefficients=NS_COEFFICIENTS)
     return (X.T if tall else X).to(torch.bfloat16)
 
 
-def newton_schulz_stacked(updates_NRC, ns_steps, products, coefficients=NS_COEFFICIENTS):
+def newton_schulz_stacked(
+    updates_NRC: torch.Tensor, ns_steps: int, products: torch.dtype, coefficients: Coefficients = NS_COEFFICIENTS
+) -> torch.Tensor:
     """newton_schulz() of N matrices with no more rows than columns: [N, R, C] -> the same shape, bfloat16."""
     X = updates_NRC.to(torch.bfloat16)
     X = (X / X.norm(dim=(1, 2), keepdim=True).clamp(min=NORM_FLOOR)).to(products)
@@ -81,32 +93,33 @@ def newton_schulz_stacked(updates_NRC, ns_steps, products, coefficients=NS_COEFF
     return X.to(torch.bfloat16)
 
 
-def _each(coefficients, ns_steps):
+def _each(coefficients: Coefficients, ns_steps: int) -> Sequence[Triple]:
     """A triple for each iteration."""
-    triples = coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * ns_steps
+    triples = cast(Sequence[Triple], coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * ns_steps)
     assert len(triples) == ns_steps, (len(triples), ns_steps)
     return triples
 
 
-def _products_on(device):
+def _products_on(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def _is_tall(matrix):
-    return matrix.shape[0] > matrix.shape[1]
+def _is_tall(matrix: torch.Tensor) -> bool:
+    return bool(matrix.shape[0] > matrix.shape[1])
 
 
-def _rounded(product):
+def _rounded(product: torch.Tensor) -> torch.Tensor:
     return product.to(torch.bfloat16).to(product.dtype)
 
 
-def share_out(matrices, world_size):
+def share_out(matrices: Sequence[torch.Tensor], world_size: int) -> list[list[int]]:
     """Indices of the matrices of each rank: the costliest first, always to the rank with the least to do so far.
 
     Cost is the multiplications of one Newton-Schulz iteration on an n x m matrix, n <= m: n*n*m + n*n*n + n*n*m.
     """
     costs = [min(matrix.shape) ** 2 * (2 * max(matrix.shape) + min(matrix.shape)) for matrix in matrices]
-    shares, loads = [[] for _ in range(world_size)], [0] * world_size
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
     for index in sorted(range(len(matrices)), key=lambda index: (-costs[index], index)):
         rank = loads.index(min(loads))
         shares[rank].append(index)
@@ -125,19 +138,19 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        matrices,
-        lr,
-        momentum,
-        weight_decay,
-        ns_steps,
-        rank=0,
-        world_size=1,
-        products=None,
-        accumulate="mean",
-        scale="spectral",
-        coefficients=NS_COEFFICIENTS,
-        batched=None,
-    ):
+        matrices: list[torch.Tensor],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        ns_steps: int,
+        rank: int = 0,
+        world_size: int = 1,
+        products: torch.dtype | None = None,
+        accumulate: str = "mean",
+        scale: str = "spectral",
+        coefficients: Coefficients = NS_COEFFICIENTS,
+        batched: str | None = None,
+    ) -> None:
         assert all(matrix.ndim == 2 for matrix in matrices), [tuple(matrix.shape) for matrix in matrices]
         assert 0 <= rank < world_size, (rank, world_size)
         settings = {"lr": lr, "peak_lr": lr, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps}
@@ -146,45 +159,43 @@ class Muon(torch.optim.Optimizer):
         self.accumulate, self.scale, self.coefficients = accumulate, SCALES[scale], coefficients
         self.shares = share_out(matrices, world_size)  # of indices into matrices
         self.order = [index for share in self.shares for index in share]
-        self._stacked = torch.compile(newton_schulz_stacked, dynamic=False) if batched == "compiled" else None
-        if batched == "eager":
-            self._stacked = newton_schulz_stacked
+        self._stacked: Stacked | None = newton_schulz_stacked if batched == "eager" else None
+        if batched == "compiled":
+            self._stacked = torch.compile(newton_schulz_stacked, dynamic=False)
 
     @torch.no_grad()
-    def step(self):
+    def step(self) -> None:
         (group,) = self.param_groups
         matrices = group["params"]
         mine = [matrices[index] for index in self.shares[self.rank]]
         assert all(matrix.grad is not None for matrix in mine), "a hidden matrix has no gradient"
-        updates = (
-            [self._update(matrix, group) for matrix in mine] if self._stacked is None else self._batch(mine, group)
-        )
+        if self._stacked is None:
+            updates = [self._update(matrix, group) for matrix in mine]
+        else:
+            updates = self._batch(mine, group)
         if self.world_size > 1:
             updates = self._gather(updates, matrices)
         for index, update in zip(self.order, updates, strict=True):
             self._move(matrices[index], update, group)
 
-    def _move(self, matrix, update, group):
+    def _move(self, matrix: torch.Tensor, update: torch.Tensor, group: Group) -> None:
         """Steps 4 and 5, on every rank."""
         matrix.mul_(1 - group["lr"] * group["weight_decay"])
         matrix.add_(update, alpha=-group["lr"] * self.scale(*matrix.shape))
 
-    def _momentum(self, matrix):
+    def _momentum(self, matrix: torch.Tensor) -> torch.Tensor:
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix.grad)
         return state["momentum"]
 
-    def _update(self, matrix, group):
+    def _update(self, matrix: torch.Tensor, group: Group) -> torch.Tensor:
         return newton_schulz(self._ahead([matrix], group)[0], group["ns_steps"], self.products, self.coefficients)
 
-    def _ahead(self, matrices, group):
+    def _ahead(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
         """Steps 1 and 2: the updates before they are orthogonalised, and the momenta as they are then."""
-        grads, momenta, mu = (
-            [one.grad for one in matrices],
-            [self._momentum(one) for one in matrices],
-            group["momentum"],
-        )
+        grads, momenta = [matrix.grad for matrix in matrices], [self._momentum(matrix) for matrix in matrices]
+        mu = group["momentum"]
         if self.accumulate == "mean":
             torch._foreach_lerp_(momenta, grads, 1 - mu)
             return torch._foreach_lerp(grads, momenta, mu)
@@ -192,13 +203,15 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(momenta, grads)
         return torch._foreach_add(grads, momenta, alpha=mu)
 
-    def _batch(self, matrices, group):
+    def _batch(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
         """_update() of each, those of one shape or its transpose together."""
+        assert self._stacked is not None  # else step() does them one by one
         if not matrices:
             return []
         products = self.products or _products_on(matrices[0].device)
         ahead = self._ahead(matrices, group)
-        by_shape, updates = {}, [None] * len(matrices)
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        updates = list(ahead)
         for index, update in enumerate(ahead):
             by_shape.setdefault(tuple(sorted(update.shape)), []).append(index)
         for indices in by_shape.values():
@@ -208,7 +221,7 @@ class Muon(torch.optim.Optimizer):
                 updates[index] = update.mT if _is_tall(ahead[index]) else update
         return updates
 
-    def _gather(self, updates, matrices):
+    def _gather(self, updates: list[torch.Tensor], matrices: list[torch.Tensor]) -> list[torch.Tensor]:
         """This rank's updates -> all updates, share after share; one collective over padded shares."""
         sizes = [[matrices[index].numel() for index in share] for share in self.shares]
         shape = (self.world_size, max(sum(share_sizes) for share_sizes in sizes))
@@ -221,18 +234,18 @@ class Muon(torch.optim.Optimizer):
         return [slot.view_as(matrices[index]) for index, slot in zip(self.order, flat, strict=True)]
 
 
-def gather_into_one(everyone, mine):
+def gather_into_one(everyone: torch.Tensor, mine: torch.Tensor) -> None:
     """mine of every rank, in turn, into the one tensor everyone: no copies of a list's parts."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 gave it another name
     gather(everyone.flatten(), mine.flatten())
 
 
-def _split(flat, sizes):
+def _split(flat: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:
     """The first sum(sizes) elements of flat in pieces."""
     return flat[: sum(sizes)].split(sizes)
 
 
-def polar_coefficients():
+def polar_coefficients() -> tuple[Triple, ...]:
     """POLAR_EXPRESS for newton_schulz(), whose x has a norm of 1: the margin is in the first polynomial."""
     (a, b, c), *others = POLAR_EXPRESS
     return ((a / MARGIN, b / MARGIN**3, c / MARGIN**5), *others)
@@ -259,21 +272,24 @@ class NorMuon(Muon):
     or "columns" have a number each in step 4; None: the longer side's, of a square matrix rows.
     """
 
-    def __init__(self, matrices, beta2, cautious, evened=None, **muon):
+    def __init__(
+        self, matrices: list[torch.Tensor], beta2: float | None, cautious: bool, evened: str | None = None, **muon: Any
+    ) -> None:
         super().__init__(matrices, **muon)
         self.beta2, self.cautious, self.evened = beta2, cautious, evened
 
-    def _update(self, matrix, group):
+    def _update(self, matrix: torch.Tensor, group: Group) -> torch.Tensor:
         update = super()._update(matrix, group)
         return update if self.beta2 is None else self._evened(matrix, update)
 
-    def _batch(self, matrices, group):
+    def _batch(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
         updates = super()._batch(matrices, group)
         if self.beta2 is None:
             return updates
         return [self._evened(matrix, update) for matrix, update in zip(matrices, updates, strict=True)]
 
-    def _evened(self, matrix, update):
+    def _evened(self, matrix: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        assert self.beta2 is not None
         state = self.state[matrix]
         by_rows = matrix.shape[0] >= matrix.shape[1] if self.evened is None else self.evened == "rows"
         mean = update.float().square().mean(dim=1 if by_rows else 0, keepdim=True)
@@ -282,7 +298,7 @@ class NorMuon(Muon):
         evened = update * mean_square.clamp_min(MEAN_SQUARE_FLOOR).rsqrt()
         return (evened * (update.norm() / evened.norm().clamp_min(MEAN_SQUARE_FLOOR))).to(update.dtype)
 
-    def _move(self, matrix, update, group):
+    def _move(self, matrix: torch.Tensor, update: torch.Tensor, group: Group) -> None:
         if not self.cautious:
             return super()._move(matrix, update, group)
         shrinks = (update * matrix) >= 0

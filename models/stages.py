@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from models.settings import Frac, Momentum, NotNegativeInt, Positive, PositiveInt, one_of
 
@@ -48,7 +48,7 @@ class Stage:
         """Whether step number step, from 0, updates that part of the optimizer."""
         return (step + 1) % (self.update_every_steps or {}).get(part, 1) == 0
 
-    def apply(self, optimizer) -> None:
+    def apply(self, optimizer: Any) -> None:
         """Puts lr_frac and momenta into param_groups, after optim.set_step(); a group without tensors is not a part."""
         if self.lr_frac is not None:
             for group in optimizer.param_groups:
@@ -75,7 +75,7 @@ class Portion:
     window_tokens: int | None  # None: the model's own
 
     @property
-    def shape(self) -> tuple:
+    def shape(self) -> tuple[Any, ...]:
         """What two portions share that need be warmed up only once, but for the window."""
         stage, num_ahead = self.stage, len(self.stage.ahead_weights or (1,))
         return stage.batch_tokens, stage.seq_len, stage.micro_batch_seqs, num_ahead, bool(stage.untied)
@@ -111,8 +111,8 @@ class Timeline:
 
     def distinct(self, every_window: bool = True) -> list[Portion]:
         """The first portion of each shape and window; without every_window of each shape the first and the widest."""
-        first: dict[tuple, Portion] = {}
-        widest: dict[tuple, int] = {}
+        first: dict[tuple[Any, ...], Portion] = {}
+        widest: dict[tuple[Any, ...], int] = {}
         for portion in self.portions:
             first.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
             widest[portion.shape] = max(widest.get(portion.shape, 0), portion.window_tokens or 0)
@@ -122,7 +122,7 @@ class Timeline:
         return sorted(first.values(), key=lambda portion: portion.first_step)
 
     @cached_property
-    def _starts(self):
+    def _starts(self) -> list[int]:
         return [portion.first_step for portion in self.portions]
 
     def at(self, step: int) -> Portion:
@@ -148,17 +148,17 @@ class Timeline:
         stage, steps_done, _ = self._place(step)
         return steps_done < (stage.frozen_steps or {}).get(part, 0)
 
-    def _place(self, step):
+    def _place(self, step: int) -> tuple[Stage, int, int]:
         """The stage of a step, how many of its steps are done then, and how many it has."""
         index = min(bisect.bisect_right(self.ends, step), len(self.ends) - 1)
         start = self.ends[index - 1] if index else 0
         return self._stages[index], step - start, self.ends[index] - start
 
-    def _window(self, stage, steps_done, num_steps):
+    def _window(self, stage: Stage, steps_done: int, num_steps: int) -> int | None:
         """After steps_done of a stage's num_steps: linear from first to last, rounded to blocks, one at least."""
-        if stage.first_window_tokens is None:
-            return stage.window_tokens
         first, last = stage.first_window_tokens, stage.window_tokens
+        if first is None or last is None:
+            return last
         num_blocks = (first + (last - first) * steps_done / num_steps) / self.window_block
         return max(1, math.ceil(num_blocks) if stage.window_rounding == "up" else int(num_blocks)) * self.window_block
 

@@ -5,32 +5,33 @@ A parameter is embedding, head, matrices (of the blocks) or vectors; patterns me
 
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
 
-def copy_state(optimizer, source: torch.Tensor, target: torch.Tensor) -> None:
+def copy_state(optimizer: Any, source: torch.Tensor, target: torch.Tensor) -> None:
     """What an optimizer, or the part of it that has the tensor, remembers of source: of target from now on too."""
     parts = list(getattr(optimizer, "parts", {"": optimizer}).values())
-    of = [next(part for part in parts if _has(part, tensor)) for tensor in (source, target)]
-    state = of[0].state.get(source, {})
-    of[1].state[target] = {
+    of_source, of_target = (next(part for part in parts if _has(part, tensor)) for tensor in (source, target))
+    state = of_source.state.get(source, {})
+    of_target.state[target] = {
         name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
     }
 
 
-def _has(part, tensor):
-    return any(one is tensor for group in part.param_groups for one in group["params"])
+def _has(part: torch.optim.Optimizer, tensor: torch.Tensor) -> bool:
+    return any(parameter is tensor for group in part.param_groups for parameter in group["params"])
 
 
 class Together:
     """parts: optimizers by name, no tensor in two of them."""
 
-    def __init__(self, parts: dict[str, torch.optim.Optimizer]):
+    def __init__(self, parts: dict[str, torch.optim.Optimizer]) -> None:
         self.parts = parts
 
     @property
-    def param_groups(self) -> list[dict]:
+    def param_groups(self) -> list[dict[str, Any]]:
         return [group for part in self.parts.values() for group in part.param_groups]
 
     def step(self, names: Collection[str] | None = None) -> None:
@@ -43,14 +44,14 @@ class Together:
         for part in self._named(names):
             part.zero_grad(set_to_none=set_to_none)
 
-    def _named(self, names):
+    def _named(self, names: Collection[str] | None) -> list[torch.optim.Optimizer]:
         return [part for name, part in self.parts.items() if names is None or name in names]
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Of all.  Refers to the live tensors: copy it to keep it."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """All as they were.  A state taken before the first step resets them entirely."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
@@ -61,12 +62,10 @@ def is_meant(patterns: list[str], name: str, role: str) -> bool:
     return any(role == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def with_roles(model) -> Iterator[tuple]:
+def with_roles(model: Any) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
     """(name, role, parameter) of all parameters; a head that is also the embedding is an embedding."""
-    from torch import nn
-
     matrices = {id(parameter) for parameter in model.hidden_matrices()}
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for name, parameter in model.named_parameters():
         if id(parameter) in matrices:
             role = "matrices"

@@ -26,7 +26,7 @@ class Windowed(Modern):
         width: int,
         residual_dtype: str | None = None,
         window_tokens: int | None = None,
-    ):
+    ) -> None:
         super().__init__(vocab_size, seq_len, num_layers, num_heads, width, residual_dtype)
         self.register_buffer("near_tokens", torch.empty((), dtype=torch.int32), persistent=False)
         self.register_buffer("near_blocks", torch.tensor(NO_LIMIT, dtype=torch.int32), persistent=False)

@@ -9,13 +9,14 @@ from claimed import failed
 from real_runs import git
 
 from bench.base import utc
+from bench.claims.rules import records
 from bench.cli import judge
 from bench.config import schema
 from bench.plans.race import plan, planning
-from bench.record import ledger, ledger_count, published_ledgers
+from bench.record import ledger
 
-WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was dropped", "every record is that of the ledger"
-OWN_SEED, PLAN = "every run has its own seed", "the plan asks no more than the track"
+WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was left out", "every record matches the ledger"
+OWN_SEED, PLAN = "every run has its own seed", "the plan is as strict as the track"
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results
 
 
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):
-    evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 5: "interrupt"}))
-    assert "one-sided" in evidence["interrupts were few"] and "0 of A, 2 of B" in evidence["interrupts were few"]
+    evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 5: "interrupt"}))["few runs were interrupted"]
+    assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
 
 
 # ---- runs that the ledger should have and has not
@@ -107,20 +108,20 @@ def test_an_end_that_was_cut_without_another_run_after_it_is_missed_on_this_mach
     }
 
 
-@pytest.mark.parametrize("file", [ledger_count.NAME, "state"])
+@pytest.mark.parametrize("file", [ledger.COUNT_NAME, "state"])
 def test_removing_one_of_the_two_counts_as_well_does_not_help(results, file):
-    also = [results.folder / file if file == ledger_count.NAME else results.folder.parent / file]
+    also = [results.folder / file if file == ledger.COUNT_NAME else results.folder.parent / file]
     assert list(failed(*lucky(results, also))) == [WHOLE]
 
 
 def test_removing_both_counts_shows_as_a_count_that_began_anew_among_the_runs(results):
-    evidence = failed(*lucky(results, [results.folder / ledger_count.NAME, results.folder.parent / "state"]))
+    evidence = failed(*lucky(results, [results.folder / ledger.COUNT_NAME, results.folder.parent / "state"]))
     assert "the line count restarted at line 3, between the claim's runs" in evidence[WHOLE]
 
 
 def test_a_count_that_began_anew_before_the_claim_is_named_and_refuses_nothing(results, capsys):
     results.add(7, source="66")
-    cut(results, 2, [results.folder / ledger_count.NAME, results.folder.parent / "state"])
+    cut(results, 2, [results.folder / ledger.COUNT_NAME, results.folder.parent / "state"])
     assert judge.main([str(folder) for folder in three(results)]) == 0
     assert "restarted at line 3: whether lines were removed before it is unknown" in capsys.readouterr().out
 
@@ -132,14 +133,14 @@ def project(results, tmp_path, monkeypatch):
     folders = [*three(results), results.add(3, val_loss=3.3)]
     (published / "early").mkdir(parents=True)
     shutil.copy(results.folder / ledger.NAME, published / "early")
-    monkeypatch.setattr(published_ledgers, "published_root", lambda: published)
+    monkeypatch.setattr(records, "published_root", lambda: published)
     return tmp_path / "project", folders
 
 
 def hide_the_last(results, folders):
     """The ledger's end, its count and the folder of the last run."""
     state = results.folder.parent / "state"
-    cut(results, 6, [folders[-1], results.folder / ledger_count.NAME, *([state] if state.is_dir() else [])])
+    cut(results, 6, [folders[-1], results.folder / ledger.COUNT_NAME, *([state] if state.is_dir() else [])])
     return folders[:-1]
 
 

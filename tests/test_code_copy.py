@@ -401,7 +401,7 @@ def test_a_run_whose_git_failed_cannot_be_claimed(tmp_path):
 
     folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=unknown) for seed in range(3)]
     ((_, claim),) = judge._claims([str(folder) for folder in folders])
-    rule = next(rule for rule in rulebook.check(claim) if rule["rule"] == "git knew the code of every run")
+    rule = next(rule for rule in rulebook.check(claim) if rule["rule"] == "git identified the code of every run")
     assert rule["passed"] is False and "dubious ownership" in rule["evidence"]
 
 

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from bench.base.paths import REPO
 from bench.cli import export as verb
 from bench.record import run_folder, verification
 from bench.record.exporters import dashboards
-from bench.record.step_rules import RunFiles
+from bench.record.verification import RunFiles
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
@@ -147,9 +146,7 @@ def test_an_old_record_has_its_exporters_among_the_instruments():
 
 def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monkeypatch, capsys):
     before = (run / "run.json").read_bytes()
-    broken = types.ModuleType("bench.record.exporters.wandb")
-    broken.export = lambda exported, settings: 1 / 0
-    monkeypatch.setitem(sys.modules, "bench.record.exporters.wandb", broken)
+    monkeypatch.setitem(dashboards.EXPORT, "wandb", lambda exported, settings: 1 / 0)
     monkeypatch.setattr(dashboards, "missing", lambda name: None)
     assert verb.main([str(run), "--to", "wandb"]) == 1
     assert "no export to wandb: ZeroDivisionError" in capsys.readouterr().out
@@ -157,7 +154,8 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
         json.loads((run / "dashboards" / "dashboards.json").read_text())["wandb"]["error"]
         == "ZeroDivisionError: division by zero"
     )
-    broken.export = lambda exported, settings: print("their own words") or {"folder": "x"}
+    said_and_done = lambda exported, settings: print("their own words") or {"folder": "x"}  # noqa: E731
+    monkeypatch.setitem(dashboards.EXPORT, "wandb", said_and_done)
     assert verb.main([str(run), "--to", "wandb", "--json"]) == 0
     said = capsys.readouterr()
     assert said.err == "their own words\n"

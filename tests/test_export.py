@@ -10,8 +10,8 @@ import pytest
 
 from bench.cli import export, import_logs
 from bench.record import run_folder, step_files
-from bench.record.exporters import mllog, modded_nanogpt_log
-from bench.record.importers import log_files, modded_nanogpt
+from bench.record.exporters import formats
+from bench.record.importers import dialects, modded_nanogpt
 
 REPO = Path(__file__).resolve().parent.parent
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -26,8 +26,9 @@ def test_csv_has_a_line_a_run_or_a_step(capsys):
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4] and rows[4]["val_loss"] == "4.25"
 
 
-def test_mllog_lines_are_json_with_the_keys_of_mlperf():
-    lines = list(mllog.lines(run_folder.read(COMPLETE), step_files.read(COMPLETE)))
+def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):
+    shutil.copytree(COMPLETE, tmp_path / "run", ignore=shutil.ignore_patterns("events.jsonl"))
+    lines = formats.mllog(tmp_path / "run").splitlines()
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     assert all(set(event) == {"namespace", "time_ms", "event_type", "key", "value", "metadata"} for event in events)
     keys = [event["key"] for event in events]
@@ -42,7 +43,7 @@ def test_a_log_says_nothing_that_a_terminal_obeys(tmp_path):
     run["environment"]["cpu_model"] = "\x1b]0;owned\x07"
     (tmp_path / "run" / "run.json").write_text(json.dumps(run))
     (tmp_path / "run" / "code" / "diff.patch").write_text("+\tlr = 1\x07\n")
-    found = modded_nanogpt_log.text(tmp_path / "run")
+    found = formats.modded_nanogpt_log(tmp_path / "run")
     assert "\x1b" not in found and "\x07" not in found and "\\x1b]0;owned\\x07" in found
     assert "# +\tlr = 1\\x07\n" in found
 
@@ -61,7 +62,7 @@ def test_mllog_has_the_times_of_the_events(capsys):
 
 def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
     assert export.main([str(COMPLETE), "--to", "modded-nanogpt", "--out", str(tmp_path / "a.txt")]) == 0
-    ((run,), facts) = modded_nanogpt.read((tmp_path / "a.txt").read_bytes(), "a.txt")
+    ((run,), facts) = modded_nanogpt.read((tmp_path / "a.txt").read_bytes())
     assert (run.val_loss, run.num_steps, run.complete, facts["unmatched"]) == (4.25, 4, True, [])
     assert run.train_time_ms == 220 and run.facts["seed"] == 0  # train_s, and not the steps' 50 + 52 + 60 + 56
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
@@ -70,8 +71,8 @@ def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
 def test_a_log_of_our_own_run_imports_to_every_digit_of_its_record(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = next((REPO / "results" / "published").glob("*/cpu_nano/*-s0"))
-    (tmp_path / "a.txt").write_text(modded_nanogpt_log.text(folder))
-    ((run, rows),), facts = log_files.read(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text(formats.modded_nanogpt_log(folder))
+    ((run, rows),), facts = dialects.read_file(tmp_path / "a.txt")
     ours = run_folder.read(folder)
     for key in ("train_s", "step_avg_ms", "val_loss", "num_steps"):
         assert run["metrics"][key] == pytest.approx(ours["metrics"][key], abs=1e-9, rel=0), key
@@ -136,11 +137,11 @@ LOGS = {
 def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     (tmp_path / "a.txt").write_text(log_of(LOGS[name]))
-    ((first, rows),), _ = log_files.read(tmp_path / "a.txt")
+    ((first, rows),), _ = dialects.read_file(tmp_path / "a.txt")
     import_logs.write(first, rows, tmp_path / "results")
     (folder,) = run_folder.find_runs([tmp_path / "results"])
-    (tmp_path / "b.txt").write_text(modded_nanogpt_log.text(folder))
-    ((again, rows_again),), facts = log_files.read(tmp_path / "b.txt")
+    (tmp_path / "b.txt").write_text(formats.modded_nanogpt_log(folder))
+    ((again, rows_again),), facts = dialects.read_file(tmp_path / "b.txt")
     assert facts["unmatched"] == [] and rows_again == rows
     for key in ("status", "metrics", "seed", "world_size", "started_at", "failure", "environment", "measured"):
         assert again[key] == first[key], key
@@ -161,12 +162,12 @@ def test_a_log_of_a_run_that_broke_off_says_how_many_steps_it_was_to_have(tmp_pa
     shutil.copytree(COMPLETE, folder)
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(run | {"status": "failed"}))
-    (folder / "config.yaml").write_text("goal:\n  max_steps: 9\n")
-    ((read,), _) = modded_nanogpt.read(modded_nanogpt_log.text(folder).encode(), "a.txt")
+    (folder / "config.yaml").write_text("goal:\n  num_steps: 9\n")
+    ((read,), _) = modded_nanogpt.read(formats.modded_nanogpt_log(folder).encode())
     assert (read.declared_steps, read.num_steps, read.complete) == (9, 4, False)
     (folder / "config.yaml").unlink()
     with pytest.raises(ValueError, match="does not say how many steps it was to have"):
-        modded_nanogpt_log.text(folder)
+        formats.modded_nanogpt_log(folder)
 
 
 def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
@@ -175,7 +176,7 @@ def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
     run = json.loads((folder / "run.json").read_text())
     run["environment"] |= {"python": None, "torch": None, "driver": None}
     (folder / "run.json").write_text(json.dumps(run | {"seed": None, "world_size": None}))
-    text = modded_nanogpt_log.text(folder)
+    text = formats.modded_nanogpt_log(folder)
     assert (
         "None" not in text.split("=" * 100)[1] and "peak memory" not in text
     )  # a CPU's resident set is no allocated memory

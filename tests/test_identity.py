@@ -99,11 +99,11 @@ def statement(code, name="models/schedules/cosine.py"):
     path.write_text(path.read_text() + "\nNOTHING = 0\n")
 
 
-def no_run_was_dropped(folders):
+def no_run_was_left_out(folders):
     """(passed, evidence) of the rule, and what else fails."""
     ((_, claim),) = judge._claims([str(folder) for folder in folders])
     checked = {rule["rule"]: rule for rule in rulebook.check(claim)}
-    rule = checked.pop("no run was dropped")
+    rule = checked.pop("no run was left out")
     assert [name for name, other in checked.items() if other["passed"] is False] == []
     return rule["passed"], rule["evidence"]
 
@@ -273,7 +273,7 @@ def _has_code(path):
 def test_runs_that_missed_are_not_dropped_by_editing_a_comment(results, code):
     missed = [add(results, code, seed, val_loss=3.3) for seed in range(5)]
     comment(code)
-    passed, evidence = no_run_was_dropped(three(results, code))
+    passed, evidence = no_run_was_left_out(three(results, code))
     assert not passed
     assert all(f"cpu_nano/{folder.name} (complete)" in evidence for folder in missed)
 
@@ -282,7 +282,7 @@ def test_runs_of_other_code_are_named_with_the_files_that_differ(results, code):
     missed = [add(results, code, seed, val_loss=3.3) for seed in range(5)]
     shutil.rmtree(missed[0])
     statement(code)
-    passed, evidence = no_run_was_dropped(three(results, code))
+    passed, evidence = no_run_was_left_out(three(results, code))
     assert passed
     assert "(differing: models/schedules/cosine.py): " in evidence
     assert all(f"cpu_nano/{folder.name} (complete)" in evidence for folder in missed)
@@ -292,7 +292,7 @@ def test_where_no_folder_of_other_code_is_left_its_files_are_unknown(results, co
     missed = add(results, code, 9, val_loss=3.3)
     shutil.rmtree(missed)
     statement(code)
-    passed, evidence = no_run_was_dropped(three(results, code))
+    passed, evidence = no_run_was_left_out(three(results, code))
     assert passed and f"(no folder says which files differ): cpu_nano/{missed.name} (complete)" in evidence
 
 
@@ -305,7 +305,7 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
     assert not any(
         "identity_version" in facts for facts in (run_folder.read(old)["code"], *ledger.read(results.folder).lines)
     )
-    passed, evidence = no_run_was_dropped(three(results, code))
+    passed, evidence = no_run_was_left_out(three(results, code))
     assert passed
     assert f"of identity version 1 (whether it is the same code is unknown): cpu_nano/{old.name} (complete)" in evidence
 

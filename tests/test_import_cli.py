@@ -9,7 +9,7 @@ import pytest
 from bench.cli import import_logs
 from bench.compare import selection
 from bench.record import named, run_folder
-from bench.record.importers import log_files
+from bench.record.importers import dialects
 from bench.report import table_groups
 
 LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.2 train_time:100ms step_avg:100.00ms\n"
@@ -72,7 +72,7 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
 def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs, capsys, monkeypatch):
     os.symlink(logs / "nowhere", logs / "broken.txt")
     os.mkfifo(logs / "pipe.log")
-    monkeypatch.setattr(log_files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(dialects, "MAX_BYTES", 1000)
     (logs / "huge.txt").write_text("x" * 1001)
     assert import_logs.main(["modded-nanogpt", "."]) == 1
     out, err = capsys.readouterr()

@@ -24,7 +24,7 @@ def run_lines(total=4, loss=3.2793):
 
 
 def read(text):
-    return modded_nanogpt.read(text if isinstance(text, bytes) else text.encode(), "x.txt")
+    return modded_nanogpt.read(text if isinstance(text, bytes) else text.encode())
 
 
 def record_of(run, num_runs=1):

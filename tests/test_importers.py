@@ -11,7 +11,7 @@ import pytest
 from bench.cli import import_logs
 from bench.record import run_folder as record
 from bench.record import verification
-from bench.record.importers import consoles, log_files, modded_nanogpt, records
+from bench.record.importers import consoles, dialects, modded_nanogpt, records
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")
@@ -31,8 +31,12 @@ def log(*lines, head=f"{CODE}{RULE}\nRunning PyTorch 2.10.0+cu128 compiled for C
     return (head + "\n".join(lines) + "\n").encode()
 
 
+def read_console(data, form):
+    return consoles.FORMS[form]().read(data)
+
+
 def one(data):
-    runs, facts = modded_nanogpt.read(data, "x.txt")
+    runs, facts = modded_nanogpt.read(data)
     assert len(runs) == 1 and facts["unmatched"] == []
     return runs[0]
 
@@ -48,7 +52,7 @@ def public():
 @pytest.mark.parametrize("row", public(), ids=lambda row: row["path"][-50:])
 def test_a_public_log_is_read_as_expected(row):
     path = next(path for path in (SHARED / "modded-nanogpt" / row["path"], SHARED / row["path"]) if path.exists())
-    runs, facts = modded_nanogpt.read(path.read_bytes(), path.name)
+    runs, facts = modded_nanogpt.read(path.read_bytes())
     assert len(runs) == int(row["n_runs"]) and facts["unmatched"] == [] and facts["format_id"] == row["format_id"]
     if not runs:
         return
@@ -213,7 +217,7 @@ def plain_log(last="3.2790"):
     ],
 )
 def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(dressed):
-    ((run,), facts) = modded_nanogpt.read(dressed(plain_log()), "x.txt")
+    ((run,), facts) = modded_nanogpt.read(dressed(plain_log()))
     assert (run.val_loss, run.train_time_ms, run.complete, run.facts["torch"], facts["unmatched"]) == (
         3.279,
         270.0,
@@ -225,7 +229,7 @@ def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(
 
 @pytest.mark.parametrize("word", ["nan", "inf"])
 def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
-    ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode(), "x.txt")
+    ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode())
     record, rows = records.of_run(run, "x.txt", "modded-nanogpt", FACTS)
     assert (record["failure"]["kind"], record["failure"]["step"], record["status"], facts["unmatched"]) == (
         "non_finite_loss",
@@ -234,7 +238,7 @@ def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
         [],
     )
     json.dumps([record, rows], allow_nan=False)
-    ((run,), _) = consoles.read(f"iter 0: loss {word}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
+    ((run,), _) = read_console(f"iter 0: loss {word}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
     assert run.diverged_step == 1 and not run.complete
 
 
@@ -274,7 +278,7 @@ FORGE = (
 
 
 def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_inside_are_flagged():
-    ((run,), facts) = consoles.read(NANOGPT.encode(), "nanogpt")
+    ((run,), facts) = read_console(NANOGPT.encode(), "nanogpt")
     assert (run.val_loss, run.val_step, run.num_steps, run.complete, run.batch_tokens, facts["unmatched"]) == (
         4.05,
         4,
@@ -299,7 +303,7 @@ def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_ins
 
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():
     text = b"iter 0: loss 10.9, time 300.00ms, mfu -100.00%\niter 10: loss 8.1, time 200.00ms, mfu -100.00%\n"
-    ((run,), _) = consoles.read(text, "nanogpt")
+    ((run,), _) = read_console(text, "nanogpt")
     record, rows = records.of_run(run, "x.log", "nanogpt", FACTS)
     assert record["metrics"]["train_s"] is None and [row["step_ms"] for row in rows] == [300.0, 200.0]
 
@@ -313,7 +317,7 @@ def nanochat(every=1):
 
 
 def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
-    ((run,), facts) = consoles.read(nanochat(), "nanochat")
+    ((run,), facts) = read_console(nanochat(), "nanochat")
     assert (run.val_loss, run.headline, run.val_step, run.declared_steps, run.complete) == (
         None,
         {"val_bpb": "1.32971"},
@@ -333,9 +337,9 @@ def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
 
 
 def test_nanochat_that_prints_every_other_step_has_the_time_that_it_prints():
-    ((run,), _) = consoles.read(nanochat(every=2), "nanochat")
+    ((run,), _) = read_console(nanochat(every=2), "nanochat")
     assert run.train_time_ms == pytest.approx(0.03 * 60e3)
-    ((run,), _) = consoles.read(nanochat().replace(b"Step 00014 | Validation", b"Step 00014 | Lost"), "nanochat")
+    ((run,), _) = read_console(nanochat().replace(b"Step 00014 | Validation", b"Step 00014 | Lost"), "nanochat")
     assert not run.complete
 
 
@@ -349,7 +353,7 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
         "[rank 0] INFO     [step 2] eval/loss=6.8000 | eval/perplexity=897.8473\n[step 3] loss=abc\nTraining "
         "complete: 2 steps, 65,536 tokens\n"
     )
-    ((run,), facts) = consoles.read(text.encode(), "kempnerforge")
+    ((run,), facts) = read_console(text.encode(), "kempnerforge")
     assert run.train_time_ms == pytest.approx(1280.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
     assert run.columns["lr"].tolist() == [3e-4, 3e-4] and run.facts["peak_mib"] == pytest.approx(71.2 * 1024)
     assert (run.val_loss, run.complete, run.batch_tokens) == (6.8, True, 32_768)
@@ -368,7 +372,7 @@ def test_nanochats_fine_tuning_numbers_from_one_and_says_no_total():
         "Step 00012 | Validation bpb: 0.5123\nStep 00012 | ChatCORE: 0.2100 | ChatCORE_cat: 0.1000\nTotal "
         "training time: 0.00m\nMinimum validation bpb: 0.5123\n"
     )
-    ((run,), facts) = consoles.read(text.encode(), "nanochat")
+    ((run,), facts) = read_console(text.encode(), "nanochat")
     assert (run.num_steps, run.declared_steps, run.train_time_ms, run.headline, run.complete, facts["unmatched"]) == (
         12,
         None,
@@ -388,7 +392,7 @@ def test_nanochats_fine_tuning_of_2025_has_losses_and_no_times():
         + text
         + "Step 00002 | Validation loss: 1.500000\nStep 00002 | mmlu_acc: 0.280000, arc_easy_acc: 0.310000\n"
     )
-    ((run,), facts) = consoles.read(text.encode(), "nanochat")
+    ((run,), facts) = read_console(text.encode(), "nanochat")
     assert (run.val_loss, run.num_steps, run.declared_steps, run.train_time_ms, run.complete, facts["unmatched"]) == (
         1.5,
         2,
@@ -410,7 +414,7 @@ def test_nanochats_fine_tuning_of_2025_has_losses_and_no_times():
     ],
 )
 def test_a_torn_nanochat_line_is_reported(line):
-    _, facts = consoles.read(nanochat() + line.encode(), "nanochat")
+    _, facts = read_console(nanochat() + line.encode(), "nanochat")
     assert [text for _, text in facts["unmatched"]] == [line]
 
 
@@ -425,7 +429,7 @@ def test_kempnerforge_without_evaluations_is_complete_when_it_says_so():
         + "".join(FORGE.format(num=num, loss=7.1, mem=40.5) for num in (1, 2, 3))
         + "[rank 0] INFO     [step 3] GPU mem: 1.0GB allocated\n"
     )
-    ((run,), facts) = consoles.read(
+    ((run,), facts) = read_console(
         (text + "[rank 0] INFO     Training complete: 3 steps, 393,216 tokens\n").encode(), "kempnerforge"
     )
     assert (run.complete, run.val_loss, run.declared_steps, run.batch_tokens, facts["unmatched"]) == (
@@ -436,17 +440,25 @@ def test_kempnerforge_without_evaluations_is_complete_when_it_says_so():
         [],
     )
     assert (run.facts["gpu_name"], run.facts["world_size"]) == ("NVIDIA H200", 8)
-    ((run,), _) = consoles.read(text.encode(), "kempnerforge")
+    ((run,), _) = read_console(text.encode(), "kempnerforge")
     assert not run.complete
-    ((run,), _) = consoles.read(
+    ((run,), _) = read_console(
         (text + "Training complete: 2 steps, 5 tokens\n").replace("[step 3]", "[step 2]").encode(), "kempnerforge"
     )
     assert run.complete  # it was stopped, and says that this was its end
 
 
+@pytest.mark.parametrize("time", ["nan", "inf"])
+def test_a_step_time_that_cannot_be_read_is_unknown_as_is_every_sum_of_it(time):
+    text = "".join(f"iter {step}: loss 5.0, time {ms}ms, mfu 1.00%\n" for step, ms in enumerate((200, time, 300)))
+    ((run,), _) = read_console(text.encode(), "nanogpt")
+    assert (run.train_time_ms, run.diverged_step, run.num_steps) == (None, None, 3)
+    assert [row.get("step_ms") for row in records.rows_of(run)] == [200.0, None, 300.0]
+
+
 @pytest.mark.parametrize("max_iters, complete", [(4, True), (9, False)])
 def test_nanogpt_that_prints_its_settings_says_where_it_was_to_end(max_iters, complete):
-    ((run,), _) = consoles.read(
+    ((run,), _) = read_console(
         f"max_iters = 600000 # config\nOverriding: max_iters = {max_iters}\n{NANOGPT}".encode(), "nanogpt"
     )
     assert (run.declared_steps, run.complete) == (max_iters + 1, complete)
@@ -455,7 +467,7 @@ def test_nanogpt_that_prints_its_settings_says_where_it_was_to_end(max_iters, co
 def test_a_run_that_was_resumed_is_one_and_one_that_began_anew_is_another():
     first = "".join(f"iter {num}: loss {num + 1}.0, time 200.00ms, mfu 1.00%\n" for num in (0, 1, 2, 3))
     resumed = "".join(f"iter {num}: loss 0.{num}, time 200.00ms, mfu 1.00%\n" for num in (2, 3, 4))
-    runs, _ = consoles.read((first + resumed + first).encode(), "nanogpt")
+    runs, _ = read_console((first + resumed + first).encode(), "nanogpt")
     assert [run.columns["train_loss"].tolist() for run in runs] == [[1.0, 2.0, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]]
 
 
@@ -474,8 +486,8 @@ def test_a_record_says_what_is_unknown(tmp_path):
             "step:3/3 val_loss:3.2700 train_time:300ms step_avg:100.00ms",
         )
     )
-    ((path, part_of),) = log_files.files([tmp_path])
-    (((run, _),), _) = log_files.read(path, part_of=part_of)
+    ((path, part_of),) = dialects.files_of([tmp_path])
+    (((run, _),), _) = dialects.read_file(path, part_of=part_of)
     assert (run["provenance"], run["track"], run["name"]) == ("imported", "track_1_short", "2026-01-10_Idea-baseline")
     assert (run["seed"], run["session_id"], run["comparability_id"], run["config_id"], run["world_size"]) == (None,) * 5
     assert (
@@ -486,7 +498,7 @@ def test_a_record_says_what_is_unknown(tmp_path):
     assert run["imported"]["file"] == "track_1_short/2026-01-10_Idea/baseline/a.txt" and str(
         tmp_path
     ) not in json.dumps(run)
-    ((_, rows),), _ = log_files.read(folder / "a.txt")
+    ((_, rows),), _ = dialects.read_file(folder / "a.txt")
     assert [row.get("step_ms") for row in rows] == [None, 100.0, 150.0, 50.0]
 
 
@@ -497,6 +509,6 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
         "step:12/12 train_loss:6.8 train_time:353ms step_avg:nanms",
         "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms",
     )
-    (run,), _ = modded_nanogpt.read(data, "x")
+    (run,), _ = modded_nanogpt.read(data)
     _, rows = records.of_run(run, Path("x.txt"), "modded-nanogpt", FACTS)
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]

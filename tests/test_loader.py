@@ -149,13 +149,13 @@ def test_what_fails_in_the_thread_reaches_next(counting, open_loader, monkeypatc
 
 
 def test_waiting_for_the_thread_is_measured(counting, open_loader, monkeypatch):
-    fill = rooms._fill
+    fill = rooms._read_pair
 
     def slow_fill(*args):
         time.sleep(0.3)
         fill(*args)
 
-    monkeypatch.setattr(rooms, "_fill", slow_fill)
+    monkeypatch.setattr(rooms, "_read_pair", slow_fill)
     loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
     loader.next()
     assert loader.num_waits == 1
@@ -163,8 +163,8 @@ def test_waiting_for_the_thread_is_measured(counting, open_loader, monkeypatch):
 
 
 def test_no_wait_is_left_after_a_state_was_loaded(counting, open_loader, monkeypatch):
-    fill = rooms._fill
-    monkeypatch.setattr(rooms, "_fill", lambda *args: (time.sleep(0.1), fill(*args)))
+    fill = rooms._read_pair
+    monkeypatch.setattr(rooms, "_read_pair", lambda *args: (time.sleep(0.1), fill(*args)))
     loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
     loader.load_state_dict({"step": 3, "micro_step": 0})
     tokens_BT, _ = loader.next()

@@ -114,7 +114,7 @@ def claim_by_steps(monkeypatch):
         found["steps"] = [100, 90]
         state = Space(plan={"baseline": "A", "arms": {"A": {}, "B": {}}}, lines=[], folder=None)
         state.lines, state.folder = [{"event": "race_end", "race_json_sha256": "x"}], races.race_folder.Path()
-        race = Space(arm="B", race_id="r", state=state, result={"result": {"against": {"B": found}}})
+        race = Space(arm="B", race_id="r", state=state, race_json={"result": {"against": {"B": found}}})
         monkeypatch.setattr(races.ledger, "sha256_of", lambda path: "x")
         monkeypatch.setattr(races, "_verdict_again", lambda *_: found)
         monkeypatch.setattr(races.race_folder, "about", lambda arms: dict.fromkeys(arms, ""))

@@ -253,9 +253,9 @@ def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(
         for folder in folders
     )
     made = replaying.judged(record, [first, second])
-    assert (made.outcome, made.time.word) == ("identical", "not reproduced"), made
-    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made.time.why
-    assert replaying.judged(first, [second]).time.word == "reproduced"
+    assert (made["outcome"], made["time"]["word"]) == ("identical", "not reproduced"), made
+    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made["time"]["why"]
+    assert replaying.judged(first, [second])["time"]["word"] == "reproduced"
     assert replaying.further(record, [first]) == ("as the first: does this machine take as long again?", {})
     assert replaying.further(first, [second]) is None
 
@@ -314,8 +314,8 @@ def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, 
 
 def came_again(folder):
     """judge --replayed of one run: (passed, evidence) of the rule."""
-    rules = rulebook.check(claims.of_folders([folder]), replayed=True)
-    (rule,) = [rule for rule in rules if rule["rule"] == "every run came out again"]
+    rules = rulebook.check(claims.from_folders([folder]), replayed=True)
+    (rule,) = [rule for rule in rules if rule["rule"] == "every run was reproduced"]
     return rule["passed"], rule["evidence"]
 
 
@@ -550,7 +550,7 @@ def test_a_judge_may_demand_that_each_run_was_run_again(results, tmp_path, capsy
         judged = json.loads(shown(capsys, "judge", published, "--json", *demand))
         assert judged["accepted"] == accepted, judged
     (failed,) = [rule for rule in judged["rules"] if rule["passed"] is False]
-    assert failed["rule"] == "every run came out again" and "./run.sh replay" in failed["evidence"]
+    assert failed["rule"] == "every run was reproduced" and "./run.sh replay" in failed["evidence"]
     assert "its certificate claims 'equal within rounding', which was not checked" in failed["evidence"]
     copy = tmp_path / "copy"
     shutil.copytree(published, copy)

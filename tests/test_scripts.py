@@ -274,7 +274,7 @@ def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
     (folder,) = (results / "races").iterdir()
     judged = real_runs.bench(results, "judge", str(folder), "--json")
     rules = {rule["rule"]: rule for rule in json.loads(judged.stdout)["rules"]}
-    for name in ("every record is true to itself", "no run was dropped", "the plan was made first"):
+    for name in ("every record is internally consistent", "no run was left out", "the plan was made first"):
         assert rules[name]["passed"], rules[name]
     assert not rules["every run has its own seed"]["passed"]  # both draw the seed that stands in the script
     assert "printed the same losses throughout" in rules["every run has its own seed"]["evidence"]

@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(word, message):
 
 def test_parts_of_the_optimizer_are_checked_together():
     groups = ["optim=groups", "model=modern"]
-    with pytest.raises(ValueError, match=r"stages\[1\].momenta.matrices is not set: another stage sets it"):
+    with pytest.raises(ValueError, match=r"stages\[1\].momenta.matrices=null: another stage sets it"):
         resolved(*SMALL, *groups, "stages=[{until_step:3,momenta:{matrices:0.9}},{}]")
     with pytest.raises(ValueError, match=r"stages\[0\].update_every_steps.tail=2: .* parts embedding, head, matrices"):
         resolved(*SMALL, *groups, "stages=[{update_every_steps:{tail:2}}]")

@@ -155,7 +155,7 @@ def test_the_site_draws_steps_where_they_are_judged():
 
 def test_judge_counts_suspect_runs_where_steps_are_judged(results):
     three(results, 10, 120, validity="suspect", validity_reasons=["other programs"])
-    claim = claims.of_folders(sorted((results.folder / "cpu_nano").iterdir()))
+    claim = claims.from_folders(sorted((results.folder / "cpu_nano").iterdir()))
     assert runs.there_are_enough_runs(claim) == (
         True,
         "3 valid or suspect of 3 runs, the track needs 3; suspect: other programs",
@@ -167,7 +167,7 @@ def test_a_candidate_that_is_only_faster_does_not_win_where_steps_are_judged(res
     raced = [path.parent for path in sorted(results.folder.glob("cpu_nano/*/run.json"))]
     of_b = [path for path in raced if json.loads((path / "run.json").read_text())["race"]["arm"] == "B"]
     (rule,) = [
-        one for one in rulebook.check(claims.of_folders(of_b)) if one["rule"] == "it is faster than its baseline"
+        one for one in rulebook.check(claims.from_folders(of_b)) if one["rule"] == "it is faster than its baseline"
     ]
     assert not rule["passed"] and rule["evidence"].endswith(": 120 steps, its baseline 120")
 

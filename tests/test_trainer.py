@@ -69,6 +69,17 @@ def tensors(state):
             yield from tensors(value)
 
 
+def test_flops_that_are_no_whole_numbers_are_rounded_or_refused(trainer, monkeypatch):
+    """A record holds whole numbers: a user's model may count in floats."""
+    monkeypatch.setattr(trainer.model, "flops_per_token", lambda seq_len: 1234.6)
+    ((flops, _),) = trainer.flops_per_token()
+    assert (flops, type(flops)) == (1235, int)
+    for odd in (None, "many", float("nan"), -1):
+        monkeypatch.setattr(trainer.model, "flops_per_token", lambda seq_len, odd=odd: odd)
+        with pytest.raises(ValueError, match=rf"model.arch=.*: flops_per_token\(\d+\) gave {odd!r}: return the FLOPs"):
+            trainer.flops_per_token()
+
+
 def test_the_warm_up_is_undone_bit_for_bit(trainer):
     weights = copy.deepcopy(trainer.model.state_dict())
     rng, place = torch.get_rng_state(), trainer.loader.state_dict()

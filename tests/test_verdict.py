@@ -154,7 +154,7 @@ def test_a_speedrun_says_that_a_claim_is_judged_by_more_runs_than_its_own(tmp_pa
     assert number == 6 and words.startswith("a claim is judged by all 6 runs of this config and code, not by these 3")
     assert words.endswith(f"./run.sh judge {first[0]['config_id']}")
     ((_, claim),) = judge._claims([run["folder"] for run in first])
-    assert run_rules.no_run_was_dropped(claim)[0] is False  # judge says so, too
+    assert run_rules.no_run_was_left_out(claim)[0] is False  # judge says so, too
     results.add(9, source="42")
     number, words = speedrun._judged(first)
     assert number == 6 and words.endswith(f"./run.sh judge {first[0]['run_id']} names the others")

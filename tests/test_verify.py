@@ -9,8 +9,8 @@ import pytest
 from bench.base import atomic
 from bench.cli import verify
 from bench.config import schema
-from bench.record import run_folder, step_files, step_rules, validity, verification
-from bench.record.step_rules import RunFiles
+from bench.record import run_folder, step_files, validity, verification
+from bench.record.verification import RunFiles
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -234,7 +234,7 @@ def two_ranks_take_turns(folder, step_ms=(0.5, 9.5)):
     train_s = 1.001 * max(sum(of_rank.values()) for of_rank in of_ranks) / 1e3
     edit(folder, measured__train_s_by_rank=[train_s, train_s])
     edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
-    return step_rules.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
+    return verification.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
 
 
 def test_ranks_that_are_slow_in_turn_are_honest(folder):
@@ -246,7 +246,7 @@ def test_a_rank_whose_steps_take_longer_than_its_training_is_found(folder):
     by_rank = step_files.read_by_rank(folder)["step_ms"]
     by_rank[1] = {step: 2 * step_ms for step, step_ms in by_rank[1].items()}
     step_files.write_by_rank(folder, {"step_ms": by_rank})
-    passed, words = step_rules.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
+    passed, words = verification.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
     assert not passed and words.startswith("those of rank 1 add up to")
 
 
@@ -255,7 +255,7 @@ def test_a_step_that_is_shorter_than_its_slowest_rank_is_found(folder):
     rows = step_files.read(folder)
     rows[3]["step_ms"] -= 1.0
     step_files.write(folder, rows)
-    passed, words = step_rules.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
+    passed, words = verification.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
     assert (passed, words) == (False, "not the slowest rank's at steps [3]")
 
 

@@ -83,7 +83,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     An OSError names path, whichever operation on the temporary file beside it failed.
     """
     # beside it: a rename is atomic in one file system; not by the process' number alone, which another node has too
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    folder, temporary = str(path.parent), path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -91,25 +91,18 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+        if durable:
+            folder_fd = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(folder_fd)
+            finally:
+                os.close(folder_fd)
     except BaseException as error:
         with contextlib.suppress(OSError):  # what failed before is what happened
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary), folder):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    if durable:
-        _sync_folder(path)
-
-
-def _sync_folder(path: Path) -> None:
-    try:
-        folder_fd = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder_fd)
-        finally:
-            os.close(folder_fd)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def without_nan(obj: Any) -> Any:

@@ -11,7 +11,7 @@ URL, no --api-key VALUE), and importing it takes 0.3 s.
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,10 +109,10 @@ def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
     """
     spans_in_order, end = [], 0
     spans = [
-        *_of_shape(text),
+        *_by_shape(text),
         *_in_urls(text),
         *_named(text),
-        *_literal(text, _of_shell() if environ is None else _variables(environ)),
+        *_literal(text, _shell_variables() if environ is None else _variables(environ)),
     ]
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if span.start >= end:
@@ -155,29 +155,22 @@ def hidden(values: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
 
     A value's name counts as in text: the key of a dict, and in a list the option before it (--api-key, VALUE).
     """
+    if isinstance(values, str):
+        clean = redacted(values)
+        return clean, {path: values} if clean != values else {}
     if isinstance(values, dict):
         parts = [(key, value, is_variable(str(key), value)) for key, value in values.items()]
-        clean_values, changed = _each(parts, path)
-        return dict(zip(values, clean_values, strict=True)), changed
-    if isinstance(values, (list, tuple)):
+    elif isinstance(values, (list, tuple)):
         before = [None, *values]
         parts = [(number, value, _is_option(before[number], value)) for number, value in enumerate(values)]
-        clean_values, changed = _each(parts, path)
-        return clean_values, changed
-    if not isinstance(values, str):
+    else:
         return values, {}
-    clean = redacted(values)
-    return clean, {path: values} if clean != values else {}
-
-
-def _each(parts: Iterable[tuple[str | int, Any, bool]], path: Path) -> tuple[list[Any], dict[Path, str]]:
-    clean_values: list[Any] = []
+    clean_by_key: dict[str | int, Any] = {}
     changed: dict[Path, str] = {}
     for key, value, is_secret in parts:
-        clean, inside = (SECRET, {(*path, key): value}) if is_secret else hidden(value, (*path, key))
-        clean_values.append(clean)
+        clean_by_key[key], inside = (SECRET, {(*path, key): value}) if is_secret else hidden(value, (*path, key))
         changed |= inside
-    return clean_values, changed
+    return (clean_by_key if isinstance(values, dict) else list(clean_by_key.values())), changed
 
 
 def _is_option(before: Any, value: Any) -> bool:
@@ -193,7 +186,7 @@ def _is_option(before: Any, value: Any) -> bool:
 # ---- each kind
 
 
-def _of_shape(text: str) -> Iterator[Found]:
+def _by_shape(text: str) -> Iterator[Found]:
     for start, pattern in BEGINNINGS.items():
         at = text.find(start)
         while at >= 0:
@@ -226,17 +219,17 @@ def _named(text: str) -> Iterator[Found]:
         group = 3 if match[2] else 4
         value, end = match[group], match.end(group)
         if name.startswith("-"):
-            is_one = _is_option(name, value)
+            is_secret = _is_option(name, value)
         elif not re.search("[=:]", separator):
-            is_one = False
+            is_secret = False
         elif group == 3:
-            is_one = is_named(name, value) and len(value) > 3
+            is_secret = is_named(name, value) and len(value) > 3
         elif name.isupper() and separator == "=":
-            is_one = is_named(name, value) or (_looks_random(value) and is_variable(name, value))
+            is_secret = is_named(name, value) or (_looks_random(value) and is_variable(name, value))
             end = blank.end() if (blank := TO_BLANK.match(text, end)) else end
         else:  # in a program it may be an expression: password=args.password
-            is_one = _looks_random(value) and is_named(name, value)
-        if is_one:
+            is_secret = _looks_random(value) and is_named(name, value)
+        if is_secret:
             yield Found(match.start(group), end, f"the value of {name}")
     for pattern, kind in ((NETRC, "a password of .netrc"), (BEARER, "a header that authorizes")):
         for match in pattern.finditer(text):
@@ -249,7 +242,7 @@ def _looks_random(value: str) -> bool:
 
 
 @functools.cache
-def _of_shell() -> dict[str, str]:
+def _shell_variables() -> dict[str, str]:
     return _variables(os.environ)
 
 

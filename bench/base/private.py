@@ -138,7 +138,8 @@ def redact_logs(folder: Path, repo: Path | str) -> None:
             for block in _blocks(file):
                 if b"\0" in block:
                     break
-                is_private = is_private or _is_private(block, repo)
+                text = block.decode(errors="replace")
+                is_private = is_private or redact(text, repo) != text
             else:
                 if is_private:
                     file.seek(0)
@@ -151,8 +152,3 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
     """Whole lines, a block at a time."""
     while block := file.read(BLOCK_BYTES):
         yield block + file.readline(BLOCK_BYTES)
-
-
-def _is_private(block: bytes, repo: Path | str) -> bool:
-    text = block.decode(errors="replace")
-    return redact(text, repo) != text

@@ -35,6 +35,7 @@ COLOURS = {  # a word on its own, in any case: what it says should be seen at on
 MAX_DRAWN_ROWS = 500  # by rich, 0.7 ms each
 GAP = 2  # spaces between columns
 MIN_WORDS_WIDTH = 12  # of a column that is folded
+CONTROL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # of Unicode's categories
 MARK_WIDTH = 8  # of the word before a line, as progress lines have it
 
 Rows = list[Sequence[str]]
@@ -43,13 +44,17 @@ Rows = list[Sequence[str]]
 def render(
     columns: Sequence[str], cells: Iterable[Iterable[str]], right: Sequence[bool] = (), form: str = "simple"
 ) -> str:
-    """columns: names, none for rows without a head; cells: rows of strings; right: columns of numbers, aligned right.
+    """columns: names, none for rows without a header; cells: rows of strings; right: columns of numbers, aligned right.
 
     form: simple, which fits into the terminal's width; wide, which does not; or github.
-    No rows: just the head.  Cells may be words of a foreign record: see line().
+    No rows: just the header.  Cells may be words of a foreign record: see line().
     """
     is_md = form == "github"
-    rows = [_line_cells(row, is_md) for row in map(tuple, (columns, *cells)) if row]
+    rows: Rows = []
+    for row in map(tuple, (columns, *cells)):
+        if row:
+            is_plain = not is_md and all(map(str.isprintable, row))
+            rows.append(row if is_plain else [line(cell, is_md) for cell in row])
     widths = [max(map(len, column)) for column in zip(*rows)]
     right = right or [False] * len(widths)
     if form != "simple" or len(rows) > MAX_DRAWN_ROWS or not (_is_too_wide(widths) or _has_colours(rows)):
@@ -62,11 +67,6 @@ def marked(pairs: Iterable[tuple[str, str]]) -> str:
     return render((), [(mark.rjust(MARK_WIDTH), words) for mark, words in pairs])
 
 
-def _line_cells(row: tuple[str, ...], is_md: bool) -> Sequence[str]:
-    is_plain = not is_md and all(map(str.isprintable, row))
-    return row if is_plain else [line(cell, is_md) for cell in row]
-
-
 def _is_too_wide(widths: Sequence[int]) -> bool:
     limit = screen_width()
     return limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit
@@ -76,27 +76,27 @@ def _has_colours(rows: Rows) -> bool:
     return is_terminal() and any(map(colour, itertools.chain.from_iterable(rows)))
 
 
-def _joined(rows: Rows, widths: Sequence[int], right: Sequence[bool], is_md: bool, has_head: bool) -> str:
+def _joined(rows: Rows, widths: Sequence[int], right: Sequence[bool], is_md: bool, has_header: bool) -> str:
     widths = [max(width, 3) for width in widths] if is_md else widths
     signs = [">" if is_right else "<" for is_right in right]
     between, edges = (" | ", ("| ", " |")) if is_md else (" " * GAP, ("", ""))
     form_row = between.join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths)).join(edges).format
     lines = [form_row(*row).rstrip() for row in rows]
-    if has_head:
+    if has_header:
         rule = between.join("-" * width for width in widths).join(edges)
         lines.insert(1, rule.replace(" ", "-") if is_md else rule)
     return "\n".join(lines)
 
 
-def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_head: bool) -> str:
+def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_header: bool) -> str:
     """By rich: words are folded until all fits; numbers never are, so it may be wider than a very narrow terminal."""
     from rich.rule import Rule
     from rich.table import Table
     from rich.text import Text
 
     limit = screen_width() or sum(widths) + GAP * len(widths)
-    if has_head and _is_too_wide(widths):
-        rows[0] = [_folded_head(column, is_right) for column, is_right in zip(zip(*rows), right)]
+    if has_header and _is_too_wide(widths):
+        rows[0] = [_folded_header(column, is_right) for column, is_right in zip(zip(*rows), right)]
     least = [
         max(len(part) for cell in column for part in cell.split("\n")) if is_right else min(width, MIN_WORDS_WIDTH)
         for column, width, is_right in zip(zip(*rows), widths, right)
@@ -106,12 +106,12 @@ def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_head: b
         table.add_column(justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
     for number, row in enumerate(rows):
         table.add_row(*(Text(cell, colour(cell)) for cell in row))
-        if has_head and number == 0:
+        if has_header and number == 0:
             table.add_row(*(Rule(characters="-", style="") for _ in row))
     return drawn(table, max(limit, sum(least) + GAP * (len(least) - 1)))
 
 
-def _folded_head(column: Sequence[str], is_right: bool) -> str:
+def _folded_header(column: Sequence[str], is_right: bool) -> str:
     """The name of a column of numbers, over several lines rather than wider than its numbers."""
     name, *cells = column
     widest = max(map(len, [*cells, *name.split()]), default=1)
@@ -138,29 +138,22 @@ def middle(text: str, max_chars: int) -> str:
     """The beginning and the end of a text that is longer: often both are needed to tell it from others."""
     if len(text) <= max_chars:
         return text
-    head = max_chars // 2
-    return f"{text[:head]}…{text[len(text) - (max_chars - head - 1) :]}"
+    num_first = max_chars // 2
+    return f"{text[:num_first]}…{text[len(text) - (max_chars - num_first - 1) :]}"
 
 
 def printable(text: str) -> str:
     """Without control characters: an escape sequence of a foreign record would be obeyed by the terminal."""
     if text.isprintable():
         return text
-    return "".join(" " if char in "\n\r\t" else char for char in text if char in "\n\r\t" or not _is_control(char))
+    spaced = re.sub(r"[\n\r\t]", " ", text)
+    return "".join(char for char in spaced if unicodedata.category(char) not in CONTROL)
 
 
 def line(text: str, is_md: bool = False) -> str:
-    """Foreign text as a part of our own: printable(), and with is_md also escaped for Markdown."""
-    return _escaped(printable(text)) if is_md else printable(text)
-
-
-def _is_control(char: str) -> bool:
-    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-
-
-def _escaped(text: str) -> str:
-    """For Markdown: no cell may end a cell, begin a link, or be HTML."""
-    return re.sub(r"([\\|`*\[\]<>])", r"\\\1", text) if re.search(r"[\\|`*\[\]<>]", text) else text
+    """Foreign text as a part of our own: printable(); is_md: for Markdown, it ends no cell, begins no link or HTML."""
+    text = printable(text)
+    return re.sub(r"([\\|`*\[\]<>])", r"\\\1", text) if is_md else text
 
 
 # ---- the terminal

@@ -58,7 +58,19 @@ class ClaimedRace:
     arm: str
     state: state.State | None  # None: its plan is not there, or not the one in the ledger
     fault: str | None  # why not
-    result: race_folder.Race | None  # None: race.json cannot be read
+    race_json: race_folder.Race | None  # None: it cannot be read
+
+
+@dataclass
+class Unclaimed:
+    """Names of started runs that are not claimed."""
+
+    dropped: list[str] = field(default_factory=list)  # of the claim's config and code
+    excused: list[str] = field(default_factory=list)  # the same, which a plan made no part of the claim
+    other_code: dict[Kind, list[str]] = field(default_factory=dict)  # of its config
+    near: list[str] = field(default_factory=list)  # of its code and days, with settings near its own
+    near_excused: list[str] = field(default_factory=list)  # the same, which a plan made no part of the claim
+    unknown: list[str] = field(default_factory=list)  # of its code and days, whose settings are no longer known
 
 
 @dataclass
@@ -93,54 +105,30 @@ class Claim:
         """Of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
-    def unclaimed(self) -> tuple[list[str], list[str], dict[Kind, list[str]]]:
-        """Started runs of these configs that are not claimed: (dropped, excused by a plan, of other code), by name.
-
-        The last as {(config_id, source_sha256): names}.
-        """
-        dropped: list[str] = []
-        excused: list[str] = []
-        elsewhere: dict[Kind, list[str]] = {}
-        configs = {config for config, _ in self.kinds}
-        for name, entry in self.ledger.runs.items():
-            start = entry["start"]
-            race: Mapping[str, Any] = start["race"] or {}
-            if name in self.names or race.get("discarded") or start["config_id"] not in configs:
-                continue
-            kind = (start["config_id"], start["source_sha256"])
-            if kind not in self.kinds:
-                elsewhere.setdefault(kind, []).append(name)
-            else:
-                (excused if self._is_no_part(name, race) else dropped).append(name)
-        return dropped, excused, elsewhere
-
-    def neighbours(self) -> tuple[list[str], list[str], list[str]]:
-        """Started runs of the claim's code and days that are tries of the same thing under another config_id.
-
-        By name: (dropped, excused by a plan, those whose settings are unknown: an older ledger's, and the folder is
-        gone).
-        """
-        runs = self.ledger.runs
-        configs = {config for config, _ in self.kinds}
-        days = {(runs[name]["start"].get("at") or "")[:10] for name in self.names if name in runs}
+    def unclaimed(self) -> Unclaimed:
+        """Started runs of these configs, or nearly these, that are not claimed."""
+        others = Unclaimed()
+        runs, claimed_names = self.ledger.runs, self.names
+        configs, sources = {config for config, _ in self.kinds}, {source for _, source in self.kinds}
+        days = {(runs[name]["start"].get("at") or "")[:10] for name in claimed_names if name in runs}
         shapes = [schema.shape(run.config) for run in self.runs]
-        dropped: list[str] = []
-        excused: list[str] = []
-        unknown: list[str] = []
         for name, entry in runs.items():
             start = entry["start"]
             race: Mapping[str, Any] = start["race"] or {}
-            is_of_code = start["source_sha256"] in {source for _, source in self.kinds}
-            if race.get("discarded") or start["config_id"] in configs or not is_of_code:
+            config, source = kind = (start["config_id"], start["source_sha256"])
+            if name in claimed_names or race.get("discarded"):
                 continue
-            if (start.get("at") or "")[:10] not in days:
-                continue
-            shape = self._shape_of(name, start)
-            if shape is None:
-                unknown.append(name)
-            elif any(schema.are_near(shape, one) for one in shapes):
-                (excused if self._is_no_part(name, race) else dropped).append(name)
-        return dropped, excused, unknown
+            if kind in self.kinds:
+                (others.excused if self._is_no_part(name, race) else others.dropped).append(name)
+            elif config in configs:
+                others.other_code.setdefault(kind, []).append(name)
+            elif source in sources and (start.get("at") or "")[:10] in days:
+                shape = self._shape_of(name, start)
+                if shape is None:
+                    others.unknown.append(name)
+                elif any(schema.are_near(shape, claimed_shape) for claimed_shape in shapes):
+                    (others.near_excused if self._is_no_part(name, race) else others.near).append(name)
+        return others
 
     def _shape_of(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
         """As the ledger has it, else of the folder's config.yaml; None without both."""
@@ -152,17 +140,17 @@ class Claim:
 
     def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:
         """Whether a plan says that this run of the claim's config and code is not of the claim."""
-        of_this = [one for one in self.races if one.race_id == race.get("race_id")]
-        if not of_this:
+        claimed = [known for known in self.races if known.race_id == race.get("race_id")]
+        if not claimed:
             return self._is_baseline(race) if race else bool(self.races)
-        if race.get("arm") not in {one.arm for one in of_this}:
+        if race.get("arm") not in {known.arm for known in claimed}:
             return True
-        return any(name in one.state.interrupted(race["arm"]) for one in of_this if one.state)  # was run again
+        return any(name in known.state.interrupted(race["arm"]) for known in claimed if known.state)  # was run again
 
     def _is_baseline(self, race: Mapping[str, Any]) -> bool:
         """Whether the ledger's plan of another race has this arm as what others are compared with."""
-        of_race = [line for line in self.ledger.lines if line.get("race_id") == race["race_id"]]
-        return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in of_race)
+        lines = self.ledger.of_race(race["race_id"])
+        return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in lines)
 
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict[str, Any] | None:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""
@@ -174,7 +162,7 @@ class Claim:
         return None
 
 
-def of_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None) -> Claim:
+def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None) -> Claim:
     """Run folders that are claimed together.  Discarded warm-up runs among them are left to their race.
 
     book: their ledger.Ledger, if it has been read; else it is the nearest one, upwards, and the same for all.
@@ -195,12 +183,12 @@ def of_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None)
     return claim
 
 
-def of_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
+def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
     """One arm of a race: the runs that hold its slots; those that are gone are missing.  ValueError: all are gone."""
-    there = [book.results / run for run in race.runs(arm) if (book.results / run / "run.json").is_file()]
-    if not there:
+    folders = [book.results / run for run in race.runs(arm) if (book.results / run / "run.json").is_file()]
+    if not folders:
         raise ValueError(f"{race.race_id}: no run of {arm} is there: restore the run folders, or race again")
-    return of_folders(there, book)
+    return from_folders(folders, book)
 
 
 def tracks() -> list[str]:
@@ -238,10 +226,12 @@ def _add_race(claim: Claim, race_id: str, arm: str) -> None:
         claimed.fault = str(error)
         return
     with contextlib.suppress(ValueError):
-        claimed.result = race_folder.read(folder)
-    of_arms = [(name, run) for name in claimed.state.plan["arms"] for run in claimed.state.runs(name)]
-    for name, run in [one for one in of_arms if one[1] not in claim.names]:
-        try:  # it was planned: no claim may exclude it
-            (claim.runs if name == arm else claim.others).append(Run.read(claim.ledger, results / run))
-        except ValueError:
-            claim.missing.append(run)
+        claimed.race_json = race_folder.read(folder)
+    for name in claimed.state.plan["arms"]:
+        for run in claimed.state.runs(name):
+            if run in claim.names:
+                continue
+            try:  # it was planned: no claim may exclude it
+                (claim.runs if name == arm else claim.others).append(Run.read(claim.ledger, results / run))
+            except ValueError:
+                claim.missing.append(run)

@@ -47,32 +47,33 @@ def lacks_claim(folder: Path) -> bool:
 def read(folder: str | Path) -> claims.Claim:
     """A claim folder -> Claim.  ValueError: it has no readable claim.yaml, or no run."""
     folder = Path(folder).absolute()
-    result = json_file.check_kind(yaml_file.read(folder / CLAIM), Claimed, folder / CLAIM)
-    track, n, races, arm = (result[key] for key in ("track", "n", "races", "arm"))
-    runs = [path for path in run_folder.find_runs([folder]) if _is_of(path, track, arm)]
+    claimed: Claimed = json_file.check_kind(yaml_file.read(folder / CLAIM), Claimed, folder / CLAIM)
+    runs = [path for path in run_folder.find_runs([folder]) if _is_claimed(path, claimed)]
     if not runs:
-        raise ValueError(f"{folder}: it holds no run that is claimed on track {track}: restore its runs")
-    claim = claims.of_folders(runs, ledger.read(folder))
-    claim.claimed_n, claim.is_folder = n, True
-    lost = set(races) - {race.race_id for race in claim.races}
-    claim.missing += sorted(f"races/{race_id}" for race_id in lost)
+        raise ValueError(f"{folder}: it holds no run that is claimed on track {claimed['track']}: restore its runs")
+    claim = claims.from_folders(runs, ledger.read(folder))
+    claim.claimed_n, claim.is_folder = claimed["n"], True
+    missing = set(claimed["races"]) - {race.race_id for race in claim.races}
+    claim.missing += sorted(f"races/{race_id}" for race_id in missing)
     claim.table_fault = _table_fault(folder, claim)
     return claim
 
 
-def _is_of(path: Path, track: str, arm: str | None) -> bool:
-    """Whether the run is claimed: on the track, of the arm if it was raced, and no warm-up."""
+def _is_claimed(path: Path, claimed: Claimed) -> bool:
+    """Whether the run is on the track, of the arm if it was raced, and not a warm-up run."""
     run = run_folder.read(path)
     race = run.get("race") or {}
-    return run["track"] == track and not race.get("discarded") and (not race or race["arm"] == arm)
+    return (
+        run["track"] == claimed["track"] and not race.get("discarded") and (not race or race["arm"] == claimed["arm"])
+    )
 
 
 def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | None = None) -> None:
     """Make the claim's folder.  Raises ValueError where the folder is not empty, or a file does not pass the gate."""
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
-        words = "where the copies would be counted as runs: name a folder outside"
-        raise ValueError(f"--claim {folder}: it lies in {results}, {words}")
+        remedy = "name a folder outside, or its copies would be counted as runs"
+        raise ValueError(f"--claim {folder}: it lies in {results}: {remedy}")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--claim {folder}: it is not empty: name a new folder, or remove it")
     arms = {race.arm for race in claim.races}
@@ -85,7 +86,8 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
     links = "\n".join(publication.certificate_links(results, runs))
     readme = "\n\n".join(filter(None, [head, links, markdown_blocks.block(COMMAND, summary(claim))])) + "\n"
     texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
-    publication.copy(publication.Content(claim.ledger, runs, races, folder.name, texts), folder, gated=gated)
+    content = publication.Content(claim.ledger, runs, races, folder.name)
+    publication.copy(content, folder, lambda copied: texts, gated or publication.Gated())
 
 
 def content(folder: Path) -> publication.Content:
@@ -93,8 +95,8 @@ def content(folder: Path) -> publication.Content:
     try:
         texts = {name: plain_file.text(folder / name) for name in (CLAIM, "README.md")}
     except Damaged as error:
-        words = f"{CLAIM} or README.md cannot be read ({error}): ./run.sh judge says what is missing"
-        raise ValueError(f"{folder}: {words}") from None
+        why = f"{CLAIM} or README.md cannot be read ({error})"
+        raise ValueError(f"{folder}: {why}: ./run.sh judge says what is missing") from None
     runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]
     races = [path.name for path in sorted(folder.glob("races/*")) if path.is_dir()]
     return publication.Content(ledger.read(folder), runs, races, folder.resolve().name, texts)
@@ -106,15 +108,18 @@ def summary(claim: claims.Claim) -> str:
     for part, runs in (("claimed", claim.runs), *_others(claim)):
         rows = sorted((row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))
         if rows:
-            values = [["" if row[column] is None else row[column] for column in COLUMNS] for row in rows]
-            cells = [[f"{one:.4f}" if isinstance(one, float) else str(one) for one in row] for row in values]
+            cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
             table = text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github")
             parts += [f"{part}, {len(rows)} runs: {_means(rows)}", table]
     for race in claim.races:
-        against = race_folder.verdicts_of(race.result or {})
+        against = race_folder.verdicts_of(race.race_json or {})
         if race.arm in against:
             parts.append(text_table.line(f"{race.race_id}: {wording.standalone_verdict(against[race.arm])}", True))
     return "\n\n".join(parts)
+
+
+def _cell(value: float | str | None) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _others(claim: claims.Claim) -> list[tuple[str, list[claims.Run]]]:
@@ -126,20 +131,20 @@ def _others(claim: claims.Claim) -> list[tuple[str, list[claims.Run]]]:
     if len(by_arm) < 2:
         return [("raced against", runs) for runs in by_arm.values()]
     baselines = {plan["baseline"] for plan in plans}
-    about = {name: words for plan in plans for name, words in race_folder.about(plan["arms"]).items()}
+    about = {name: description for plan in plans for name, description in race_folder.about(plan["arms"]).items()}
     ordered = sorted(by_arm.items(), key=lambda item: (item[0] not in baselines, item[0]))
     heads = {True: "raced against", False: "another arm of the race"}
     return [(f"{heads[name in baselines]}, {name}: {about.get(name, '')}", runs) for name, runs in ordered]
 
 
 def _means(rows: list[Row]) -> str:
-    words = []
+    means = []
     units: dict[Literal["train_s", "val_loss"], str] = {"train_s": " s", "val_loss": ""}
     for column, unit in units.items():
         if values := [value for row in rows if (value := row[column]) is not None]:
             sd = stats.sd(values)
-            words.append(f"{column} {stats.mean(values):.4f}{unit}" + ("" if sd is None else f" (sd {sd:.4f})"))
-    return ", ".join(words) or "no numbers"
+            means.append(f"{column} {stats.mean(values):.4f}{unit}" + ("" if sd is None else f" (sd {sd:.4f})"))
+    return ", ".join(means) or "no numbers"
 
 
 def _table_fault(folder: Path, claim: claims.Claim) -> str | None:

@@ -4,6 +4,7 @@ An entry is all runs of one config and code on one kind of machine that one ledg
 races and the ledger alone; what would be a record is judged first (bench/claims/rules/), and becomes one if accepted.
 """
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -37,12 +38,15 @@ class Entry:
     number: int | None = None  # of the record, among those on its device
 
     def __post_init__(self) -> None:
+        by_steps = self.judged == "steps"
         self.first, self.last_run = self.rows[0], _started(self.rows[-1])
-        self.counted = [row for row in self.rows if self.judged == "steps" or row["validity"] == "valid"]
+        self.counted = [row for row in self.rows if by_steps or row["validity"] == "valid"]
         self.times_s = eligibility.times_s(self.counted)
         self.train_s = stats.mean(self.times_s) if self.times_s else None
-        self.score = max(row["num_steps"] or 0 for row in self.rows) if self.judged == "steps" else self.train_s
-        self.place = "any device" if self.judged == "steps" else self.first["device"]  # where a record stands
+        num_steps = [row["num_steps"] for row in self.rows if row["num_steps"] is not None]
+        most_steps = max(num_steps) if len(num_steps) == len(self.rows) else None  # None: not known of every run
+        self.score = most_steps if by_steps else self.train_s
+        self.place = "any device" if by_steps else self.first["device"]  # where a record stands
         self.setting = self.first["comparability_id"]
         self.kind = (self.first["config_id"], self.first["source_sha256"])
 
@@ -90,9 +94,9 @@ class Board:
     @property
     def needed(self) -> str:
         """What a record takes, a sentence; words between ` are commands."""
-        asked = self.track_rules.rules
-        device = f" on {asked.num_gpus} x {asked.gpu}" if asked.gpu else ""
-        best = ", in fewer steps than the one before" * (asked.judged == "steps")
+        rules = self.track_rules.rules
+        device = f" on {rules.num_gpus} x {rules.gpu}" if rules.gpu else ""
+        best = ", in fewer steps than the one before" * (rules.judged == "steps")
         runs = f"{self.track_rules.repeats} valid runs{device}{best}"
         return f"A record takes {runs}, the target, and every rule of `./run.sh judge`."
 
@@ -112,9 +116,9 @@ def boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board
 
 def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
-    known = set(claims.tracks())
+    known_tracks = set(claims.tracks())
     groups: Groups = {}
-    lost: dict[tuple[Any, ...], int] = {}
+    num_failed: collections.Counter[tuple[Any, ...]] = collections.Counter()
     seen: set[tuple[Path, str]] = set()
     homes: dict[str, Path] = {}
     for folder, row in runs:
@@ -122,25 +126,38 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
         if parent not in homes:
             homes[parent] = ledger.home([folder])
         home = homes[parent]
-        if row["num_deviations"] or row["discarded"] or row["track"] not in known:
-            continue
-        if (home, row["run_id"]) in seen:  # a copy
+        if why_excluded(row, known_tracks) or (home, row["run_id"]) in seen:  # the latter is a copy
             continue
         seen.add((home, row["run_id"]))
         kind = (row["track"], row["config_id"], row["source_sha256"], home)
-        if row["status"] == "complete" and row["validity"] != "invalid":
+        if has_loss(row):
             groups.setdefault((*kind, row["comparability_id"]), []).append((row, folder))
         elif row["status"] != "running":
-            lost[kind] = lost.get(kind, 0) + 1
+            num_failed[kind] += 1
     tracks: dict[str, list[Entry]] = {}
     read = functools.cache(ledger.read)
     for key, members in _without_copies(groups).items():
         members.sort(key=lambda member: _started(member[0]))
         rows, folders = zip(*members, strict=True)
-        judged = claims.track_rules(key[0]).rules.judged
-        entry = Entry(list(rows), list(folders), lost.get(key[:4], 0), read(key[3]), judged)
-        tracks.setdefault(key[0], []).append(entry)
+        track, _, _, home, _ = key
+        judged = claims.track_rules(track).rules.judged
+        entry = Entry(list(rows), list(folders), num_failed[key[:4]], read(home), judged)
+        tracks.setdefault(track, []).append(entry)
     return tracks
+
+
+def why_excluded(row: Row, known_tracks: set[str]) -> str | None:
+    """Why a run belongs to no entry, however it ended; None: it may."""
+    if row["track"] not in known_tracks:
+        return "on tracks that conf/track/ does not have"
+    if row["num_deviations"]:
+        return "in the open division"
+    return "a warm-up" if row["discarded"] else None
+
+
+def has_loss(row: Row) -> bool:
+    """Whether its loss counts."""
+    return row["status"] == "complete" and row["validity"] != "invalid"
 
 
 def _without_copies(groups: Groups) -> Groups:
@@ -227,20 +244,19 @@ def _why_no_record(
 def failed_rule(entry: Entry) -> str | None:
     """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they keep them all."""
     try:
-        return rulebook.first_failed(claims.of_folders(entry.folders, entry.book))
+        return rulebook.first_failed(claims.from_folders(entry.folders, entry.book))
     except ValueError as error:
         return str(error)
 
 
 def races_of(paths: Iterable[Path]) -> list[race_folder.Race]:
     """race.json of all races that have a verdict, in these results folders or folders of publications."""
-    result = []
+    races = []
     for path in map(Path, paths):
         for file in sorted((*path.glob("races/*/race.json"), *path.glob("*/races/*/race.json"))):
             with contextlib.suppress(ValueError):  # judge says what is wrong with it
-                race = race_folder.read(file.parent)
-                result += [race] if race.get("result") else []
-    return result
+                races.append(race_folder.read(file.parent))
+    return [race for race in races if race.get("result")]
 
 
 def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> Change:
@@ -251,13 +267,12 @@ def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.R
         return {"change_pct": entry.change_pct(before), "measured": "in steps"}
     for race in reversed(races):
         kinds = {name: (arm["config_id"], arm["source_sha256"]) for name, arm in race["arms"].items()}
-        for name, result in race["result"]["against"].items():
-            of_both = kinds.get(name) == entry.kind and kinds.get(race["baseline"]) == before.kind
-            if of_both and result["time"]["ci95_pct"]:
-                low, high = result["time"]["ci95_pct"]
-                return {
-                    "change_pct": result["time"]["change_pct"],
-                    "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}",
-                }
+        if kinds.get(race["baseline"]) != before.kind:
+            continue
+        for name, verdict in race["result"]["against"].items():
+            time = verdict["time"]
+            if kinds.get(name) == entry.kind and time["ci95_pct"]:
+                low, high = time["ci95_pct"]
+                return {"change_pct": time["change_pct"], "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}"}
     measured = "not in one session" if entry.setting == before.setting else "in another setting"
     return {"change_pct": entry.change_pct(before), "measured": measured}

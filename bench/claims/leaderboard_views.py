@@ -31,6 +31,7 @@ RECORDS = (
     "record", "since", "entry", "config_id", "train_s", "change", "measured", "n", CERTIFICATE, "device", "commit",
 )
 # fmt: on
+NO_LOSS = "failed, invalid or still running"
 MAX_CHANGES = 4  # of a record's config that are named
 BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of a publication or a claim
 
@@ -38,20 +39,17 @@ BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
     """Of these folders, words of the user (none: results/); form: github, or simple for a terminal."""
     paths = [named.folder(word) for word in folders] or [results_root()]
-    result = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
+    runs = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []
-    for board in leaderboard.boards(result, paths):
+    for board in leaderboard.boards(runs, paths):
         judged, about = board.track_rules.rules.judged, f"{board.track_rules.about}. {board.needed}"
         is_md = form == "github"
         parts.append(f"### {board.track}\n\n{about}" if is_md else f"{board.track}: {about.replace('`', '')}")
-        parts += [_standing(board.entries, judged, form), _records(board.records, judged, form)]
-    return "\n\n".join(parts) or why_empty([row for _, row in result], paths)
-
-
-def _standing(ordered: list[leaderboard.Entry], judged: str, form: str) -> str:
-    more = len(ordered) - MAX_ENTRIES
-    shown = _table(COLUMNS, [_cells(entry) for entry in ordered[:MAX_ENTRIES]], judged, form)
-    return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
+        parts.append(_table(COLUMNS, [_cells(entry) for entry in board.entries[:MAX_ENTRIES]], judged, form))
+        if len(board.entries) > MAX_ENTRIES:
+            parts.append(f"and {len(board.entries) - MAX_ENTRIES} slower ones: ./run.sh table --group")
+        parts.append(_records(board.records, judged, form))
+    return "\n\n".join(parts) or why_empty([row for _, row in runs], paths)
 
 
 def _records(records: list[leaderboard.Step], judged: str, form: str) -> str:
@@ -100,22 +98,12 @@ def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
     published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
     if not rows:
         return f"no runs in {where} yet; {published}"
-    known = set(claim.tracks())
-    counts = collections.Counter(_why(row, known) for row in rows).most_common()
-    whys = "; ".join(f"{count} {why}" for why, count in counts)
+    known_tracks, counts = set(claim.tracks()), collections.Counter[str]()
+    for row in rows:
+        why = f"on {row['track']}, which has no target" if leaderboard.has_loss(row) else NO_LOSS
+        counts[leaderboard.why_excluded(row, known_tracks) or why] += 1
+    whys = "; ".join(f"{count} {why}" for why, count in counts.most_common())
     return f"{where}: {text_table.counted(len(rows), 'run')}, none of them counts: {whys}; {published}"
-
-
-def _why(row: Row, known: set[str]) -> str:
-    if row["track"] not in known:
-        return "on tracks that conf/track/ does not have"
-    if row["num_deviations"]:
-        return "in the open division"
-    if row["discarded"]:
-        return "a warm-up"
-    if row["status"] != "complete" or row["validity"] == "invalid":
-        return "failed, invalid or still running"
-    return f"on {row['track']}, which has no target"
 
 
 def site_boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
@@ -123,14 +111,13 @@ def site_boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[
     boards = []
     for board in leaderboard.boards(runs, paths):
         for device in dict.fromkeys(entry.place for entry in board.entries):
-            of_device = [one for one in board.records if one[0].place == device]
             boards.append(
                 Board(
                     track=board.track,
                     device=device,
                     judged=board.track_rules.rules.judged,
                     about=f"{board.track_rules.about}. {board.needed}".replace("`", ""),
-                    records=[_record(*one) for one in of_device],
+                    records=[_record(*step) for step in board.records if step[0].place == device],
                     entries=[_entry(entry) for entry in board.entries if entry.place == device],
                 )
             )
@@ -173,10 +160,13 @@ def _what_changed(before: leaderboard.Entry | None, entry: leaderboard.Entry) ->
     """The config's settings that differ from the record before, and whether the code does; None for the first."""
     if before is None:
         return None
-    result = comparison.differing_folders(before.folders[0], entry.folders[0])
-    changes = [f"{one['what']} {_plain(one['a'])} → {_plain(one['b'])}" for one in result if one["kind"] == "config"]
-    more = len(changes) - MAX_CHANGES
-    changes = changes[:MAX_CHANGES] + ([f"{more} settings more"] if more > 0 else [])
+    changes = [
+        f"{differing['what']} {_plain(differing['a'])} → {_plain(differing['b'])}"
+        for differing in comparison.differing_folders(before.folders[0], entry.folders[0])
+        if differing["kind"] == "config"
+    ]
+    num_more = len(changes) - MAX_CHANGES
+    changes = changes[:MAX_CHANGES] + ([f"{num_more} settings more"] if num_more > 0 else [])
     if before.first["source_sha256"] != entry.first["source_sha256"]:
         changes.append("the code")
     if before.setting != entry.setting:
@@ -191,7 +181,7 @@ def _plain(values: list[Any]) -> str:
 def _who(results: Path) -> str | None:
     """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
     try:
-        result = BY.search(plain_file.text(Path(results) / "README.md"))
+        match = BY.search(plain_file.text(results / "README.md"))
     except Damaged:
         return None
-    return result and result[1].strip()[:100]
+    return match and match[1].strip()[:100]

@@ -40,6 +40,11 @@ BY_ROLE = {
     "environment": "the machine and its packages",
 }
 OF_INSTRUMENT = "written by an instrument, listed in the record"
+REASONS = {
+    "run.json": "the record, written by the referee",
+    "summary.md": "generated from the record",
+    certificates.FILE: "the outcome of its replays",
+}
 WHICH_CODE = ("code/commit.json", "code/diff.patch")
 MAX_SHOWN = 5
 
@@ -52,7 +57,7 @@ class Content:
     named_runs: list[str]  # "<track>/<run_id>"; those of the races belong to it anyway
     race_ids: list[str]
     name: str  # of the publication, unless the user gives one
-    texts: dict[str, str] | None = None  # of a claim: by file name, README.md among them; None: there is none yet
+    texts: dict[str, str] | None = None  # of a claim's folder: by file name, README.md among them
 
     @property
     def results(self) -> Path:
@@ -91,10 +96,9 @@ class Gated:
     dry_run: bool = False  # show and search, and write nothing
 
 
-def of_words(words: Sequence[str]) -> Content:
+def content_of(words: Sequence[str]) -> Content:
     """Run folders, folders of them, run ids, or one race -> Content.  ValueError: no run, or several ledgers."""
-    race = named.find(words)[0].race if len(words) == 1 else None
-    if race:
+    if len(words) == 1 and (race := named.find(words)[0].race):
         return Content(ledger.read(race.parent.parent), [], [race.name], race.name)
     folders = [run.absolute() for run in named.runs(words)]
     book = ledger.read(ledger.home(folders))
@@ -124,6 +128,8 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
     _refuse_unfinished(content)
 
     def texts(copied: Path) -> dict[str, str]:
+        if content.texts is not None:
+            return content.texts
         printed = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
         parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
@@ -131,14 +137,14 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         parts += certificate_links(content.results, content.runs)
         return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, printed)]) + "\n"}
 
-    copy(content, folder, texts, gated)
+    copy(content, folder, texts, gated or Gated())
     return folder
 
 
 def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
     """A line of Markdown for each of these runs, "<track>/<run_id>", that was replayed: what came out, and where."""
-    result = [(name, certificates.sentence(results / name)) for name in names]
-    return [f"- [certificate of {name}]({name}/{certificates.FILE}): {words}" for name, words in result if words]
+    sentences = ((name, certificates.sentence(results / name)) for name in names)
+    return [f"- [certificate of {name}]({name}/{certificates.FILE}): {text}" for name, text in sentences if text]
 
 
 def _refuse_unfinished(content: Content) -> None:
@@ -151,27 +157,23 @@ def _refuse_unfinished(content: Content) -> None:
             raise ValueError(f"{race_id}: has not ended, its numbers are hidden: race --resume or --abandon it")
 
 
-def copy(
-    content: Content, folder: Path, texts: Callable[[Path], dict[str, str]] | None = None, gated: Gated | None = None
-) -> None:
-    """Content -> a results folder, whole or not at all.  texts(folder) -> {file name: text}, where content has none.
+def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]], gated: Gated) -> None:
+    """Content -> a results folder, whole or not at all.  texts(the copy) -> {file name: text} of what is generated.
 
     folder may be there if it is empty.  ValueError where it cannot be written or the gate keeps a file back.
     """
-    folder, gated = Path(folder).absolute(), gated or Gated()
-    leaving = [*_files(content)]
+    folder, leaving = folder.absolute(), [*_files(content)]
     gated.show(leaving)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
-        for one in leaving:
-            (temporary / one.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(content.results / one.path, temporary / one.path)
-        made = content.texts if texts is None or content.texts is not None else texts(temporary)
-        assert made is not None  # of a claim, or made here
-        for name, text in made.items():
+        for file in leaving:
+            (temporary / file.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(content.results / file.path, temporary / file.path)
+        for name, text in (generated := texts(temporary)).items():
             (temporary / name).write_text(text)
-        search_files(temporary, [*(one.path for one in leaving), *made], gated.allowed)  # what goes, not what it was of
+        paths = [*(file.path for file in leaving), *generated]
+        search_files(temporary, paths, gated.allowed)  # the copies: the originals may have changed since
         if not gated.dry_run:
             os.rename(temporary, folder)  # refused where something lies in folder by now
     except OSError as error:
@@ -183,12 +185,9 @@ def copy(
 def _files(content: Content) -> Iterator[Leaving]:
     for name in content.runs:
         yield from files_of_run(content.results, name)
-    others = {
-        f"{race_folder.FOLDER}/{race_id}/{file}": f"{race_folder.FOLDER}/.../{file}"
-        for race_id in content.race_ids
-        for file in RACE_FILES
-    }
-    for path, group in (others | {ledger.NAME: ledger.NAME}).items():
+    races = race_folder.FOLDER
+    groups = {f"{races}/{race_id}/{file}": f"{races}/.../{file}" for race_id in content.race_ids for file in RACE_FILES}
+    for path, group in (groups | {ledger.NAME: ledger.NAME}).items():
         if (content.results / path).is_file():
             reason = "every run that was started" if path == ledger.NAME else "the race, written by the referee"
             yield Leaving(path, group, reason, (content.results / path).stat().st_size)
@@ -210,28 +209,25 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
             continue
         reason = BY_ROLE.get(role or "") or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
         if reason is None:
-            remedy = "older records keep unused files too: run again"
-            raise ValueError(
-                f"{name}/{path}: the record does not say that the run used it, so it is not included; {remedy}"
-            )
+            why = "the record does not say that the run used it, so it is not included"
+            raise ValueError(f"{name}/{path}: {why}; older records keep unused files too: run again")
         yield Leaving(f"{name}/{path}", path, reason, (folder / path).stat().st_size)
 
 
 def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     """{path in the run's folder: why it goes} of what has no role that says so."""
     code = run.get("code") or {}
-    result = dict.fromkeys(WHICH_CODE, "which code ran") | {"run.json": "the record, written by the referee"}
-    result |= {certificates.FILE: "the outcome of its replays", "summary.md": "generated from the record"}
-    result |= {f"code/{name}": "imported by the run" for name in code.get("files") or () if name.startswith("own/")}
-    result |= {f"code/{name}": f"of the script: {why}" for name, why in _of_script(folder, run).items()}
+    reasons = dict.fromkeys(WHICH_CODE, "which code ran") | REASONS
+    reasons |= {f"code/{name}": "imported by the run" for name in code.get("files") or () if name.startswith("own/")}
+    reasons |= {f"code/{name}": f"of the script: {why}" for name, why in _script_sources(folder, run).items()}
     raced, is_older = code.get("files") or {}, "untracked_excluded" not in code
     for name in code.get("untracked") or ():
         if not is_older or name in raced or (name.startswith("conf/") and name.endswith(".yaml")):
-            result[f"code/untracked/{name}"] = "used by the run, not in git"
-    return result
+            reasons[f"code/untracked/{name}"] = "used by the run, not in git"
+    return reasons
 
 
-def _of_script(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
+def _script_sources(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     """{source of a script in code/: why}.  Of older records: programs, and what those name."""
     script = run.get("script") or {}
     if not script or "used" in script:
@@ -246,11 +242,11 @@ def _of_script(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     return programs | (user_code.used_by_script(main, kept) if main else {})
 
 
-def listing_of(leaving: Iterable[Leaving]) -> list[str]:
+def listing(leaving: Iterable[Leaving]) -> list[str]:
     """Lines for people: each kind of file once, in how many runs, its bytes together, its reason."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for one in leaving:
-        groups.setdefault((one.group, one.reason), []).append(one.num_bytes)
+    for file in leaving:
+        groups.setdefault((file.group, file.reason), []).append(file.num_bytes)
     width = max((len(group) for group, _ in groups), default=0)
     return [
         f"{group:<{width}}  {sum(sizes):>11,} bytes{f' in {len(sizes)} runs' if len(sizes) > 1 else ''}  {reason}"
@@ -265,7 +261,7 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
     """
     refused: list[str] = []
     for path in paths:
-        if not any(path == one or path.endswith(f"/{one}") for one in allowed):
+        if not any(path == name or path.endswith(f"/{name}") for name in allowed):
             text = plain_file.text(folder / path, plain_file.MAX_LINES_BYTES, errors="replace")
             refused += dict.fromkeys(_faults(path, text))
     if refused:
@@ -275,12 +271,12 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
 
 
 def _faults(path: str, text: str) -> Iterator[str]:
-    """What is wrong with a file, in words that do not repeat it."""
+    """What is wrong with a file, in sentences that do not repeat it."""
     shown = private.redact(path, REPO, user="")
     if shown != path:
         yield f"{shown}: the name of the file holds a credential or names this machine"
-    for one in credentials.found(text):
-        yield f"{shown}, line {text.count(chr(10), 0, one.start) + 1}: holds {one.kind}"
+    for credential in credentials.found(text):
+        yield f"{shown}, line {text.count(chr(10), 0, credential.start) + 1}: holds {credential.kind}"
     clean = credentials.redacted(text)
     redacted = private.redact(clean, REPO, user="")  # user="": their name in a path may be an ordinary word
     if redacted != clean:

@@ -11,7 +11,6 @@ record.  Settings are those of the run, else those of conf/exporters/NAME.yaml; 
 
 import argparse
 import contextlib
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import arguments
 from bench.record import named
-from bench.record.exporters import dashboards, mllog, modded_nanogpt_log, tables
+from bench.record.exporters import dashboards, formats
 
 FILES = ("csv", "parquet", "mllog", "modded-nanogpt")
 
@@ -50,7 +49,7 @@ def main(argv: list[str]) -> int:
     if args.to == "parquet":
         if out is None:
             raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")
-        tables.write_parquet(tables.rows_of(folders, args.steps), out)
+        formats.write_parquet(formats.rows_of(folders, args.steps), out)
     elif out is None:
         sys.stdout.write(_text(args.to, folders, args.steps))
     else:
@@ -61,12 +60,12 @@ def main(argv: list[str]) -> int:
 
 def _text(form: str, folders: Sequence[Path], of_steps: bool) -> str:
     if form == "csv":
-        return tables.as_csv(tables.rows_of(folders, of_steps))
+        return formats.as_csv(formats.rows_of(folders, of_steps))
     if form == "mllog":
-        return "".join(tables.of_each(folders, lambda folder: "".join(f"{line}\n" for line in mllog.of_folder(folder))))
+        return "".join(formats.of_each(folders, formats.mllog))
     if len(folders) != 1:
         raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
-    return tables.of_each(folders, modded_nanogpt_log.text)[0]
+    return formats.of_each(folders, formats.modded_nanogpt_log)[0]
 
 
 def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
@@ -96,7 +95,7 @@ def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) ->
     settings = dashboards.settings_of(exported.run, name, changes)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # their packages print what they like
-            facts = importlib.import_module(f"bench.record.exporters.{name}").export(exported, settings)
+            facts = dashboards.EXPORT[name](exported, settings)
     except ValueError:
         raise
     except Exception as error:  # their packages raise what they like

@@ -17,7 +17,7 @@ from bench.base import atomic, text_table
 from bench.base.paths import of_user, results_root
 from bench.cli import arguments
 from bench.record import run_folder, step_files
-from bench.record.importers import log_files
+from bench.record.importers import dialects
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
@@ -32,10 +32,10 @@ FOREIGN = (re.compile(rb"\bstep\W{0,3}\d", re.I), re.compile(rb"\bloss\W{0,3}\d"
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
-    if argv and argv[0] not in log_files.FORMATS and Path(argv[0]).exists():
-        raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(log_files.FORMATS)} {argv[0]}")
+    if argv and argv[0] not in dialects.NAMES and Path(argv[0]).exists():
+        raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(dialects.NAMES)} {argv[0]}")
     args = _parser().parse_args(argv)
-    files = log_files.files([of_user(word) for word in args.path])
+    files = dialects.files_of([of_user(word) for word in args.path])
     summary = dict.fromkeys(COUNTS, 0)
     report: Report = {kind: [] for kind in REPORTED}
     seen, num_written = set(), 0  # sha256 of files
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     for done, (path, part_of) in enumerate(files, 1):
         arguments.count_up(done, len(files), "files")
         try:
-            runs, facts = log_files.read(path, args.format, part_of)
+            runs, facts = dialects.read_file(path, args.format, part_of)
         except ValueError as error:
             report["unread"].append(str(error))
             continue
@@ -108,7 +108,7 @@ def _why_no_run(path: Path, unmatched: Sequence[Any], form: str) -> str:
         return "no run: the file is empty"
     if b"\0" in data[:4096]:
         return "no run: the file is not text"
-    other = next((other for other in log_files.FORMATS if other != form and log_files.read(path, other)[0]), None)
+    other = next((other for other in dialects.NAMES if other != form and dialects.read_file(path, other)[0]), None)
     if other:
         return f"no run: it has no step lines of {form}, but some of {other}: ./run.sh import {other} {path}"
     lines = (line[:100] for line in re.split(rb"[\r\n]", data[:MAX_LOOKED_AT]))
@@ -135,7 +135,7 @@ def write(run: Record, rows: list[StepRow], results: Path | str) -> bool:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh import", main=main)
-    parser.add_argument("format", choices=log_files.FORMATS)
+    parser.add_argument("format", choices=dialects.NAMES)
     parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
     parser.add_argument("--json", action="store_true", help="the counts, for programs")
     parser.add_argument("--dry-run", action="store_true", help="count, and write nothing")

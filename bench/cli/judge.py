@@ -54,7 +54,7 @@ def _claims(words: Sequence[str]) -> list[tuple[str, claims.Claim]]:
         if claim_folder.lacks_claim(chosen.paths[0]):
             words = "its README.md has a claim's table and claim.yaml is missing: not a claim folder, restore it"
             raise ValueError(f"{chosen.paths[0]}: {words}")
-    return [(" ".join(words), claims.of_folders(named.runs(words)))]
+    return [(" ".join(words), claims.from_folders(named.runs(words)))]
 
 
 def _of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
@@ -64,7 +64,7 @@ def _of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
     if arm is not None and arm not in race.plan["arms"]:
         raise ValueError(f"{folder.name}:{arm}: not an arm of this race; choose from {', '.join(race.plan['arms'])}")
     arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
-    return [(f"{folder.name}:{name}", claims.of_race(race, name, book)) for name in arms]
+    return [(f"{folder.name}:{name}", claims.from_race(race, name, book)) for name in arms]
 
 
 def text(verdict: dict[str, Any]) -> str:

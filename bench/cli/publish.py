@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 published, 2 wrong use, and nothing was written."""
     args = _parser().parse_args(argv)
     claim = named.find(args.runs)[0].claim if len(args.runs) == 1 else None
-    content = claim_folder.content(claim) if claim else publication.of_words(args.runs)
+    content = claim_folder.content(claim) if claim else publication.content_of(args.runs)
     gated = publication.Gated(show_leaving, args.allow, args.dry_run)
     folder = publication.publish(content, args.name, table.main, gated)
     if args.dry_run:
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 def show_leaving(leaving: Sequence[publication.Leaving]) -> None:
     """The files that leave this machine, a line each."""
-    for line in publication.listing_of(leaving):
+    for line in publication.listing(leaving):
         say("file", text_table.printable(line))
 
 

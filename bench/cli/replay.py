@@ -14,7 +14,6 @@ which lies in results/replays/.  A record that ./run.sh verify refuses gets none
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 from collections import Counter
@@ -50,16 +49,16 @@ def main(argv: list[str]) -> int:
             return 1
         made = [answer for answer in answers if answer is not None]
         if len(folders) > 1 and made:
-            numbers = Counter(answer.outcome for answer in made)
+            numbers = Counter(answer["outcome"] for answer in made)
             words = ", ".join(f"{number} {word}" for word, number in numbers.items())
             say("replay", f"{counted(len(made), 'record')}: {words}")
     if args.json:
-        print(json.dumps([dataclasses.asdict(answer) for answer in made], indent=1))
+        print(json.dumps(made, indent=1))
     if args.check:
         return 0 if all(answer is None for answer in answers) else 2
-    if any(answer.outcome == outcomes.DIFFERS for answer in made):
+    if any(answer["outcome"] == outcomes.DIFFERS for answer in made):
         return 1
-    return 0 if any(answer.holds for answer in made) else 2
+    return 0 if any(certificate.holds(answer) for answer in made) else 2
 
 
 def _folders(args: argparse.Namespace) -> list[Path]:
@@ -77,7 +76,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     return kept
 
 
-def _of(folder: Path, args: argparse.Namespace) -> certificate.Certificate | None:
+def _of(folder: Path, args: argparse.Namespace) -> certificates.Certificate | None:
     """The certificate of one record; with --check None, or the certificate of what is missing."""
     record = recorded.with_secrets(recorded.read(folder), args.fill)
     checks, fields = replaying.foreseen(record)
@@ -95,11 +94,11 @@ def _of(folder: Path, args: argparse.Namespace) -> certificate.Certificate | Non
         return certificate.impossible(record, missing[0].found) if missing else None
     options = replaying.Options(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet, args.trust)
     made = replaying.replay(record, checks, options, say)
-    word = made.outcome
+    word = made["outcome"]
     is_coloured = word in COLOURED and text_table.is_terminal()
-    say("replay", f"{text_table.coloured(word) if is_coloured else word.upper()}: {made.why}")
-    if made.time:
-        say("time", f"{made.time.word}: {made.time.why}")
+    say("replay", f"{text_table.coloured(word) if is_coloured else word.upper()}: {made['why']}")
+    if time := made["time"]:
+        say("time", f"{time['word']}: {time['why']}")
     say("wrote", "no certificate" if replaying.is_refused(checks) else shown(folder / certificates.FILE))
     return made
 

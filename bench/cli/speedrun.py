@@ -113,13 +113,14 @@ def _cost(job: Job, overrides: Sequence[str]) -> str:
 
 def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:
     """(how many runs ./run.sh judge asks for where these are claimed, a sentence where they are more; else "")."""
-    dropped, *others = claims.of_folders([run["folder"] for run in runs]).unclaimed()
-    num_all = len(runs) + len(dropped)
-    if not dropped:
+    others = claims.from_folders([run["folder"] for run in runs]).unclaimed()
+    num_all = len(runs) + len(others.dropped)
+    if not others.dropped:
         return num_all, ""
     words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone"
     # the config_id would name runs of other code too
-    which = f"{runs[0]['run_id']} names the others" if any(others) else runs[0]["config_id"]
+    has_more = others.excused or others.other_code
+    which = f"{runs[0]['run_id']} names the others" if has_more else runs[0]["config_id"]
     return num_all, f"{words}: ./run.sh judge {which}"
 
 

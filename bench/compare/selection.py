@@ -178,16 +178,16 @@ def _of_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
 
 def _of_logs(word: str, paths: Iterable[Path]) -> Arm:
     """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
-    from bench.record.importers import log_files
+    from bench.record.importers import dialects
 
     rows: list[Row] = []
     records: dict[str, dict[str, Any]] = {}
     try:
-        files = log_files.files(paths)
+        files = dialects.files_of(paths)
     except ValueError as error:
         raise ValueError(f"{word}: it holds no run folder and no training log ({error})") from None
     for path, part_of in files:
-        readings = (log_files.read(path, form, part_of)[0] for form in log_files.FORMATS)
+        readings = (dialects.read_file(path, form, part_of)[0] for form in dialects.NAMES)
         for run, steps in next((runs for runs in readings if runs), []):
             rows.append(row_of(run))
             records.setdefault(run["run_id"], run | {"steps": steps})

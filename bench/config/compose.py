@@ -36,13 +36,13 @@ from bench.config.typed import fill_like, filled, leaves
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
 PLUGINS = {  # a choice of Hydra's: what must be installed for it
-    "hydra/launcher": {
-        "submitit_slurm": "hydra-submitit-launcher",
-        "submitit_local": "hydra-submitit-launcher",
-        "joblib": "hydra-joblib-launcher",
-        "ray": "hydra-ray-launcher",
-    },
-    "hydra/sweeper": {"optuna": "optuna", "ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"},
+    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
+    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher/joblib": "hydra-joblib-launcher",
+    "hydra/launcher/ray": "hydra-ray-launcher",
+    "hydra/sweeper/optuna": "optuna",
+    "hydra/sweeper/ax": "hydra-ax-sweeper",
+    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
 }
 OURS = str(CODE / "bench" / "plans" / "plugins")  # holds the package hydra_plugins, where Hydra looks
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -69,8 +69,10 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     _check_track(composed["track"])
     _check_script(composed, overrides)
     config = schema.build(schema.Config, composed)
-    if config.model is not None:
-        _check_arch(config.model.arch)
+    ours = [name for name in choices("model") if models.find(name)]
+    if config.model is not None and config.model.arch not in ours and not user_code.is_import_path(config.model.arch):
+        known = f"choose from {', '.join(ours)}, or give my_model.py:MyModel"
+        raise ValueError(f"model.arch={config.model.arch}: unknown model; {known}")
     return config
 
 
@@ -109,14 +111,6 @@ def app(loader: Callable[[Any], Any] | None = None) -> Any:
     return hydra
 
 
-def composed_by_hydra(words: list[str], config_name: str) -> Any:
-    """A DictConfig, its hydra node included, of words that choose groups or are of hydra.  Raises ValueError."""
-    from hydra.types import RunMode
-
-    with refusals(words):
-        return app().compose_config(config_name, list(words), RunMode.RUN, from_shell=False)
-
-
 @contextlib.contextmanager
 def refusals(words: list[str]) -> Iterator[None]:
     """In this block what Hydra cannot do with words is a ValueError in one line."""
@@ -127,18 +121,14 @@ def refusals(words: list[str]) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise _refused(error, words) from None
-
-
-def _refused(error: Exception, words: list[str]) -> ValueError:
-    text = one_line(error)
-    for group, packages in PLUGINS.items():
-        for name, package in packages.items():
-            if f"'{group}/{name}'" in text:
-                return ValueError(f"{group}={name}: it is not installed here: pip install {package} (docs/SWEEPS.md)")
-    if "Could not override 'model/size'" in text:
-        text += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
-    return ValueError(f"{' '.join(words)}: {text}" if words else text)
+        text = one_line(error)
+        for choice, package in PLUGINS.items():
+            if f"'{choice}'" in text:
+                remedy = f"pip install {package} (docs/SWEEPS.md)"
+                raise ValueError(f"{'='.join(choice.rsplit('/', 1))}: it is not installed here: {remedy}") from None
+        if "Could not override 'model/size'" in text:
+            text += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
+        raise ValueError(f"{' '.join(words)}: {text}" if words else text) from None
 
 
 def _with_bases(group: str, name: str) -> Iterator[str]:
@@ -256,7 +246,10 @@ def _merged(old: Any, new: Any) -> Any:
 @functools.cache
 def _whole(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Any:
     """What Hydra makes of some group=name, its own node included; folders: own_folders(); name: of the root."""
-    return composed_by_hydra(list(groups), name)
+    from hydra.types import RunMode
+
+    with refusals(list(groups)):
+        return app().compose_config(name, list(groups), RunMode.RUN, from_shell=False)
 
 
 @functools.cache
@@ -277,18 +270,14 @@ def track_values(name: str) -> Values:
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
 
-def _own_rules(name: str) -> Values:
-    """A track's section of its own file; what its file takes from another is not there."""
-    return filled(schema.TrackConfig, (_settings_of(path_of("track", name)) or {}).get("track") or {})
-
-
 def _check_track(track: Values) -> None:
     """A track's rules are those of its file: all a run may choose is how often it is repeated."""
     name = track["name"]
     if name not in choices("track"):
         raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
-    if track | {"repeats": None} == _own_rules(name) | {"repeats": None}:
-        return  # as its file has them, for which nothing need be composed
+    own = filled(schema.TrackConfig, (_settings_of(path_of("track", name)) or {}).get("track") or {})
+    if track | {"repeats": None} == own | {"repeats": None}:
+        return  # as its own file has them, without what that takes from another: nothing need be composed
     for key, rule in track_values(name)["track"].items():
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"
@@ -311,14 +300,6 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
             f"checkpoint.save=true with script={composed['script']['path']}: a script saves its own: remove it"
         )
     composed["model"] = composed["optim"] = None
-
-
-def _check_arch(arch: str) -> None:
-    ours = [name for name in choices("model") if models.find(name)]
-    if arch not in ours and not user_code.is_import_path(arch):
-        raise ValueError(
-            f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
-        )
 
 
 def _check_settings(group: str, chosen: Values) -> None:

@@ -1,5 +1,6 @@
 """A run's settings explained: where each value comes from and what it means, for `--cfg job` and `run --help KEY`."""
 
+import functools
 import json
 import shutil
 import textwrap
@@ -19,32 +20,48 @@ WIDTH = 120
 
 
 class Origins:
-    """Where the values of a run come from."""
+    """Where the values of a run come from, those of the command to SLURM too, and what they are."""
 
     def __init__(self, overrides: list[str], machine: schema.Machine | None = None) -> None:
-        self._overrides, self._files = compose.origins(overrides, machine)
+        self.overrides, self.machine = overrides, machine
+        self._of_cluster, self._of_run = split_cluster(overrides)
+        self._words, self._files = compose.origins(self._of_run, machine)
+        self._words |= {word.partition("=")[0]: word for word in self._of_cluster if word.startswith("cluster.")}
 
     def of(self, key: str) -> tuple[str, str] | None:
         """(the override or the file that sets it, the file's comment on it); None: nothing does, it is the default."""
-        for given, word in self._overrides.items():
+        for given, word in self._words.items():
             if key == given or key.startswith(f"{given}."):
                 return f"{word} on the command line", ""
         for group, name in self._files:
-            path = path_of(group, name)
-            inner = _within(path, group.replace("/", "."), key)
-            comments = meanings.file_comments(path)[1]
-            if inner in comments:
-                return shown(path), "" if group in LISTS else comments[inner]
+            path, place = path_of(group, name), group.replace("/", ".")
+            first = path.read_text().partition("\n")[0]
+            if first.startswith("# @package "):
+                place = first.split()[-1].replace("_global_", "")
+            prefix, comments = f"{place}." if place else "", meanings.file_comments(path)[1]
+            if key.startswith(prefix) and (comment := comments.get(key.removeprefix(prefix))) is not None:
+                return shown(path), "" if group in LISTS else comment
         return None
 
+    @functools.cached_property
+    def values(self) -> dict[str, Any]:
+        """All settings of the run, nested."""
+        run = schema.to_dict(compose.compose(self._of_run, self.machine))
+        return run | {"cluster": cluster_settings(self._of_cluster)}
 
-def _within(path: Path, place: str, key: str) -> str | None:
-    """The key as a yaml at that place writes it, or at its own @package; None for one that it cannot set."""
-    first = path.read_text().partition("\n")[0]
-    if first.startswith("# @package "):
-        place = first.split()[-1].replace("_global_", "")
-    prefix = f"{place}." if place else ""
-    return key.removeprefix(prefix) if key.startswith(prefix) else None
+    def value(self, key: str) -> Any:
+        """MISSING for a setting that this run does not have."""
+        try:
+            return typed.get(self.values, key)
+        except KeyError:
+            return MISSING
+
+    def with_choice(self, choice: str) -> "Origins":
+        """Of the same run with an optimizer, schedule, instrument or exporter more."""
+        group, _, name = choice.partition("=")
+        if group in LISTS:
+            choice = f"{group}=[{','.join([*self.values[group], name.strip('[]')])}]"
+        return Origins([*self.overrides, choice], self.machine)
 
 
 def shown(path: Path) -> str:
@@ -102,7 +119,7 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
     """A setting's or group's key, or the last part of it -> text.  Raises ValueError for a word that is neither."""
     keys = _named(word, [*meanings.settings(), *meanings.groups(), *groups.GROUPS])
-    now = _Composition(overrides, machine)
+    now = Origins(overrides, machine)
     return "\n\n".join(_of_group(key, now) if key not in meanings.settings() else _of_setting(key, now) for key in keys)
 
 
@@ -117,61 +134,27 @@ def _named(word: str, known: Iterable[str]) -> list[str]:
     raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {', '.join(groups.GROUPS)}")
 
 
-class _Composition:
-    """What the words beside --help make, and what they would make with a choice added."""
-
-    def __init__(self, overrides: list[str], machine: schema.Machine | None) -> None:
-        self.overrides, self.machine = overrides, machine
-        self._of_cluster, of_run = split_cluster(overrides)
-        self.config = schema.to_dict(compose.compose(of_run, machine))
-        self.config["cluster"] = cluster_settings(self._of_cluster)
-        self._origins = Origins(of_run, machine)
-
-    def with_choice(self, choice: str) -> "_Composition":
-        """The same with an optimizer, schedule, instrument or exporter more."""
-        group, _, name = choice.partition("=")
-        if group in groups.LISTS:
-            choice = f"{group}=[{','.join([*self.config[group], name.strip('[]')])}]"
-        return _Composition([*self.overrides, choice], self.machine)
-
-    def value(self, key: str) -> Any:
-        """MISSING for a setting that this run does not have."""
-        try:
-            return typed.get(self.config, key)
-        except KeyError:
-            return MISSING
-
-    def origin(self, key: str) -> str:
-        """ ", from conf/...: why", or that it is the default."""
-        if key.startswith("cluster."):
-            typed = [word for word in self._of_cluster if word.startswith(f"{key}=")]
-            return f"from {typed[-1]} on the command line" if typed else "the default"
-        origin = self._origins.of(key)
-        if origin is None:
-            return "the default"
-        source, comment = origin
-        return f"from {source}" + (f": {comment}" if comment else "")
-
-
-def _of_setting(key: str, now: "_Composition") -> str:
+def _of_setting(key: str, now: Origins) -> str:
     setting = meanings.settings()[key]
     value, lacks = now.value(key), ""
     if value == MISSING:
         lacks = f"not a setting of this run; with {setting.brought_by[0]} it is "
         now = now.with_choice(setting.brought_by[0])
         value = now.value(key)
+    origin = now.of(key)
+    source = "the default" if origin is None else f"from {': '.join(filter(None, origin))}"
     rows = {
         "use": setting.allowed,
         "unit": setting.unit,
         "default": "none, a file of conf/ gives it" if setting.default == MISSING else _yaml(setting.default),
         "only with": " or ".join(setting.brought_by),
-        "now": f"{lacks}{_yaml(value)}, {now.origin(key)}",
+        "now": f"{lacks}{_yaml(value)}, {source}",
     }
     lines = [_wrapped(f"{name:<11}{text}", 2, 13) for name, text in rows.items() if text]
     return "\n".join([key, _wrapped(setting.meaning, 2, 2), *lines])
 
 
-def _of_group(key: str, now: "_Composition") -> str:
+def _of_group(key: str, now: Origins) -> str:
     about, group = meanings.groups().get(key, ""), key.replace(".", "/")
     lines = [_wrapped(f"{key}: {about}" if about else key, 0, 2)]
     if group in groups.GROUPS:

@@ -129,8 +129,8 @@ def _own_folders(conf: Path | None, named: Path | None) -> tuple[Path, ...]:
         if not named.is_dir():
             raise ValueError(f"--config-dir {named}: there is no folder of that name")
         if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
-            words = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
-            raise ValueError(f"--config-dir {named}: {words}")
+            why = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
+            raise ValueError(f"--config-dir {named}: {why}")
         folders.append(named)
     folders += _installed()
     return tuple(dict.fromkeys(folders))
@@ -151,7 +151,7 @@ def _installed() -> list[Path]:
         folders = [Path(start, *rest) for start in (spec and spec.submodule_search_locations) or ()]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
-            words = f"{point.name} = {point.value} is not a folder of an installed package"
-            raise ValueError(f"entry point {ENTRY_POINTS}: {words}")
+            why = f"{point.name} = {point.value} is not a folder of an installed package"
+            raise ValueError(f"entry point {ENTRY_POINTS}: {why}")
         installed.append(folder)
     return installed

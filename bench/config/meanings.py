@@ -8,9 +8,8 @@ other yaml such a comment says why this value.
 import dataclasses
 import functools
 import inspect
-import io
 import itertools
-import tokenize
+import re
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import yaml
 
 from bench.config import overrides, schema
 from bench.config.groups import LISTS, choices, path_of
-from bench.config.typed import KINDS, allowed, default_of, plain_of, row_class, variant, variants
+from bench.config.typed import KINDS, allowed, default_of, parts_of, row_class, variant, variants
 
 UNITS = {  # the last part of a setting's name: its unit
     "s": "seconds",
@@ -38,40 +37,19 @@ UNITS = {  # the last part of a setting's name: its unit
     "len": "tokens",
 }
 
+FIELD = re.compile(r"^((?: {4}#.*\n)*) {4}(\w+):.*?(?:  # (.*))?$", re.M)  # comments above, name, comment beside
+
 
 @functools.cache
 def class_comments(cls: Any) -> dict[str, str]:
-    """Dataclass -> {field: its comment, "" where there is none}, of inherited fields too."""
+    """Dataclass -> {field: its comment, on its line or on those above it, "" without one}, of inherited fields too."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if "__annotations__" in vars(base):
-            comments |= _of_source(inspect.getsource(base), vars(base)["__annotations__"])
+        if fields := vars(base).get("__annotations__"):
+            for above, name, beside in FIELD.findall(inspect.getsource(base)):
+                if name in fields:
+                    comments[name] = beside or " ".join(line.strip(" #") for line in above.splitlines())
     return comments
-
-
-def _of_source(source: str, fields: Iterable[str]) -> dict[str, str]:
-    """Comments by line; a field has that of its own line, or those of the lines above it."""
-    lines = source.splitlines()
-    beside: dict[int, str] = {}
-    alone: dict[int, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            words, row = token.string.removeprefix("#").strip(), token.start[0]
-            (alone if not lines[row - 1][: token.start[1]].strip() else beside)[row] = words
-    comments = {}
-    for row, line in enumerate(lines, 1):
-        name = line.partition(":")[0].strip()
-        if name in fields and line.startswith("    ") and not line.startswith("     "):
-            comments[name] = beside.get(row) or _above(alone, row)
-    return comments
-
-
-def _above(alone: dict[int, str], row: int) -> str:
-    words: list[str] = []
-    while row - 1 in alone:
-        row -= 1
-        words.insert(0, alone[row])
-    return " ".join(words)
 
 
 @functools.cache
@@ -129,15 +107,15 @@ def settings() -> dict[str, Setting]:
 def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()) -> Iterator[Setting]:
     """Of a dataclass and of those within; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
-    for one in dataclasses.fields(cls):
-        key, hint = path + one.name, plain_of(hints[one.name])
-        if one.name in known or key in LISTS:
+    for field in dataclasses.fields(cls):
+        key, hint = path + field.name, parts_of(hints[field.name])[0]
+        if field.name in known or key in LISTS:
             continue
         if not dataclasses.is_dataclass(hint):
-            yield Setting(key, comments[one.name], allowed(hints[one.name]), default_of(one), brought_by)
-            if row := row_class(hints[one.name]):  # of a table: the rows that it has in the yaml which brings it
+            yield Setting(key, comments[field.name], allowed(hints[field.name]), default_of(field), brought_by)
+            if row := row_class(hints[field.name]):  # of a table: the rows that it has in the yaml which brings it
                 group, _, choice = brought_by[0].partition("=")
-                rows = yaml.safe_load(path_of(group, choice).read_text())[one.name]
+                rows = yaml.safe_load(path_of(group, choice).read_text())[field.name]
                 for name, values in rows.items():
                     yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
             continue
@@ -155,9 +133,9 @@ def _of_lists() -> Iterator[Setting]:
             path = path_of(group, name)
             _, comments = file_comments(path)
             for key, value in (yaml.safe_load(path.read_text())[name] or {}).items():
-                meaning, _, words = comments[f"{name}.{key}"].removesuffix("]").partition(" [")
-                words = words or KINDS.get(type(value), "a value, or null")
-                yield Setting(f"{group}.{name}.{key}", meaning, words, value, (f"{group}=[{name}]",))
+                meaning, _, allowed_values = comments[f"{name}.{key}"].removesuffix("]").partition(" [")
+                allowed_values = allowed_values or KINDS.get(type(value), "a value, or null")
+                yield Setting(f"{group}.{name}.{key}", meaning, allowed_values, value, (f"{group}=[{name}]",))
 
 
 def about(group: str, name: str) -> str:

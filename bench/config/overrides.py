@@ -50,7 +50,10 @@ def parsed(word: str) -> Any:
     """An override as Hydra's parser reads it.  Raises ValueError for a word that is not an override, or is a sweep."""
     override = _parsed(word)
     if override.is_sweep_override():
-        first, second = (f"{override.key_or_group}={value}" for value in _two_values(override))
+        values = ["...", "..."]
+        if override.is_discrete_sweep() and not hasattr(override.value(), "filter"):
+            values = [*itertools.islice(override.sweep_string_iterator(), 2), "..."][:2]
+        first, second = (f"{override.key_or_group}={value}" for value in values)
         in_a_race = f"; a race gives each value an arm: A={first} B={second}" * (word.partition("=")[0] != "seed")
         raise ValueError(f"{word}: several values are a sweep, which ./run.sh run -m makes{in_a_race}")
     return override
@@ -125,12 +128,6 @@ def _parsed(word: str) -> Any:
             first = word[: second.start()]
             raise ValueError(f"{word!r}: these are two settings in one word: write {first} {second[1]}") from None
         raise ValueError(f"{word}: {one_line(error)}; quote a value with spaces or signs: key='\"a value\"'") from None
-
-
-def _two_values(override: Any) -> Iterable[str]:
-    if override.is_discrete_sweep() and not hasattr(override.value(), "filter"):
-        return [*itertools.islice(override.sweep_string_iterator(), 2), "..."][:2]
-    return "...", "..."
 
 
 def _quoted(override: str) -> str:

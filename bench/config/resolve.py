@@ -11,16 +11,26 @@ parameter.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.config import schema, stages, typed, user_code, windows
+from bench.config import schema, typed, user_code
+from bench.config import stages as resolved_stages
 from bench.config.compose import track_values
 from bench.config.typed import leaves
+from models import stages as run_stages
+from models.stages import Stage
 
 # what takes the setting; models/ladder/ has model.args.activations
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
 WITH_CHECKPOINTING = WITH_RESIDUAL_DTYPE  # that call their blocks through LanguageModel.through()
+OF_PARTS = ("momenta", "update_every_steps", "frozen_steps")  # of a stage: by the optimizer's parts
+WITHOUT_REDUCER = {
+    "update_every_steps": "update_every_steps keeps gradients over steps",
+    "frozen_steps": "frozen_steps leaves gradients out",
+    "untied": "before it the embedding has no gradient",
+}
 UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
 BLOCKS_GIB = 0.4  # a sequence of 1,024 tokens through 12 layers of width 768
 LOGITS_GIB = 0.2  # a sequence of 1,024 tokens, with 50,304 logits each
@@ -30,6 +40,8 @@ OTHER_GIB = 0.6  # the CUDA context, NCCL's and the optimizer's buffers
 USABLE_FRAC = 0.9  # the allocator's fragments and validation take the rest
 UNKNOWN_GIB = 16.0  # where the driver does not say
 
+Refusal = tuple[str, Any, str]  # the setting, its value, what to try
+
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
@@ -38,15 +50,17 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
         config.data.shards = [str(number) for number in numbers]
         config.data.num_train_shards = None
     resolve_hardware(config.hardware, machine)
-    assert config.hardware.num_processes is not None
-    windows.check_ranks(config.instruments, config.hardware.num_processes)
     if config.model is None or config.optim is None:
         _resolve_script(config, vocab_size)
     else:
         _resolve_model(config, config.model, vocab_size)
         _resolve_batch(config, machine.gpu_memory_gib)
-        _check_goal(config)
         config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
+    for refusal in _refusals(config):
+        _refuse(*refusal)
+    for stage in config.stages or ():  # given or not, the default is one config with one id
+        stage.untied = stage.untied or None
+        stage.window_rounding = None if stage.window_rounding == "down" else stage.window_rounding
     return config
 
 
@@ -66,54 +80,53 @@ def _refuse(what: str, value: Any, remedy: str) -> NoReturn:
 
 
 def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -> None:
-    """In place: what was left to the machine, derived.  Raises ValueError."""
+    """In place: what was left to the machine, derived; of several nodes each is like it.  Raises ValueError."""
     if hardware.device == "auto":
         hardware.device = "cuda" if machine.num_gpus else "cpu"
     on_gpu = hardware.device == "cuda"
     if on_gpu and not machine.num_gpus:
         _refuse("hardware.device", "cuda", "this machine shows no NVIDIA GPU: use hardware=cpu or hardware=auto")
-    _resolve_ranks(hardware, machine, on_gpu)
-    if hardware.dtype is None:
-        hardware.dtype = "bfloat16" if on_gpu else "float32"
-    if hardware.compile is None:
-        hardware.compile = on_gpu
-    if not on_gpu and hardware.tf32 is not None:
-        _refuse("hardware.tf32", hardware.tf32, "a CPU has no TF32: leave it null")
-    if not on_gpu and hardware.sdpa in ("efficient", "cudnn"):
-        _refuse("hardware.sdpa", hardware.sdpa, "a CPU has flash and math")
-    if hardware.num_processes == 1:
-        hardware.reducer = None  # nothing to reduce: one config with one id, whatever the machine of many is to do
-    if hardware.gc == "freeze":
-        hardware.gc = None  # given or not, the default is one config with one id
-    if hardware.gc == "manual" and hardware.gc_every_steps is None:
-        remedy = "hardware.gc=manual needs it: give hardware.gc_every_steps=NUMBER"
-        _refuse("hardware.gc_every_steps", None, remedy)
-    if hardware.gc != "manual" and hardware.gc_every_steps is not None:
-        remedy = f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: remove it"
-        _refuse("hardware.gc_every_steps", hardware.gc_every_steps, remedy)
-
-
-def _resolve_ranks(hardware: schema.HardwareConfig, machine: schema.Machine, on_gpu: bool) -> None:
-    """machine is each of the nodes: they are alike."""
-    if hardware.nodes == 1:
-        hardware.nodes = None  # given or not, one node is one config with one id
     num_nodes = hardware.nodes or 1
+    hardware.nodes = None if num_nodes == 1 else num_nodes  # given or not, the default is one config with one id
     if hardware.num_processes is None:
         hardware.num_processes = num_nodes * (machine.num_gpus if on_gpu else 1)
     if hardware.num_processes % num_nodes:
         _refuse("hardware.num_processes", hardware.num_processes, f"as many on each of hardware.nodes={num_nodes}")
-    of_node = hardware.num_processes // num_nodes
-    if on_gpu and of_node > machine.num_gpus:
+    if on_gpu and hardware.ranks_of_node > machine.num_gpus:
         each = "each machine" if num_nodes > 1 else "this machine"
         remedy = f"{each} has {machine.num_gpus} GPU(s), one process each"
         _refuse("hardware.num_processes", hardware.num_processes, remedy)
-    if hardware.num_threads is None:
-        hardware.num_threads = max(1, machine.num_cpus // of_node)
-    if num_nodes == 1 and hardware.rendezvous is not None:
-        remedy = "it is where several nodes meet: give hardware.nodes=NUMBER"
-        _refuse("hardware.rendezvous", hardware.rendezvous, remedy)
+    for refusal in _refusals_of_hardware(hardware, on_gpu):
+        _refuse(*refusal)
     if hardware.rendezvous is not None:
         typed.host_and_port(hardware.rendezvous)
+    if hardware.num_threads is None:
+        hardware.num_threads = max(1, machine.num_cpus // hardware.ranks_of_node)
+    if hardware.dtype is None:
+        hardware.dtype = "bfloat16" if on_gpu else "float32"
+    if hardware.compile is None:
+        hardware.compile = on_gpu
+    if hardware.num_processes == 1:
+        hardware.reducer = None  # nothing to reduce
+    hardware.gc = None if hardware.gc == "freeze" else hardware.gc
+
+
+def _refusals_of_hardware(hardware: schema.HardwareConfig, on_gpu: bool) -> Iterator[Refusal]:
+    if hardware.nodes is None and hardware.rendezvous is not None:
+        yield "hardware.rendezvous", hardware.rendezvous, "it is where several nodes meet: give hardware.nodes=NUMBER"
+    if not on_gpu and hardware.tf32 is not None:
+        yield "hardware.tf32", hardware.tf32, "a CPU has no TF32: leave it null"
+    if not on_gpu and hardware.sdpa in ("efficient", "cudnn"):
+        yield "hardware.sdpa", hardware.sdpa, "a CPU has flash and math"
+    every = hardware.gc_every_steps
+    if hardware.gc == "manual" and every is None:
+        yield "hardware.gc_every_steps", every, "hardware.gc=manual needs it: give hardware.gc_every_steps=NUMBER"
+    if hardware.gc != "manual" and every is not None:
+        yield (
+            "hardware.gc_every_steps",
+            every,
+            f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: remove it",
+        )
 
 
 def _resolve_model(config: schema.Config, model: schema.ModelConfig, vocab_size: int) -> None:
@@ -146,7 +159,7 @@ def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
     assert num_processes is not None
     for name, tokens, seq_len in (
         ("data.batch_tokens", data.batch_tokens, data.seq_len),
-        ("goal.val_tokens", config.goal.val_tokens, stages.val_seq_len(config)),
+        ("goal.val_tokens", config.goal.val_tokens, resolved_stages.val_seq_len(config)),
     ):
         step_tokens = seq_len * num_processes
         if tokens % step_tokens:
@@ -162,10 +175,25 @@ def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
             return largest_micro_batch(config, seq_len, rank_seqs, gpu_memory_gib)
         return rank_seqs
 
-    stages.resolve(config, at_once)
+    def largest_divisor(rank_seqs: int, limit: int) -> int:
+        return next(seqs for seqs in range(min(limit, rank_seqs), 0, -1) if rank_seqs % seqs == 0)
+
+    if config.stages:
+        run_stages.ends_of(config.stages, config.goal.num_steps)
+    config.stages = config.stages or None
+    for index, stage in enumerate(config.stages or ()):
+        stage.batch_tokens = stage.batch_tokens or data.batch_tokens
+        stage.seq_len = stage.seq_len or data.seq_len
+        row_tokens = stage.seq_len * num_processes
+        if stage.batch_tokens % row_tokens:
+            near = max(1, round(stage.batch_tokens / row_tokens)) * row_tokens
+            product = f"its seq_len * num_processes = {stage.seq_len} * {num_processes} = {row_tokens}"
+            _refuse(f"stages[{index}].batch_tokens", stage.batch_tokens, f"use a multiple of {product}; try {near}")
+        rank_seqs = stage.batch_tokens // row_tokens
+        limit = stage.micro_batch_seqs or at_once(stage.seq_len, rank_seqs)
+        stage.micro_batch_seqs = largest_divisor(rank_seqs, limit)
     rank_seqs = data.batch_tokens // (data.seq_len * num_processes)
-    limit = min(at_once(data.seq_len, rank_seqs), rank_seqs)
-    hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
+    hardware.micro_batch_seqs = largest_divisor(rank_seqs, at_once(data.seq_len, rank_seqs))
 
 
 def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, memory_gib: float | None) -> int:
@@ -191,16 +219,80 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     return max(fits, default=1)
 
 
-def _check_goal(config: schema.Config) -> None:
-    goal, source = config.goal, config.data.source
-    if goal.target_val_loss is not None and goal.target_gap_nats is not None:
-        remedy = f"target_val_loss={goal.target_val_loss} is set too: keep one of them"
-        _refuse("goal.target_gap_nats", goal.target_gap_nats, remedy)
-    if goal.target_gap_nats is not None and source != "markov":
-        remedy = f"only data=markov has a known floor, this is data={source}"
-        _refuse("goal.target_gap_nats", goal.target_gap_nats, remedy)
-    if goal.stop_at_target and goal.target_val_loss is None and goal.target_gap_nats is None:
-        _refuse("goal.stop_at_target", True, "there is no target: set goal.target_val_loss or goal.target_gap_nats")
+def _refusals(config: schema.Config) -> Iterator[Refusal]:
+    """What a config in which everything is filled in cannot be."""
+    yield from refusals_of_ranks(config.instruments, config.hardware.num_processes or 1)
+    if config.script is None:
+        yield from _refusals_of_goal(config.goal, config.data.source)
+        yield from _refusals_of_stages(config, config.stages or [])
+
+
+def refusals_of_ranks(instruments: dict[str, Any], num_processes: int) -> Iterator[Refusal]:
+    """Of instruments that are to record ranks which the run does not have: nothing would be recorded."""
+    for name, settings in instruments.items():
+        chosen = [(f"instruments.{name}.ranks", settings.get("ranks"))]
+        windows = settings.get("windows") or ()
+        chosen += [(f"instruments.{name}.windows: ranks", window.get("ranks")) for window in windows]
+        for key, ranks in chosen:
+            if missing := [rank for rank in ranks or () if rank >= num_processes]:
+                processes = f"{num_processes} process{'es' * (num_processes > 1)}"
+                yield key, list(ranks), f"the run has {processes}, ranks from 0: remove {missing[0]}"
+
+
+def _refusals_of_goal(goal: schema.GoalConfig, source: str) -> Iterator[Refusal]:
+    gap_nats = goal.target_gap_nats
+    if goal.target_val_loss is not None and gap_nats is not None:
+        yield "goal.target_gap_nats", gap_nats, f"target_val_loss={goal.target_val_loss} is set too: keep one of them"
+    if gap_nats is not None and source != "markov":
+        yield "goal.target_gap_nats", gap_nats, f"only data=markov has a known floor, this is data={source}"
+    if goal.stop_at_target and goal.target_val_loss is None and gap_nats is None:
+        yield "goal.stop_at_target", True, "there is no target: set goal.target_val_loss or goal.target_gap_nats"
+
+
+def _refusals_of_stages(config: schema.Config, stages: list[Stage]) -> Iterator[Refusal]:
+    optim, val_window_tokens = config.optim, config.goal.val_window_tokens
+    assert optim is not None  # of no script
+    if val_window_tokens is not None and not (stages and stages[0].window_tokens):
+        remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
+        yield "goal.val_window_tokens", val_window_tokens, remedy
+    parts = optim.part_names()
+    has_windows = any(stage.window_tokens is not None for stage in stages)
+    with_momentum = {name for stage in stages for name in stage.momenta or ()}
+    for index, stage in enumerate(stages):
+        where, before = f"stages[{index}]", stages[index - 1] if index else stage
+        ahead, end_ahead, end_window = stage.ahead_weights, stage.end_ahead_weights, stage.end_window_tokens
+        if stage.first_window_tokens is not None and stage.window_tokens is None:
+            yield f"{where}.first_window_tokens", stage.first_window_tokens, "give window_tokens, its end, too"
+        if stage.window_rounding is not None and stage.first_window_tokens is None:
+            remedy = "only a window that grows is rounded: give first_window_tokens, or remove it"
+            yield f"{where}.window_rounding", stage.window_rounding, remedy
+        if end_ahead is not None and len(end_ahead) != len(ahead or ()):
+            yield f"{where}.end_ahead_weights", end_ahead, f"ahead_weights={ahead}: give as many of both"
+        if ahead is not None and not 0 < len(ahead) < (stage.seq_len or 0):
+            most = (stage.seq_len or 0) - 1
+            yield f"{where}.ahead_weights", ahead, f"use 1 to {most}, the next tokens of a sequence"
+        for setting in OF_PARTS:
+            for name, value in (getattr(stage, setting) or {}).items():
+                if name not in parts:
+                    has = f"has the parts {', '.join(parts)}" if parts else "is all one part"
+                    yield f"{where}.{setting}.{name}", value, f"optim={optim.name} {has}"
+        if stage.update_every_steps and optim.grad_clip_norm is not None:
+            remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
+            yield "optim.grad_clip_norm", optim.grad_clip_norm, remedy
+        for setting, why in WITHOUT_REDUCER.items():
+            if getattr(stage, setting) and config.hardware.reducer is not None:
+                yield "hardware.reducer", config.hardware.reducer, f"{why}, which it does not expect: use null"
+        if has_windows and stage.window_tokens is None:  # nothing says what this stage would go back to
+            yield f"{where}.window_tokens", None, "another stage has it: give it in each"
+        if end_window is not None and stage is not stages[-1]:
+            yield f"{where}.end_window_tokens", end_window, "only the last stage has the run's end: move it there"
+        if end_window is not None and (stage.window_tokens is None or val_window_tokens is not None):
+            remedy = "give window_tokens too, and no goal.val_window_tokens"
+            yield f"{where}.end_window_tokens", end_window, remedy
+        if before.untied and not stage.untied:
+            yield f"{where}.untied", None, "the stage before sets it: an untied embedding stays untied"
+        for name in sorted(with_momentum - set(stage.momenta or ())):
+            yield f"{where}.momenta.{name}", None, "another stage sets it: give it in each"
 
 
 def deviations_of(config: schema.Config) -> list[str]:
@@ -213,7 +305,7 @@ def deviations_of(config: schema.Config) -> list[str]:
         is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
         if is_fixed and rules.get(key) != value and key not in UNFIXED:
             deviations.append(f"{key}: {value} instead of {rules.get(key)}")
-    for key, words in stages.changed(config).items():
+    for key, words in resolved_stages.changed(config).items():
         if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
             deviations.append(f"{words} in the place of {key}, which the track fixes")
     return deviations

@@ -297,7 +297,7 @@ def _settings(config: Config) -> tuple[dict[str, Any], ...]:
     """All settings as they are hashed today, and as earlier versions hashed them."""
     as_asked = to_dict(config)
     untimed = as_asked | {
-        "instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}
+        "instruments": {name: chosen | UNTIMED.get(name, {}) for name, chosen in config.instruments.items()}
     }
     return untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}, untimed, as_asked
 
@@ -323,10 +323,10 @@ def are_near(shape: dict[str, Any], other: dict[str, Any]) -> bool:
 def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:
     """The value with None for every float in it, which goes to floats under its path."""
     if isinstance(value, dict):
-        kept = {key: one for key, one in value.items() if not key.endswith("_timeout_s")}
-        return {key: _without_floats(one, f"{path}.{key}", floats) for key, one in kept.items()}
+        kept = {key: inner for key, inner in value.items() if not key.endswith("_timeout_s")}
+        return {key: _without_floats(inner, f"{path}.{key}", floats) for key, inner in kept.items()}
     if isinstance(value, list):
-        return [_without_floats(one, f"{path}.{number:04}", floats) for number, one in enumerate(value)]
+        return [_without_floats(inner, f"{path}.{number:04}", floats) for number, inner in enumerate(value)]
     if isinstance(value, str):
         for number, found in enumerate(FLOAT.findall(value)):
             floats[f"{path}.{number:04}"] = float(found)

@@ -76,7 +76,7 @@ def filled(cls: typing.Any, values: dict[str, typing.Any]) -> dict[str, typing.A
     cls, whole = _variant(cls, values), dict(values)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        plain, _, _ = _parts(hints[field.name])
+        plain, _, _ = parts_of(hints[field.name])
         if dataclasses.is_dataclass(plain):
             group = values.get(field.name) or {}
             if not isinstance(group, dict):
@@ -115,18 +115,14 @@ def fill_like(known: dict[str, typing.Any], where: str, settings: typing.Any) ->
     for key, value in settings.items():
         if key not in known:
             raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(known) or 'no settings'}")
-        if known[key] is not None and value is not None and not _is_like(known[key], value):
-            raise ValueError(f"{where}.{key}={value!r}: use {KINDS.get(type(known[key]), GROUP)}")
+        kind = type(known[key])  # that the yaml's own has; a whole number is a float too, and true is not a number
+        is_kind = type(value) is kind if bool in (type(value), kind) else isinstance(value, kind)
+        is_whole = kind is float and type(value) is int
+        if known[key] is not None and value is not None and not is_kind and not is_whole:
+            raise ValueError(f"{where}.{key}={value!r}: use {KINDS.get(kind, GROUP)}")
         if key.endswith("_ms") and (value is None or value < 0):
             raise ValueError(f"{where}.{key}={value}: use a number of 0 or more")
     settings |= {key: copy.deepcopy(value) for key, value in known.items() if key not in settings}
-
-
-def _is_like(known: typing.Any, value: typing.Any) -> bool:
-    """Whether value has the type that the yaml's own has; a whole number is a float too, and true is not a number."""
-    if bool in (type(value), type(known)):
-        return type(value) is type(known)
-    return isinstance(value, (int, float) if isinstance(known, float) else type(known))
 
 
 def variants(cls: typing.Any) -> list[str]:
@@ -168,7 +164,7 @@ def default_of(field: dataclasses.Field[typing.Any]) -> typing.Any:
 
 def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     """The value as hint wants it (an int becomes a float, a number a word, a dict its dataclass), or ValueError."""
-    plain, ranges, may_be_none = _parts(hint)
+    plain, ranges, may_be_none = parts_of(hint)
     if value is None and may_be_none:
         return None
     if dataclasses.is_dataclass(plain) and isinstance(value, dict):
@@ -177,27 +173,27 @@ def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     if (kind, type(value)) in ((float, int), (str, int), (str, float)):
         value = kind(value)
     is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-    if not is_kind or (kind is float and not math.isfinite(value)) or not all(one.holds(value) for one in ranges):
+    if not is_kind or (kind is float and not math.isfinite(value)) or not all(limit.holds(value) for limit in ranges):
         raise ValueError(f"{where}={given}: use {allowed(hint)}")
     if kind is list and typing.get_args(plain):
         (item,) = typing.get_args(plain)
         is_group = dataclasses.is_dataclass(item)
-        return [checked(f"{where}[{num}]" if is_group else where, one, item) for num, one in enumerate(value)]
+        return [checked(f"{where}[{number}]" if is_group else where, entry, item) for number, entry in enumerate(value)]
     if kind is dict and typing.get_args(plain) and typing.get_args(plain)[1] is not typing.Any:
-        return {key: checked(f"{where}.{key}", one, typing.get_args(plain)[1]) for key, one in value.items()}
+        return {key: checked(f"{where}.{key}", entry, typing.get_args(plain)[1]) for key, entry in value.items()}
     return value
 
 
 def row_class(hint: typing.Any) -> type | None:
     """The dataclass of a table's rows, of a field dict[str, DATACLASS]; None for another field."""
-    plain = _parts(hint)[0]
-    row = _parts(typing.get_args(plain)[1])[0] if typing.get_origin(plain) is dict else None
+    plain = parts_of(hint)[0]
+    row = parts_of(typing.get_args(plain)[1])[0] if typing.get_origin(plain) is dict else None
     return row if isinstance(row, type) and dataclasses.is_dataclass(row) else None
 
 
 def allowed(hint: typing.Any) -> str:
     """What a field of that type may be, in words that follow "use": "a whole number above 0, or null"."""
-    plain, ranges, may_be_none = _parts(hint)
+    plain, ranges, may_be_none = parts_of(hint)
     kind = typing.get_origin(plain) or plain
     words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
     if kind is list and not ranges:
@@ -207,12 +203,7 @@ def allowed(hint: typing.Any) -> str:
     return " ".join(words + [limit.words for limit in ranges]) + (", or null" if may_be_none else "")
 
 
-def plain_of(hint: typing.Any) -> typing.Any:
-    """A field's type without None and without Ranges."""
-    return _parts(hint)[0]
-
-
-def _parts(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:
+def parts_of(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:
     """A field's type -> (its plain type, its Ranges, whether it may be None)."""
     may_be_none = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if may_be_none:

@@ -103,7 +103,7 @@ def _module(name: str) -> ModuleType:
     path = _file(name)
     folders = [Path(working_folder()), *([] if path is None else [path.parent])]
     if _copied is not None:
-        path, folders = path and _copy_of(path, _copied / path.name), [_copy_of(one, _copied) for one in folders]
+        path, folders = path and _copy_of(path, _copied / path.name), [_copy_of(folder, _copied) for folder in folders]
     for folder in map(str, folders):
         if folder not in sys.path:
             sys.path.insert(1, folder)  # after this program's own folder, before installed packages
@@ -139,15 +139,15 @@ def _import_failure(module_name: str, error: Exception) -> str:
     file = _file(module_name)
     if isinstance(error, FileNotFoundError) and file is not None and not file.exists():
         return f"there is no file {file}"
-    words = f"{type(error).__name__}: {error}"
+    why = f"{type(error).__name__}: {error}"
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if places := _places_of(missing):
-        words += f"; its place is {' or '.join(places)} now"
+        why += f"; its place is {' or '.join(places)} now"
     elif missing.partition(".")[0] in OURS:
-        words += f"; {missing.partition('.')[0]} is the harness's own package here: give yours another name"
+        why += f"; {missing.partition('.')[0]} is the harness's own package here: give yours another name"
     if "no known parent package" in str(error):
-        words += "; a file alone has none: write my_package.my_model:NAME instead of the file"
-    return f"cannot be imported: {words}{line_of(error)}"
+        why += "; a file alone has none: write my_package.my_model:NAME instead of the file"
+    return f"cannot be imported: {why}{line_of(error)}"
 
 
 def _places_of(missing: str) -> list[str]:

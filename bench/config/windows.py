@@ -76,7 +76,7 @@ def each(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterato
     """Settings of an instrument -> (dotted key, all settings) of its one window, or of each listed in windows."""
     listed = settings.get("windows") or [{}]
     example = "give a list, e.g. [{name:early,first_step:5},{name:late,first_step:90}]"
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(window, dict) for window in listed):
         raise ValueError(f"{where}.windows={listed!r}: {example}")
     for number, differences in enumerate(listed):
         here = f"{where}.windows[{number}]" if settings.get("windows") else where
@@ -98,19 +98,6 @@ def check(where: str, values: dict[str, Any]) -> None:
 def ranks_of(ranks: list[int] | None) -> tuple[int, ...] | None:
     """The setting ranks, checked -> a Window's."""
     return None if ranks is None else tuple(sorted(set(ranks)))
-
-
-def check_ranks(instruments: dict[str, Any], num_processes: int) -> None:
-    """Raises ValueError where ranks are chosen that the run does not have: nothing would be recorded."""
-    for name, settings in instruments.items():
-        where = f"instruments.{name}"
-        chosen = [(f"{where}.ranks", settings.get("ranks"))]
-        chosen += [(f"{where}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()]
-        for key, ranks in chosen:
-            if missing := [rank for rank in ranks or () if rank >= num_processes]:
-                processes = f"{num_processes} process{'es' * (num_processes > 1)}"
-                remedy = f"the run has {processes}, ranks from 0: remove {missing[0]}"
-                raise ValueError(f"{key}={list(ranks or ())}: {remedy}")
 
 
 @dataclass(frozen=True)
@@ -148,20 +135,19 @@ class ProfilerWindow(Window):
 
 def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
     """Settings of the instrument trace -> its windows: one, or those listed, each with its differences."""
-    return [_trace_window(where, values) for where, values in each("instruments.trace", settings, TRACE_FIELDS)]
-
-
-def _trace_window(where: str, values: dict[str, Any]) -> ProfilerWindow:
-    check(where, values)
-    if values["first_step"] <= values["warmup_steps"]:
-        raise ValueError(
-            f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: use "
-            f"first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
-        )
-    activities = values["activities"] and tuple(values["activities"])
-    same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
-    flags = {flag: values[flag] for flag in FLAGS}
-    return ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=Options(activities, **flags))
+    windows = []
+    for where, values in each("instruments.trace", settings, TRACE_FIELDS):
+        check(where, values)
+        if values["first_step"] <= values["warmup_steps"]:
+            raise ValueError(
+                f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: "
+                f"use first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
+            )
+        activities = values["activities"] and tuple(values["activities"])
+        options = Options(activities, **{flag: values[flag] for flag in FLAGS})
+        same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
+        windows.append(ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=options))
+    return windows
 
 
 def kempner_window(settings: dict[str, Any]) -> ProfilerWindow | None:
@@ -207,19 +193,15 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
     windows = [] if alone else [window for name in profiling for window in windows_by_instrument[name] or ()]
     windows.sort(key=lambda window: window.begin_step)
     for window, other in itertools.combinations(windows, 2):
-        _refuse_overlap(window, other)
-
-
-def _refuse_overlap(window: ProfilerWindow, other: ProfilerWindow) -> None:
-    if window.name == other.name:
-        remedy = "two windows have this name and would write the same files: rename one"
-        raise ValueError(f"window name={window.name}: {remedy}")
-    if window.overlaps(other):
-        raise ValueError(
-            f"window {other.name}, {described(other)}: it overlaps with window {window.name}, {described(window)}, and "
-            "two torch profilers at once crash the process: let it begin after step "
-            f"{window.last_step}, warm-up included"
-        )
+        if window.name == other.name:
+            remedy = "two windows have this name and would write the same files: rename one"
+            raise ValueError(f"window name={window.name}: {remedy}")
+        if window.overlaps(other):
+            raise ValueError(
+                f"window {other.name}, {described(other)}: it overlaps with window {window.name}, {described(window)}, "
+                "and two torch profilers at once crash the process: let it begin after step "
+                f"{window.last_step}, warm-up included"
+            )
 
 
 def described(window: ProfilerWindow) -> str:
@@ -244,7 +226,13 @@ class MemoryWindow(Window):
 def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     """Settings of the instrument memory_history -> its windows in order: one, or those listed."""
     where = "instruments.memory_history"
-    windows = [_memory_window(here, values) for here, values in each(where, settings, MEMORY_FIELDS)]
+    windows = []
+    for here, values in each(where, settings, MEMORY_FIELDS):
+        check(here, values)
+        if values["name"].startswith(TAKEN_NAME) or "." in values["name"]:
+            remedy = f"file names begin with it: no dot in it, and no {TAKEN_NAME} in front"
+            raise ValueError(f"{here}.name={values['name']}: {remedy}")
+        windows.append(MemoryWindow(**values | {"ranks": ranks_of(values["ranks"])}))
     windows.sort(key=lambda window: window.first_step)
     for window, later in zip(windows, windows[1:]):
         if later.first_step <= window.last_step:
@@ -255,14 +243,6 @@ def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     names = [window.name for window in windows]
     for name in names:
         if names.count(name) > 1:
-            words = f"two windows are called {name} and would write the same files: rename one"
-            raise ValueError(f"{where}.windows: {words}")
+            why = f"two windows are called {name} and would write the same files: rename one"
+            raise ValueError(f"{where}.windows: {why}")
     return windows
-
-
-def _memory_window(where: str, values: dict[str, Any]) -> MemoryWindow:
-    check(where, values)
-    if values["name"].startswith(TAKEN_NAME) or "." in values["name"]:
-        remedy = f"file names begin with it: no dot in it, and no {TAKEN_NAME} in front"
-        raise ValueError(f"{where}.name={values['name']}: {remedy}")
-    return MemoryWindow(**values | {"ranks": ranks_of(values["ranks"])})

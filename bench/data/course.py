@@ -139,14 +139,12 @@ class DocumentStarts:
     def of(self, first_seq: int, num_seqs: int) -> list[int]:
         """Positions in the endless stream.  Raises ValueError where a whole epoch has no document."""
         while len(self._starts) < first_seq + num_seqs:
-            self._starts.append(self._first_from(self._end_of_last()))
+            end = 0  # of the sequence before it
+            if self._starts:
+                shape = self._shapes[bisect.bisect_right(self._firsts, len(self._starts) - 1) - 1]
+                end = self._starts[-1] + shape.seq_len
+            self._starts.append(self._first_from(end))
         return self._starts[first_seq : first_seq + num_seqs]
-
-    def _end_of_last(self) -> int:
-        if not self._starts:
-            return 0
-        shape = self._shapes[bisect.bisect_right(self._firsts, len(self._starts) - 1) - 1]
-        return self._starts[-1] + shape.seq_len
 
     def _first_from(self, position: int) -> int:
         """The first document that begins at position or after it."""

@@ -47,7 +47,11 @@ class Loader:
         self._documents = None if eos_token is None else DocumentStarts(self._stream, eos_token, shapes)
         self._device = torch.device(device)
         self._on_gpu = self._device.type == "cuda"
-        self._num_at_once = {shape: self._read_at_once(shape) for shape in shapes}
+        self._num_at_once = {}  # micro-batches of a block, by shape
+        for shape in shapes:
+            step_tokens = shape.num_micro_steps * self._course.micro_tokens(shape)  # of this rank
+            num_steps = min(max(1, BLOCK_TOKENS // step_tokens), MAX_BLOCK_STEPS)
+            self._num_at_once[shape] = shape.num_micro_steps * num_steps
         num_elements = max(num * 2 * self._course.micro_tokens(shape) for shape, num in self._num_at_once.items())
         # one more than is read ahead: the block that next() hands out from.  Pinned, or copies to the GPU would block.
         self._buffers = [
@@ -56,11 +60,7 @@ class Loader:
         if self._on_gpu:
             self._copies = torch.cuda.Stream(self._device)
             self._copied = torch.cuda.Event()
-        self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._block: Any = None  # that next() hands out from, its buffer, and its shape
-        self._buffer: Any = None
-        self._shape: Any = None
         self._start(0)
 
     @property
@@ -98,7 +98,9 @@ class Loader:
 
     def _start(self, micro: int) -> None:
         self._micro, self._left, self._error = micro, 0, None
-        self._buffer = self._block = self._shape = None
+        self._block: Any = None  # that next() hands out from, its buffer, and its shape
+        self._buffer: Any = None
+        self._shape: Any = None
         self.wait_ns = self.num_waits = 0
         self._free: Queue = queue.SimpleQueue()
         self._ready: Queue = queue.SimpleQueue()
@@ -106,8 +108,9 @@ class Loader:
         for buffer in self._buffers:
             self._free.put(buffer)
         read_ahead = (micro, self._free, self._ready, self._stopping)
-        self._thread = threading.Thread(target=self._read_ahead, args=read_ahead, name="loader", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._read_ahead, args=read_ahead, name="loader", daemon=True)
+        thread.start()
+        self._thread: threading.Thread | None = thread  # None: stopped
 
     def _stop(self) -> None:
         if self._thread is not None:
@@ -164,27 +167,20 @@ class Loader:
                 for pair in block.numpy():
                     if stopping.is_set():
                         return
-                    self._fill(pair, micro)
+                    if self._documents is None:
+                        _read_pair(self._stream, self._course.first_token(micro), pair)
+                    else:
+                        starts = self._documents.of(self._course.first_seq(micro), pair.shape[1] // shape.seq_len)
+                        seqs = pair.reshape(2, -1, shape.seq_len).swapaxes(0, 1)
+                        for start, seq_pair in zip(starts, seqs, strict=True):
+                            _read_pair(self._stream, start, seq_pair)
                     micro += 1
                 ready.put((buffer, block, shape))
         except BaseException as error:
             ready.put(error)
 
-    def _read_at_once(self, shape: BatchShape) -> int:
-        """Micro-batches of a block."""
-        step_tokens = shape.num_micro_steps * self._course.micro_tokens(shape)  # of this rank
-        return shape.num_micro_steps * min(max(1, BLOCK_TOKENS // step_tokens), MAX_BLOCK_STEPS)
 
-    def _fill(self, pair: np.ndarray, micro: int) -> None:
-        if self._documents is None:
-            return _fill(pair, self._stream, self._course.first_token(micro))
-        shape, _ = self._course.shape_of(micro)
-        starts = self._documents.of(self._course.first_seq(micro), pair.shape[1] // shape.seq_len)
-        for start, tokens in zip(starts, pair.reshape(2, -1, shape.seq_len).swapaxes(0, 1), strict=True):
-            _fill(tokens, self._stream, start)
-
-
-def _fill(pair: np.ndarray, stream: Stream, start: int) -> None:
+def _read_pair(stream: Stream, start: int, pair: np.ndarray) -> None:
     """The stream's tokens from start on into pair[0], their targets into pair[1]."""
     span = stream.read(start, pair.shape[1] + 1)
     pair[0] = span[:-1]
@@ -228,7 +224,7 @@ class ValRows:
         num_tokens = self.shape_BT[0] * self.shape_BT[1]
         for place in places:
             pair = torch.empty((2, num_tokens), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-            _fill(pair.numpy(), self._stream, place)
+            _read_pair(self._stream, place, pair.numpy())
             # torch keeps the memory of a pinned tensor until its copies are done
             tokens_BT, targets_BT = pair.to(self._device, non_blocking=True).view(2, *self.shape_BT).unbind(0)
             yield tokens_BT, targets_BT

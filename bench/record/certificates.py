@@ -34,24 +34,24 @@ Word = Literal[
 ]
 
 
-class Found(TypedDict):
+class Certificate(TypedDict):
     """certificate.json (bench/plans/replay/certificate.py); what a version added is not required of an older one."""
 
     schema_version: Literal[1, 2]
-    record: str
+    record: str  # TRACK/RUN_ID, as of replays
     outcome: Word
     why: str
-    replays: list[str]
-    machine: str | None
-    cause: str | None
-    num_equal_losses: int | None
-    num_losses: int | None
-    differences: list[dict[str, Any]]
-    source_sha256: str
-    losses_sha256: str
-    facts: dict[str, Any]
+    replays: list[str]  # the runs that it was judged by; [] where none could be made
+    machine: str | None  # None where nothing ran
+    cause: str | None  # of losses that differ, as far as the environments name one
+    num_equal_losses: int | None  # before the first that differs; None of fresh seeds
+    num_losses: int | None  # recorded; None of fresh seeds
+    differences: list[dict[str, Any]]  # of the environments
+    source_sha256: str  # the record's
+    losses_sha256: str  # of the record's steps.csv, so that a certificate of another record shows
+    facts: dict[str, Any]  # the numbers behind the word
     made_at: str
-    time: NotRequired[dict[str, Any] | None]
+    time: NotRequired[dict[str, Any] | None]  # whether the run's time came again; None where nothing ran
 
 
 def replays_root() -> Path:
@@ -59,14 +59,14 @@ def replays_root() -> Path:
     return results_root() / "replays"
 
 
-def read(folder: Path | str) -> Found | None:
+def read(folder: Path | str) -> Certificate | None:
     """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run.
 
     ValueError: the file is not one that ./run.sh replay writes.
     """
     if not (Path(folder) / FILE).is_file():
         return None
-    certificate = cast(Found, json_file.read(Path(folder) / FILE, Found))
+    certificate = cast(Certificate, json_file.read(Path(folder) / FILE, Certificate))
     run = run_folder.read_raw(folder)
     is_of_this = name_of(run) in certificate["replays"]
     is_of_this |= certificate["record"] == name_of(run) and certificate["losses_sha256"] == losses_sha256(run)
@@ -99,7 +99,7 @@ def _entries(results: Path, size: int, mtime_ns: int) -> list[ledger.Line]:
     return [line for line in lines if line["event"] == EVENT and "record" in line and "losses_sha256" in line]
 
 
-def is_claim(folder: Path | str, certificate: Found) -> bool:
+def is_claim(folder: Path | str, certificate: Certificate) -> bool:
     """Whether a certificate says that its record holds, and no replay of this machine has said so.
 
     That of a published record always: its table reads alike on the machine that published it and on any other.

@@ -70,10 +70,10 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, dict) or not value:
         yield key, True if value == {} else value
         return
-    for name, one in value.items():
-        if key in SWITCHES and one:
+    for name, inner in value.items():
+        if key in SWITCHES and inner:
             yield f"{key}.{name}", True
-        yield from _leaves(f"{key}.{name}", one)
+        yield from _leaves(f"{key}.{name}", inner)
 
 
 @functools.lru_cache(maxsize=MAX_KEPT)

@@ -38,9 +38,8 @@ NUM_PARTS = 8  # of the work of two processes
 NUM_STALE_KEPT = 20  # writing an index costs more than reading so few runs again
 
 Answer = tuple[str, Row | None, str | None]  # a run folder's name, its row or None, None or why it cannot be read
-Entries = dict[
-    str, tuple[list[int], tuple[Any, ...]]
-]  # by name: the signature of run.json, the row's values by COLUMNS
+# By name: the signature of run.json, the row's values by COLUMNS
+Entries = dict[str, tuple[list[int], tuple[Any, ...]]]
 
 
 def read_rows(
@@ -77,7 +76,7 @@ def _of_one_folder(
     names = sorted(stats)
     signatures = {name: _signature(stats[name]) for name in names}
     fresh = [name for name in names if name in known and known[name][0] == signatures[name]]
-    rows = {name: _row(known[name][1]) for name in fresh}
+    rows = {name: cast(Row, dict(zip(COLUMNS, known[name][1], strict=True))) for name in fresh}
     stale = [name for name in names if name not in rows]
     for name, row, message in _read_all(parent, stale):
         if row is not None:
@@ -85,19 +84,17 @@ def _of_one_folder(
         elif on_error and message is not None:
             on_error(message)
     if len(stats) >= MIN_RUNS and len(stale) > NUM_STALE_KEPT:
-        settled = [name for name in stale if name in rows and _is_settled(rows[name], stats[name])]
+        settled = []  # whose row stays true as long as the file stays as it is
+        for name in (name for name in stale if name in rows):
+            age_s = time.time() - max(stats[name].st_mtime, stats[name].st_ctime)
+            may_end = rows[name]["status"] == "running" or rows[name]["failure"] == "launcher_killed"
+            settled += [name] * (age_s > SETTLED_S and not may_end)
         _save(parent, known, {name: (signatures[name], tuple(rows[name].values())) for name in settled})
     return [(name, rows[name]) for name in names if name in rows]
 
 
 def _signature(stat: os.stat_result) -> list[int]:
     return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-
-
-def _is_settled(row: Row, stat: os.stat_result) -> bool:
-    """Whether the row stays true as long as the file stays as it is."""
-    age_s = time.time() - max(stat.st_mtime, stat.st_ctime)
-    return age_s > SETTLED_S and row["status"] != "running" and row["failure"] != "launcher_killed"
 
 
 def _read_all(parent: str, names: Sequence[str]) -> list[Answer]:
@@ -107,18 +104,12 @@ def _read_all(parent: str, names: Sequence[str]) -> list[Answer]:
     size = -(-len(names) // NUM_PARTS)
     parts = [names[at : at + size] for at in range(0, len(names), size)]
     with processes.started(functools.partial(_read_part, parent), parts, are_many=True) as read:
-        answers = sorted((answer for part in read for answer in marshal.loads(part)), key=operator.itemgetter(0))
-    return [(name, values and _row(values), message) for name, values, message in answers]
-
-
-def _row(values: Sequence[Any]) -> Row:
-    return cast(Row, dict(zip(COLUMNS, values, strict=True)))
+        return sorted((answer for part in read for answer in marshal.loads(part)), key=operator.itemgetter(0))
 
 
 def _read_part(parent: str, names: Sequence[str]) -> bytes:
     """By marshal, which takes a third of pickle's time, from one process of ours to the other."""
-    answers = (_read(parent, name) for name in names)
-    return marshal.dumps([(name, row and tuple(row.values()), message) for name, row, message in answers])
+    return marshal.dumps([_read(parent, name) for name in names])
 
 
 def _read(parent: str, name: str) -> Answer:

@@ -2,7 +2,7 @@
 
 results/ledger.jsonl, a JSON object a line, only ever appended to:
     {"prev", "at", "counter", "number", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the
-           first; counter, number: of ledger_count.py (not there: of an older ledger)
+           first; counter, number: the count of its lines (not there: of an older ledger)
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
            race (None: in no race), shape_id and floats (bench.config.schema.shape; not there: of an older ledger)
     end    run, status, validity, run_json_sha256, failure (its kind; not there: none, or of an older ledger)
@@ -11,10 +11,17 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
 
 A line's sha256 is over the rest of it, so a line that was edited shows, and a line that was removed shows in the one
 that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there, and
-the next line's number says how many were lost.  Along the chain times never go back by more than clocks may disagree.
-Two ledgers that grew from one may be joined line by line: then two lines name the same earlier one.
+the next line's number says how many were lost: the count is kept beside the ledger and once more in this machine's
+own state folder.  Where both files are gone another count begins, and that shows too.  Along the chain times never go
+back by more than clocks may disagree.  Two ledgers that grew from one may be joined line by line: then two lines name
+the same earlier one.
+
+    results/.ledger.count                                {"ledger", "counter", "number"}
+    $XDG_STATE_HOME/speedrun/ledgers/<hash>.json         the same, of the results folder whose path has this hash;
+                                                         without XDG_STATE_HOME in ~/.local/state
+
 It shows mistakes and edits.  A ledger that was rewritten as a whole, count and all, shows only where an earlier state
-of it was published (bench/record/published_ledgers.py).
+of it was published (bench/claims/rules/records.py).
 """
 
 import contextlib
@@ -25,7 +32,8 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from io import FileIO
@@ -35,11 +43,12 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 from bench.base import atomic, utc
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Missing
-from bench.record import ledger_count, run_folder
+from bench.record import run_folder
 from bench.record.shape import Record
 
-NAME = "ledger.jsonl"
+NAME, COUNT_NAME = "ledger.jsonl", ".ledger.count"
 TURN = ".ledger.turn"
+COUNTER_BYTES = 8
 MAX_FIRST_BYTES = 2**16  # of the first line, by which a ledger is known
 
 
@@ -86,6 +95,13 @@ class Line(TypedDict):
     replays: NotRequired[list[str]]
 
 
+class Count(TypedDict):
+    """What each line says of its place."""
+
+    counter: str
+    number: int
+
+
 class StartedRun(TypedDict):
     """What the ledger has of a run."""
 
@@ -108,25 +124,27 @@ def append(results: Path | str, event: str, **facts: object) -> Line:
         with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
             fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
-        last, first = _last_line(file, size), _first_name(file)
-        count = ledger_count.following(path.parent, first, _parsed(last) if last else None)
+        last = _last_line(file, size)
+        file.seek(0)
+        first = _name(file.read(MAX_FIRST_BYTES).partition(b"\n")[0] or None)
+        count = next_count(path.parent, first, parsed(last) if last else None)
         line: dict[str, Any] = {"prev": _name(last), "at": utc.now(), **count, "event": event, **facts}
         line["sha256"] = digest(line)
         text = _text(line).encode() + b"\n"
+        text = text if last is None or last.endswith(b"\n") else b"\n" + text
         try:
-            _write(file, text if last is None or last.endswith(b"\n") else b"\n" + text)
+            if file.write(text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
                 file.truncate(size)  # no half lines
             raise OSError(error.errno, error.strerror, str(path)) from error
-        ledger_count.keep(path.parent, first or line["sha256"], count)
+        for kept in _count_paths(path.parent):  # each if it can be written: a ledger without its count is still one
+            with contextlib.suppress(OSError):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                atomic.write_json(kept, {"ledger": first or line["sha256"], **count}, durable=False)
     return cast(Line, line)
-
-
-def _write(file: FileIO, content: bytes) -> None:
-    if file.write(content) != len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.fsync(file.fileno())
 
 
 def _last_line(file: FileIO, size: int) -> bytes | None:
@@ -145,22 +163,15 @@ def _last_line(file: FileIO, size: int) -> bytes | None:
         num_bytes *= 4  # from further back, and all of it again: a long line costs its own length, not its square
 
 
-def _first_name(file: FileIO) -> str | None:
-    """What the second line calls the first; None where there is none."""
-    file.seek(0)
-    line, *_ = file.read(MAX_FIRST_BYTES).split(b"\n", 1)
-    return _name(line or None)
-
-
 def _name(last: bytes | None) -> str | None:
     """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
     if last is None:
         return None
-    line = _parsed(last)
+    line = parsed(last)
     return line["sha256"] if line else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
 
 
-def _parsed(line: bytes) -> Line | None:
+def parsed(line: bytes | str) -> Line | None:
     """A line's dict, or None if it is not one that append() finished."""
     try:
         return json_file.parsed(line, NAME, Line)
@@ -227,13 +238,10 @@ class Ledger:
 
     def of_race(self, race_id: str) -> list[Line]:
         """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
-        mine = {name for name, run in self.runs.items() if _race_id(run["start"]) == race_id}
+        mine = {
+            name for name, run in self.runs.items() if (race := run["start"].get("race")) and race["race_id"] == race_id
+        }
         return [line for line in self.lines if line.get("race_id") == race_id or line.get("run") in mine]
-
-
-def _race_id(start: Line) -> str | None:
-    race = start.get("race")
-    return race["race_id"] if race else None
 
 
 def read(results: Path | str) -> Ledger:
@@ -243,21 +251,21 @@ def read(results: Path | str) -> Ledger:
         content = plain_file.content(results / NAME, plain_file.MAX_LINES_BYTES)
     except Missing:
         return Ledger(results, [], [])
-    parsed = [(number, _parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
-    lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in parsed]
+    found = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
+    lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in found]
     recounted: list[int] = []
-    faults = _faults(parsed) + _faults_along_the_chain(parsed, recounted)
-    return Ledger(results, lines, faults, [number for number, _, _ in parsed], recounted)
+    faults = _faults(found) + _faults_along_the_chain(found, recounted)
+    return Ledger(results, lines, faults, [number for number, _, _ in found], recounted)
 
 
-def _faults(parsed: Sequence[ParsedLine]) -> list[str]:
+def _faults(found: Sequence[ParsedLine]) -> list[str]:
     """[(number in the file from 1, dict or None, bytes)] -> sentences."""
     wrong: list[str] = []
     names: set[str | None] = set()
     num_firsts = 0
-    for number, line, text in parsed:
+    for number, line, text in found:
         if line is None:
-            if number == parsed[-1][0]:
+            if number == found[-1][0]:
                 wrong.append(f"line {number}, the last, is damaged or unfinished")
             names.add(_name(text))  # the next line names it so, if a power cut left it so
             continue
@@ -281,7 +289,7 @@ class _Link(NamedTuple):
     counted: tuple[str, int] | None = None  # counter and number of the last line that has them
 
 
-def _faults_along_the_chain(parsed: Sequence[ParsedLine], recounted: list[int]) -> list[str]:
+def _faults_along_the_chain(found: Sequence[ParsedLine], recounted: list[int]) -> list[str]:
     """Sentences about times that go back and numbers that leave gaps, each line against the one that it names.
 
     recounted: gets the numbers of lines at which another count begins.
@@ -289,9 +297,14 @@ def _faults_along_the_chain(parsed: Sequence[ParsedLine], recounted: list[int]) 
     wrong: list[str] = []
     links: dict[str | None, _Link] = {}
     before = _Link()
-    for number, line, text in parsed:
-        at, count = (None, None) if line is None else (_time_of(line), _count_of(line))
+    for number, line, text in found:
+        at = count = None
         link = links.get(line.get("prev"), _Link()) if line else before
+        if line and (stamp := line.get("at")):
+            with contextlib.suppress(ValueError):
+                at = utc.parse(stamp)
+        if line and "counter" in line and "number" in line:
+            count = line["counter"], line["number"]
         if line and at and link.latest and (link.latest[0] - at).total_seconds() > run_folder.MAX_CLOCK_SKEW_S:
             both = f"{line.get('at')}, but follows line {link.latest[1]} of {utc.text(link.latest[0])}"
             wrong.append(f"line {number} is of {both}: a clock was set back, or lines were made up")
@@ -306,16 +319,6 @@ def _faults_along_the_chain(parsed: Sequence[ParsedLine], recounted: list[int]) 
         latest = max((at, number), link.latest) if at and link.latest else (at and (at, number)) or link.latest
         before = links[_name(text)] = _Link(number, latest, count or link.counted)
     return wrong
-
-
-def _time_of(line: Line) -> datetime | None:
-    with contextlib.suppress(ValueError, TypeError):
-        return utc.parse(at) if (at := line.get("at")) else None
-    return None
-
-
-def _count_of(line: Line) -> tuple[str, int] | None:
-    return (line["counter"], line["number"]) if {"counter", "number"} <= line.keys() else None
 
 
 def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
@@ -339,7 +342,41 @@ def home(folders: Iterable[Path | str]) -> Path:
     """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
     homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
-        one, other = sorted(homes)[:2]
+        first, second = sorted(homes)[:2]
         remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
-        raise ValueError(f"{one} and {other}: {remedy}")
+        raise ValueError(f"{first} and {second}: {remedy}")
     return homes.pop()
+
+
+# ---- the count of its lines
+
+
+def next_count(results: Path, first: str | None, last: Line | None) -> Count:
+    """Of the line that is to follow last (None: it is the first, or no line of append()).
+
+    first: the sha256 of the ledger's first line, None where there is none yet.
+    """
+    known = newest_count(results, first)
+    if known is None:
+        return {"counter": secrets.token_hex(COUNTER_BYTES), "number": 1}
+    counter, number = known
+    if last and last.get("counter") == counter:
+        number = max(number, last.get("number", 0))  # a kill came before it was kept
+    return {"counter": counter, "number": number + 1}
+
+
+def newest_count(results: Path, first: str | None) -> tuple[str, int] | None:
+    """Counter and number of the last line that was counted in the ledger that begins with first; None: nobody knows."""
+    kinds = {"ledger": str, "counter": str, "number": int}
+    counts = (atomic.read_json(path) or {} for path in _count_paths(results))
+    known = [kept for kept in counts if all(isinstance(kept.get(key), kind) for key, kind in kinds.items())]
+    of_this = [(kept["counter"], kept["number"]) for kept in known if kept["ledger"] == first]
+    return max(of_this, key=lambda count: count[1], default=None)
+
+
+def _count_paths(results: Path) -> Iterator[Path]:
+    yield results / COUNT_NAME
+    with contextlib.suppress(RuntimeError):  # no home folder
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        place = hashlib.sha256(os.fsencode(os.path.realpath(results))).hexdigest()[:16]
+        yield Path(state) / "speedrun" / "ledgers" / f"{place}.json"

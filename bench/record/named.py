@@ -15,7 +15,7 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from bench.record import certificates, index, race_folder, rows, run_folder, swe
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
 MAX_LISTED = 5  # sweeps in a refusal, the newest
+OF_RACES = ("plan.json", "race.json")  # one of them makes a folder a race
 FILES = ("run.json", "race.json")  # stand for their folder
 
 
@@ -39,28 +40,30 @@ class Named(NamedTuple):
     @property
     def race(self) -> Path | None:
         """The folder of the race that is meant, or None."""
-        return self._if(_is_race)
+        return self._with(*OF_RACES)
 
     @property
     def claim(self) -> Path | None:
         """The claim's folder that is meant, or None."""
-        return self._if(lambda folder: (folder / CLAIM).is_file())
+        return self._with(CLAIM)
 
     @property
     def holders(self) -> list[Path]:
         """The paths; of a race or its arm the folders of the runs that count.  ValueError: no such arm, or no run."""
         if self.sweep is not None:
-            return _runs_of_sweep(self.word, self.sweep)
+            if folders := [point.folder for point in sweep.points(self.sweep) if point.folder is not None]:
+                return folders
+            raise ValueError(f"{self.word}: no run of this sweep is there: start it again, or restore them beside it")
         return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)
 
     @property
     def sweep(self) -> Path | None:
         """The folder of the sweep that is meant, or None."""
-        return self._if(lambda folder: (folder / sweep.NAME).is_file())
+        return self._with(sweep.NAME)
 
-    def _if(self, fits: Callable[[Path], bool]) -> Path | None:
-        """The one path that is meant, if it fits."""
-        return self.paths[0] if len(self.paths) == 1 and fits(self.paths[0]) else None
+    def _with(self, *names: str) -> Path | None:
+        """The one folder that is meant, if it has one of these files."""
+        return self.paths[0] if len(self.paths) == 1 and _has(self.paths[0], *names) else None
 
     @property
     def path(self) -> Path:
@@ -91,21 +94,19 @@ class Lookup:
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
-        raise ValueError(
-            f"{word}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
-            f"{self._near(word)}./run.sh table lists the runs{_known_sweeps()}"
-        )
-
-    def _near(self, word: str) -> str:
-        """Whether ids of runs, races or sweeps that resemble the word were meant."""
-        races = [path.name for root in race_roots() for path in root.glob("*") if _is_race(path)]
+        races = [path.name for root in race_roots() for path in root.glob("*") if _has(path, *OF_RACES)]
         ids = [*self._own, *self._published, *races, *(folder.name for folder in sweep.folders())]
         near = difflib.get_close_matches(word, ids, n=3, cutoff=0.75)
-        return f"did you mean {' or '.join(near)}? " if near else ""
+        question = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(
+            f"{word}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
+            f"{question}./run.sh table lists the runs{_known_sweeps()}"
+        )
 
     def each(self, words: Iterable[str]) -> list[Named]:
         """Words, comma lists among them -> [Named].  ValueError: nothing is called so."""
-        return [self.find(part) for word in words for part in parts(word)]
+        lists = (word.split(",") if "," in word and not _paths(word) else [word] for word in words)
+        return [self.find(part) for parts in lists for part in parts]
 
     @functools.cached_property
     def _own(self) -> dict[str, str]:
@@ -114,11 +115,6 @@ class Lookup:
     @functools.cached_property
     def _published(self) -> dict[str, str]:
         return _runs_below(published_root())
-
-
-def parts(word: str) -> list[str]:
-    """The words of a comma list; of a path that exists, itself."""
-    return word.split(",") if "," in word and not _paths(word) else [word]
 
 
 def find(words: Iterable[str]) -> list[Named]:
@@ -173,16 +169,18 @@ def _paths(word: str) -> list[Path]:
     return []
 
 
-def _is_race(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("plan.json", "race.json"))
+def _has(folder: Path, *names: str) -> bool:
+    return any((folder / name).is_file() for name in names)
 
 
 def _race(word: str) -> Path | None:
     """The folder of the race that a path or part of an id means, or None.  ValueError: it is part of several ids."""
     for path in _paths(word):
-        return path if _is_race(path) else None
-    of_roots = (_one_with(word, filter(_is_race, sorted(root.glob("*"))), "race") for root in race_roots())
-    return next(filter(None, of_roots), None)
+        return path if _has(path, *OF_RACES) else None
+    for root in race_roots():
+        if race := _one_with(word, [path for path in sorted(root.glob("*")) if _has(path, *OF_RACES)], "race"):
+            return race
+    return None
 
 
 def _one_with(word: str, folders: Iterable[Path], kind: str) -> Path | None:
@@ -197,14 +195,6 @@ def _known_sweeps() -> str:
     names = [folder.name for folder in sorted(sweep.folders(), key=lambda folder: folder.stat().st_mtime)]
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{more}" if names else ""
-
-
-def _runs_of_sweep(word: str, folder: Path) -> list[Path]:
-    """Folders of a sweep's runs.  ValueError: none of it is there."""
-    folders = [point.folder for point in sweep.points(folder) if point.folder is not None]
-    if not folders:
-        raise ValueError(f"{word}: no run of this sweep is there: start it again, or restore them beside it")
-    return folders
 
 
 def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:

@@ -5,7 +5,6 @@ None is off, unknown or not measured.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
 from bench.record import configs, outside_clock, validity
@@ -163,32 +162,34 @@ def _size(run: Record, config: configs.Config, complete: bool) -> Size:
     devices = (telemetry.get("by_device") or {}).values()
     slowed = [device["slowed_frac"] for device in devices if device.get("slowed_frac") is not None]
     metrics = run["metrics"] if complete else {}
+    epochs, num_tokens = data.get("epochs"), sum(shard.get("num_tokens") or 0 for shard in shards)
+    num_seen = (metrics.get("num_steps") or 0) * (run["measured"].get("batch_tokens") or 0)
+    if epochs is None and num_tokens and num_seen:  # an earlier record does not say it
+        epochs = num_seen / num_tokens
     power_w, energy_j = metrics.get("mean_power_w"), metrics.get("energy_j")
     return {
         "size": None if layers is None or width is None else f"{layers}x{width}",
         "num_params": run["model"].get("num_params"),
         "num_shards": len(shards) or None,
-        "epochs": _epochs(run, shards),
+        "epochs": epochs,
         "energy_j": telemetry.get("energy_j") if energy_j is None else energy_j,
         "mean_power_w": telemetry.get("mean_power_w") if power_w is None else power_w,
         "throttled_frac": max(slowed, default=None),
     }
 
 
-def _epochs(run: Record, shards: Sequence[Section]) -> float | None:
-    """As the record says; an earlier one does not, and its tokens are counted."""
-    if run["data"].get("epochs") is not None:
-        return run["data"]["epochs"]
-    num_tokens = sum(shard.get("num_tokens") or 0 for shard in shards)
-    num_steps = run["metrics"].get("num_steps") if run["status"] == "complete" else None
-    num_seen = (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
-    return num_seen / num_tokens if num_tokens and num_seen else None
-
-
 def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
-    goal, imported = run.get("goal") or {}, run.get("imported") or {}
-    distrusted = [doubt["doubt"] for doubt in run.get("doubts") or () if doubt.get("instrument") in DISTRUSTING]
-    distrusted += validity.contestant_doubts(run) if complete else []
+    goal, imported, doubts = run.get("goal") or {}, run.get("imported") or {}, run.get("doubts") or ()
+    floor_nats, gap_nats = run["data"].get("floor_nats"), goal.get("target_gap_nats")
+    target_nats = goal.get("target_val_loss")
+    if gap_nats is not None and floor_nats is not None:
+        target_nats = floor_nats + gap_nats
+    distrusted = [doubt["doubt"] for doubt in doubts if doubt.get("instrument") in DISTRUSTING]
+    of_contestant = validity.contestant_doubts(run) if complete else []
+    distrusted += of_contestant
+    # why it is suspect, without what an instrument that watches the code, or the referee, had to say of it
+    of_code = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
+    of_machine = [why for why in run["validity_reasons"] if why not in of_code and why not in of_contestant]
     outside = ((run.get("referee") or {}).get("clock") or {}) if complete else {}
     of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
@@ -196,7 +197,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "num_disturbed_steps": num_disturbed_steps(run) if complete else None,
         "num_validating_steps": num_validating_steps(run) if complete else None,
         "batch_tokens": run["measured"].get("batch_tokens") if complete else None,
-        "target_val_loss": _target(goal, run["data"].get("floor_nats")),
+        "target_val_loss": target_nats,  # to be below
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
         "setting": encoded(setting(run)),
@@ -204,7 +205,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "outside_validations_s": outside.get("outside_validations_s"),
         "outside_validation_at_start_s": outside.get("validation_at_start_s"),
         "outside_unknown": outside.get("unknown"),
-        "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
+        "machine_doubts": of_machine if complete and run["validity"] == "suspect" else [],
         "script_doubt": next(iter(distrusted), None),
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id") or of_file,
@@ -244,17 +245,3 @@ def setting(run: Record) -> Section:
         "world_size": run.get("world_size"),
         **({"beside": beside["num_slots"]} if (beside := run.get("beside")) else {}),
     }
-
-
-def _target(goal: Section, floor_nats: float | None) -> float | None:
-    """The val_loss to be below: the goal's, or its gap above the data's known floor; None without a target."""
-    gap_nats = goal.get("target_gap_nats")
-    return floor_nats + gap_nats if gap_nats is not None and floor_nats is not None else goal.get("target_val_loss")
-
-
-def _machine_doubts(run: Record) -> list[str]:
-    """Why the run is suspect, without what an instrument that watches the code, or the referee, had to say of it."""
-    doubts = run.get("doubts") or ()
-    of_code = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
-    of_code |= set(validity.contestant_doubts(run))
-    return [reason for reason in run["validity_reasons"] if reason not in of_code]

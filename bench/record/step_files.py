@@ -77,8 +77,6 @@ def read(folder: Path | str, strict: bool = False) -> list[StepRow]:
         head, *lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")
     except Missing:
         return []
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
     columns = head.split(",")
     cut = lines.pop() if lines else ""  # what follows the last newline
     if not cut and (whole := _whole(columns, lines)):
@@ -86,8 +84,8 @@ def read(folder: Path | str, strict: bool = False) -> list[StepRow]:
     rows: dict[int, StepRow] = {}
     for number, line in enumerate(lines, 2):
         try:
-            row = {column: _value(column, cell) for column, cell in zip(columns, line.split(","), strict=True)}
-            if strict and row["step"] in rows:
+            row = {name: _column(name, [cell])[0] for name, cell in zip(columns, line.split(","), strict=True)}
+            if row["step"] is None or (strict and row["step"] in rows):
                 raise ValueError
             known = {name: value for name, value in row.items() if value not in (None, "")}
             rows.setdefault(row["step"], row).update(known)
@@ -150,14 +148,6 @@ def _column(name: str, cells: list[str]) -> list[Any]:
         return list(cells)
     kind = int if name in INT_COLUMNS else float
     return [kind(cell) if cell else None for cell in cells] if "" in cells else list(map(kind, cells))
-
-
-def _value(column: str, cell: str) -> Any:
-    if column == "flags":
-        return cell
-    if column == "step":
-        return int(cell)
-    return None if cell == "" else int(cell) if column in INT_COLUMNS else float(cell)
 
 
 def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]) -> None:

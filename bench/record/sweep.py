@@ -104,22 +104,19 @@ def points(folder: Path | str) -> list[Point]:
     for line in _lines(folder):
         kept[tuple(line["overrides"])] = line["folder"]
     requested = [tuple(words) for words in read(folder)["points"]]
-    known = list(dict.fromkeys([*requested, *kept]))  # a search asks for points as it goes
-    return [Point(number, list(words), _record(folder, kept.get(words))) for number, words in enumerate(known)]
+    found = []
+    for number, words in enumerate(dict.fromkeys([*requested, *kept])):  # a search asks for points as it goes
+        results, name = folder.parent.parent, kept.get(words, "")
+        places = (results / name, results.joinpath(*Path(name).parts[-2:]))  # the results folder may have been moved
+        path = next((path for path in places if name and (path / "run.json").is_file()), None)
+        found.append(Point(number, list(words), path))
+    return found
 
 
 def _lines(folder: Path) -> Iterator[Kept]:
     for path in sorted(folder.glob("points*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
         for number, line in enumerate(plain_file.text(path).splitlines(), 1):
             yield json_file.parsed(line, f"{path}, line {number}", Kept)
-
-
-def _record(folder: Path, name: str | None) -> Path | None:
-    """Where a point's run lies now: the results folder may have been moved."""
-    if name is None:
-        return None
-    moved = folder.parent.parent.joinpath(*Path(name).parts[-2:])
-    return next((path for path in (folder.parent.parent / name, moved) if (path / "run.json").is_file()), None)
 
 
 def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:

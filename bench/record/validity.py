@@ -35,23 +35,27 @@ def validity(run: Facts) -> tuple[str, list[str]]:
     if why := _of_other_code(run):
         return "invalid", [why, *doubts]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
-    sees = "the targets leak into the validation"
-    if None not in (floor_nats, val_loss) and val_loss < floor_nats - _slack_nats(run):
+    sees, is_below = "the targets leak into the validation", False
+    if None not in (floor_nats, val_loss) and val_loss < floor_nats:
+        from bench.data.sources.markov import floor_slack_nats  # numpy, which a launcher of other data does not need
+
+        is_below = val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"])
+    if is_below:
         return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: {sees}"]
     implausible = (run.get("goal") or {}).get("implausible_val_loss")
     if implausible is not None and val_loss < implausible:
-        words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
-        return "invalid", [f"{words}: {sees} (track.rules.implausible_val_loss)", *doubts]
+        what = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
+        return "invalid", [f"{what}: {sees} (track.rules.implausible_val_loss)", *doubts]
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
-        words = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
-        return "invalid", [f"{words}, so that no time of it was measured", *doubts]
+        what = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
+        return "invalid", [f"{what}, so that no time of it was measured", *doubts]
     if wrong := [*_faults_of_model(run), *faults_of_run(run)[0]]:
         return "invalid", [*wrong, *doubts]
     doubts += contestant_doubts(run)
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1
-        words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
-        doubts.append(f"{words}: its loss counts, its times are not those of a machine of its own")
+        what = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
+        doubts.append(f"{what}: its loss counts, its times are not those of a machine of its own")
     if is_busy(run):
         foreign = run["measured"]["foreign_cpu_cores"]
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
@@ -130,12 +134,6 @@ def _checks(run: Facts) -> tuple[Section, Section]:
     return referee.get("causality", {}).get("end", {}), referee.get("evaluation", {})
 
 
-def _slack_nats(run: Facts) -> float:
-    from bench.data.sources.markov import floor_slack_nats  # numpy, which a launcher of other data does not need
-
-    return float(floor_slack_nats(run["goal"]["val_tokens"]))
-
-
 # ---- the referee's own loss
 
 
@@ -152,8 +150,8 @@ def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
 def words_of_start(first_nats: float, vocab_size: int) -> str:
     """The doubt that is_trained() gives."""
     least = f"{START_FRAC:g} * ln({vocab_size}) = {START_FRAC * math.log(vocab_size):.3f}"
-    words = f"its loss at step 0 is already {first_nats:.3f}, but an untrained model's is at least {least}"
-    return f"{words}: it was trained before its clock started, or has seen the data"
+    loss = f"its loss at step 0 is already {first_nats:.3f}, but an untrained model's is at least {least}"
+    return f"{loss}: it was trained before its clock started, or has seen the data"
 
 
 def faults_of_run(run: Facts) -> tuple[list[str], list[str]]:
@@ -193,8 +191,8 @@ def _mismatch(checked: Section, where: str, bound: float) -> str | None:
     if None in (claimed, own):
         return None if claimed is own else f"the loss {where} is {claimed} by forward() and {own} from its logits"
     if abs(claimed - own) > bound:
-        words = f"forward() gives {claimed:.6f} nats {where}, but its logits give {own:.6f}"
-        return f"{words} (tolerance {bound:g}): val_loss is not this model's loss"
+        both = f"forward() gives {claimed:.6f} nats {where}, but its logits give {own:.6f}"
+        return f"{both} (tolerance {bound:g}): val_loss is not this model's loss"
     if moved is None or moved > bound:
         return (
             f"the loss from logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
@@ -231,5 +229,5 @@ def _too_good(facts: Section, held_out: Section) -> str | None:
     most = HELD_OUT_SE * se_nats + HELD_OUT_FRAC * claimed
     if other - claimed <= most:
         return None
-    words = f"its val_loss is {claimed:.4f}, but its loss on a held-out slice of the same data is {other:.4f}"
-    return f"{words}, {other - claimed:.4f} higher (limit {most:.4f}): it has seen the validation data"
+    both = f"its val_loss is {claimed:.4f}, but its loss on a held-out slice of the same data is {other:.4f}"
+    return f"{both}, {other - claimed:.4f} higher (limit {most:.4f}): it has seen the validation data"

@@ -3,21 +3,21 @@
 A rule is a function (files, record) -> (passed, evidence); its name and docstring are what ./run.sh verify shows.
 """
 
+import functools
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.base import private
 from bench.base.paths import REPO
-from bench.base.reading import damage
-from bench.config import schema
-from bench.record import run_folder, shape, step_rules, validity
+from bench.base.reading import damage, plain_file
+from bench.config import schema, stages
+from bench.record import outside_clock, printed_times, run_folder, shape, step_files, validity
 from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
-from bench.record.step_rules import RunFiles
 
 Passed = TypeVar("Passed", bool, bool | None)  # None: the rule does not apply
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
@@ -32,6 +32,28 @@ DERIVED = re.compile(
 )
 # Folders that git ignores: a clone lacks them as a whole
 LOCAL_ROLES = ("log", "trace", "memory", "work", "checkpoint")
+MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
+MAX_OF_MAXIMA_FRAC = 1.05  # of records that do not say each rank's steps: maxima over ranks add up to more than any
+
+
+class RunFiles:
+    """The files of a run folder, each read when a rule asks for it, and once.
+
+    Reading what is missing or damaged raises in every rule that asks for it.
+    """
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+
+    @functools.cached_property
+    def config(self) -> schema.Config:
+        """config.yaml.  ValueError as schema.read()."""
+        return schema.read(self.folder)
+
+    @functools.cached_property
+    def steps(self) -> list[step_files.StepRow]:
+        """Rows of steps.csv, [] without one.  ValueError as step_files.read()."""
+        return step_files.read(self.folder)
 
 
 def report(folder: Path | str) -> Section:
@@ -167,6 +189,166 @@ def validity_is_honest(files: RunFiles, run: Record) -> tuple[bool, str]:
     return honest, f"recorded {run['validity']}, ruled {ruled}{': ' if reasons else ''}{'; '.join(reasons)}"
 
 
+def _same(computed: Any, recorded: Any, abs_tol: float = 0.0) -> bool:
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (computed, recorded)):
+        return math.isclose(computed, recorded, rel_tol=RELATIVE, abs_tol=abs_tol)
+    return computed == recorded and type(computed) is type(recorded)
+
+
+# ---- its steps
+
+
+def steps_are_without_gaps(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """steps.csv has the rows 0 to num_steps, each once, and a time and a loss for every step."""
+    rows = step_files.read(files.folder, strict=True)
+    steps, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
+    if steps != list(range(num_steps + 1)):
+        lacking = sorted(set(range(num_steps + 1)) - set(steps))[:5]
+        last = steps[-1] if steps else None
+        return False, f"{len(steps)} rows, last {last}, num_steps {num_steps}, lacking {lacking}"
+    holes = [row["step"] for row in rows[1:] if row["step_ms"] is None or row["train_loss"] is None]
+    return not holes, f"no time or loss for steps {holes[:5]}" if holes else f"rows 0 to {num_steps}"
+
+
+def steps_are_those_of_the_goal(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """The run made the configured number of steps, or fewer only where it may stop at its target and reached it."""
+    goal, num_steps = files.config.goal, run["metrics"]["num_steps"]
+    early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
+    return num_steps == goal.num_steps or early, f"{num_steps} of {goal.num_steps}{', target reached' * early}"
+
+
+def tokens_are_counted(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """tokens is step * batch_tokens in every row, as configured; with stages, the sum of the steps' own."""
+    config, measured = files.config, run["measured"]
+    batch_tokens, configured = measured["batch_tokens"], stages.mean_batch_tokens(config)
+    if batch_tokens != configured:
+        return False, f"batch_tokens {batch_tokens}, config.yaml says {configured}"
+    if bool(config.stages) != bool(measured.get("stages")):
+        return False, "stages are in one of config.yaml and the record alone"
+    rows = files.steps
+    wrong = [row["step"] for row in rows if row["tokens"] != stages.num_tokens(config, row["step"])]
+    return not wrong, f"wrong at steps {wrong[:5]}" if wrong else f"{batch_tokens} a step"
+
+
+def losses_are_finite(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """Every loss is a number, and the last row has been validated."""
+    rows = files.steps
+    losses = [(row["step"], row[name]) for row in rows for name in ("train_loss", "val_loss") if row[name] is not None]
+    wrong = [step for step, loss in losses if not math.isfinite(loss)]
+    if wrong:
+        return False, f"not finite at steps {wrong[:5]}"
+    return rows[-1]["val_loss"] is not None, f"{len(losses)} losses, the last val_loss {rows[-1]['val_loss']}"
+
+
+def steps_fit_into_the_time(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """Each rank's steps add up to no more than its training time, and step_ms is the slowest rank's."""
+    # Maxima over ranks may add up to more: on a busy machine another rank is the slowest at each step.
+    rows, by_rank = files.steps, step_files.read_by_rank(files.folder).get("step_ms")
+    if not by_rank:
+        num_untimed = run["measured"].get("num_untimed_steps") or 0  # of a script, whose clock starts again after them
+        sum_s = sum(row["step_ms"] or 0.0 for row in rows if row["step"] > num_untimed) / 1e3
+        limit_s = (MAX_STEP_SUM_FRAC if run["world_size"] == 1 else MAX_OF_MAXIMA_FRAC) * run["metrics"]["train_s"]
+        return sum_s <= limit_s, f"they add up to {sum_s:.4f} s, the limit is {limit_s:.4f} s"
+    for rank, (of_rank, train_s) in enumerate(zip(by_rank, run["measured"]["train_s_by_rank"], strict=True)):
+        sum_s, limit_s = sum(of_rank.values()) / 1e3, MAX_STEP_SUM_FRAC * train_s
+        if sum_s > limit_s:
+            return False, f"those of rank {rank} add up to {sum_s:.4f} s, the limit is {limit_s:.4f} s"
+    wrong = []
+    for row in rows:
+        times_ms = [of_rank[row["step"]] for of_rank in by_rank if row["step"] in of_rank]
+        # to the microsecond that steps_by_rank.csv keeps
+        if row["step_ms"] is not None and times_ms and abs(row["step_ms"] - max(times_ms)) >= 0.001:
+            wrong.append(row["step"])
+    return not wrong, f"not the slowest rank's at steps {wrong[:5]}" if wrong else f"on each of {len(by_rank)} ranks"
+
+
+def times_fit_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """Training and validation together took no longer than the whole run."""
+    measured, train_s = run["measured"], run["metrics"]["train_s"]
+    inside_s = train_s + (measured.get("validation_s") or 0.0)
+    return train_s > 0 and inside_s <= measured["wall_s"], f"{inside_s:.3f} s of {measured['wall_s']:.3f} s"
+
+
+def the_launchers_clock_agrees(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """What the launcher's clock gives to doubt is recorded; records until November 2026 have no such clock."""
+    clock = (run.get("referee") or {}).get("clock")
+    if clock is None:
+        return True, "an older record, without a launcher's clock"
+    claimed_s, by_rank = clock["claimed_train_s"], run["measured"]["train_s_by_rank"]
+    if claimed_s != by_rank[0]:
+        return False, f"held against {claimed_s} s, and rank 0 counts {by_rank[0]} s"
+    recorded = {doubt["doubt"] for doubt in run.get("doubts", ())}
+    missing = [doubt for _, doubt in outside_clock.doubts(clock, validity.is_busy(run)) if doubt not in recorded]
+    seen = clock["unknown"] or f"{clock['outside_train_s']:.3f} s of training outside, {claimed_s:.3f} s claimed"
+    return not missing, "; ".join(f"not recorded: {doubt}" for doubt in missing) or seen
+
+
+# ---- the steps of a script, which has its own model, batch and number of steps: it is held to what was seen of it
+
+
+def steps_are_those_that_the_script_printed(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """Rows in order, each with the time at which its line came; how many steps a script makes is its own choice."""
+    rows = step_files.read(files.folder, strict=True)
+    silent = [row["step"] for row in rows if row["line_t_ns"] is None and row["val_line_t_ns"] is None]
+    last, num_steps = rows[-1]["step"], run["metrics"]["num_steps"]
+    if silent or last != num_steps:
+        return False, f"no line of steps {silent[:5]}" if silent else f"the last row is {last}, num_steps {num_steps}"
+    return True, f"{len(rows)} rows of {num_steps} steps"
+
+
+def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """What passed and what the script counted follow from the rows, and the record has every doubt that they give."""
+    rows, measured = files.steps, run["measured"]
+    if run["timing_protocol"]["id"] != "script-1":
+        return True, "the wall time of the lines is the time: nothing is claimed"
+    account: Section = {**printed_times.account(rows, measured["num_untimed_steps"])}
+    wrong = [
+        f"{name}: {value}, recorded {measured.get(name)}"
+        for name, value in account.items()
+        if not _same(value, measured.get(name), abs_tol=RELATIVE)
+    ]
+    reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
+    outside = (run.get("referee") or {}).get("clock")
+    due = printed_times.doubts(rows, measured["num_untimed_steps"], outside)
+    if outside:
+        due += [doubt for _, doubt in outside_clock.doubts(outside, validity.is_busy(run))]
+        due += printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
+    wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
+    return not wrong, "; ".join(wrong) or f"{account['uncounted_s'] or 0:.3f} s uncounted"
+
+
+def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted."""
+    last = max(row["step"] for row in files.steps if row["val_loss"] is not None)
+    evidence = f"step {last} of {run['metrics']['num_steps']}"
+    return last >= run["metrics"]["num_steps"] - 1 or _is_doubted(run), evidence
+
+
+def the_source_is_kept(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """code/ has every source that the script used, byte for byte as it ran; in older records every source beside it."""
+    script: Section = run.get("script") or {}
+    whole: dict[str, str] = script["sha256_by_file"]
+    used: Collection[str] = script.get("used", whole)
+    sha256_by_file = {name: whole[name] for name in used}
+    wrong = [
+        name
+        for name, sha256 in sha256_by_file.items()
+        if hashlib.sha256(plain_file.content(files.folder / "code" / name)).hexdigest() != sha256
+    ]
+    is_whole = f"script/{script['file']}" in used
+    return not wrong and is_whole, ", ".join(wrong) or f"{len(sha256_by_file)} files"
+
+
+def the_claimed_time_fits_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, str]:
+    """What the script says that its training took is no longer than the whole run; or the record doubts it."""
+    train_s, wall_s = run["metrics"]["train_s"], run["measured"]["wall_s"]
+    return 0 < train_s <= wall_s or _is_doubted(run), f"{train_s:.3f} s of {wall_s:.3f} s"
+
+
+def _is_doubted(run: Record) -> bool:
+    return any(doubt.get("instrument") == "script" for doubt in run.get("doubts", ()))
+
+
 RULES = [
     follows_the_schema,
     is_complete,
@@ -184,10 +366,20 @@ RULES_OF_AN_IMPORTED_RUN = [
     metrics_follow_from_the_facts,
     validity_is_honest,
 ]
-RULES_OF_A_COMPLETE_RUN = step_rules.RULES
-RULES_OF_A_COMPLETE_SCRIPT = [*step_rules.SCRIPT_RULES, step_rules.steps_fit_into_the_time]
-
-
-def _same(one: Any, other: Any) -> bool:
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (one, other))
-    return math.isclose(one, other, rel_tol=RELATIVE) if numbers else one == other and type(one) is type(other)
+RULES_OF_A_COMPLETE_RUN = [
+    steps_are_without_gaps,
+    steps_are_those_of_the_goal,
+    tokens_are_counted,
+    losses_are_finite,
+    steps_fit_into_the_time,
+    times_fit_into_the_wall_time,
+    the_launchers_clock_agrees,
+]
+RULES_OF_A_COMPLETE_SCRIPT = [
+    steps_are_those_that_the_script_printed,
+    printed_times_are_accounted_for,
+    the_last_step_was_validated,
+    the_source_is_kept,
+    the_claimed_time_fits_into_the_wall_time,
+    steps_fit_into_the_time,
+]

@@ -100,39 +100,31 @@ def check(
     was_training = model.training
     asks: list[Ask] = []
     backends: set[str] = set()
+
+    def answered(way: Way, shape: tuple[int, int], by: list[str], watch: "_Watch | None") -> Ask:
+        """By logits of the model as it is written, where they are watched; else by losses of what the run calls."""
+        ask = Ask(way.mode, by, is_compiled and watch is None, *shape)
+        call = way.call if watch is None else model
+        return _Asking(ask, call, watch, vocab_size, device, seed, model).answered()
+
     try:
         for way in ways:
+            shape = asked_shape(*way.shape)
+            watch = _Watch(shape, device, seed)
+            compiles = is_compiled or lazy_dynamo.is_imported()  # a model may compile a part of itself
+            is_whole = shape == way.shape and not compiles  # then the same passes show both
             with way.entered(), forked_rng(device):
-                asks += _asked(model, way, vocab_size, device, seed, is_compiled, backends)
+                with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
+                    asks.append(answered(way, shape, ["logits", "losses"] if is_whole else ["logits"], watch))
+                if not is_whole:
+                    asks.append(answered(way, way.shape, ["losses"], None))
+            backends |= watch.backends
     finally:
         model.train(was_training)
     modes = {way.mode: [ask for ask in asks if ask.mode == way.mode] for way in ways}
     reasons = [of_mode[-1].unchecked for of_mode in modes.values() if all(ask.unchecked for ask in of_mode)]
     found = {"found": "not checked" if reasons else "causal", "why": reasons[0] if reasons else None}
     return found | {"asks": [asdict(ask) for ask in asks], "sdpa_backends": sorted(backends)}
-
-
-def _asked(
-    model: torch.nn.Module,
-    way: Way,
-    vocab_size: int,
-    device: torch.device,
-    seed: int,
-    is_compiled: bool,
-    backends: set[str],
-) -> Iterator[Ask]:
-    """Logits of the model as it is written, losses of what the run calls: one Ask of the same passes if that can be."""
-    shape = asked_shape(*way.shape)
-    compiles = is_compiled or lazy_dynamo.is_imported()  # a model may compile a part of itself
-    is_whole = shape == way.shape and not compiles
-    watch = _Watch(shape, device, seed)
-    with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
-        ask = Ask(way.mode, ["logits", "losses"] if is_whole else ["logits"], False, *shape)
-        yield _Asking(ask, model, watch, vocab_size, device, seed, model).answered()
-    backends |= watch.backends
-    if not is_whole:
-        ask = Ask(way.mode, ["losses"], is_compiled, *way.shape)
-        yield _Asking(ask, way.call, None, vocab_size, device, seed, model).answered()
 
 
 def asked_shape(num_rows: int, seq_len: int) -> tuple[int, int]:
@@ -391,9 +383,8 @@ def _backend(
     if torch.is_autocast_enabled(kind):
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     number = torch._fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, **more)
-    return next(
-        (name.lower() for name, backend in SDPBackend.__members__.items() if int(backend) == number), str(number)
-    )
+    names = {int(backend): name.lower() for name, backend in SDPBackend.__members__.items()}
+    return names.get(number, str(number))
 
 
 @torch.no_grad()

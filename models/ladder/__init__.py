@@ -1,12 +1,12 @@
-"""The speedrun's records as models, one small file each, written as its difference from the rung below.
+"""The speedrun's records as models: a file an idea and some months, in it a class a rung, its difference from the last.
 
-A record that changed no model, but the optimizer, the batch or the data, has no file: SAME_MODEL.
+A record that changed no model, but the optimizer, the batch or the data, has no class: SAME_MODEL.
 
 Of github.com/KellerJordan/modded-nanogpt, track 1 (README, records/track_1_short), and track 3's train_gpt_simple.py.
 conf/experiment/NAME.yaml has a rung's hyperparameters, its source and what it reached; tests/test_ladder.py holds loss,
 gradients and optimizer steps of all but r01 against numbers that the record's own source gave.
 
-  r01     45 min    llm.c's GPT-2: model=gpt2, so no file here
+  r01     45 min    llm.c's GPT-2: model=gpt2, so no class here
   r02     31.4 min  rotary positions, RMSNorm, three times the learning rate
   r04     22.3 min  Muon (record 3, the first with it, left no log)
   r05     15.2 min  padded vocabulary, ReLU squared, zero projections, QK-norm, 6 heads
@@ -58,5 +58,17 @@ hardware.compile compiles for a GPU, else the same through a mask.  set_window()
 window_block, as the stages of conf/experiment/r12.yaml to r53.yaml say (docs/STAGES.md).
 """
 
+# a file: the rungs whose models are its classes, R02 and so on; simple.py, and what you add, has a MODEL instead
+FILES = {
+    "short_sequences": ("r02", "r05", "r06", "r08", "r09", "r10", "r11"),
+    "long_sequences": ("r12", "r13", "r14", "r15", "r16", "r17"),
+    "fp8_head": ("r18", "r19", "r20", "r21", "r26"),
+    "yarn": ("r28", "r29", "r30", "r31", "r32", "r33"),
+    "backout": ("r34", "r35", "r37", "r40", "r45"),
+    "tied_head": ("r48", "r49", "r51", "r52", "r53"),
+}
 # a rung: that whose model it is; conf/experiment/NAME.yaml has what it changed
 SAME_MODEL = {"r04": "r02", "r38": "r37", "r39": "r37", "r42": "r40", "r43": "r40", "r46": "r45", "r50": "r49"}
+# a rung: (its file, its class)
+CLASSES = {rung: (file, rung.upper()) for file, rungs in FILES.items() for rung in rungs}
+CLASSES |= {rung: CLASSES[other] for rung, other in SAME_MODEL.items()}

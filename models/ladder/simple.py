@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from models import modern
 from models.base import LanguageModel, constant_, merge_heads, normal_, split_heads
-from models.ladder.r05 import rms_norm
-from models.ladder.r10 import without_autocast
+from models.ladder.short_sequences import R02Rotary, rms_norm, without_autocast
 
 ATTENTION_SCALE, CAP, ROTARY_BASE = 0.12, 15, 1024
 
@@ -31,37 +31,17 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x_BTD, (x_BTD.shape[-1],), weight=self.weight.type_as(x_BTD))
 
 
-class Rotary(nn.Module):
+class Rotary(R02Rotary):
     """Turns the first half of the pairs, by 1 down to 1 / ROTARY_BASE radians a position; the others not at all."""
 
-    def __init__(self, head_dim, seq_len):
-        super().__init__()
-        self.register_buffer("cos_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
-        self.register_buffer("sin_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
-        self.fill()
+    forward = modern.Rotary.forward  # in float32
 
     def turns(self) -> torch.Tensor:
-        """Radians a position of each pair of a head, float64."""
         half_dim = self.cos_TK.shape[1]
         turn_K = torch.zeros(half_dim, dtype=torch.float64, device="cpu")
         num_turned = half_dim // 2
         turn_K[:num_turned] = (1 / ROTARY_BASE) ** torch.linspace(0, 1, num_turned, dtype=torch.float64, device="cpu")
         return turn_K
-
-    @torch.no_grad()
-    def fill(self, device="cpu"):
-        """device: where it is worked out, in float64; a CPU gives every device the same bits."""
-        position_T = torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device=device)
-        angle_TK = torch.outer(position_T, self.turns().to(device))
-        self.cos_TK.copy_(angle_TK.cos())
-        self.sin_TK.copy_(angle_TK.sin())
-
-    def forward(self, x_BHTK):
-        T = x_BHTK.shape[2]
-        cos_TK, sin_TK = self.cos_TK[:T], self.sin_TK[:T]
-        left, right = x_BHTK.float().chunk(2, dim=-1)
-        turned_BHTK = torch.cat((left * cos_TK + right * sin_TK, right * cos_TK - left * sin_TK), dim=-1)
-        return turned_BHTK.type_as(x_BHTK)
 
 
 class Block(nn.Module):
@@ -99,7 +79,7 @@ class Simple(LanguageModel):
         self.head = Linear(width, vocab_size)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter anew, from a CPU generator, and the rotary table."""
+        """Every parameter again, from a CPU generator, and the rotary table."""
         normal_(self.embedding.weight, 1.0, generator)
         for name, module in self.named_modules():
             if isinstance(module, RMSNorm):

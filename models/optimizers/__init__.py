@@ -1,6 +1,7 @@
 """Optimizers, each a file with its settings and how it is built from them.  Importing them does not import torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from models import schedules
 from models.settings import Positive
@@ -16,7 +17,7 @@ class Config:
     grad_clip_norm: Positive | None = None  # all gradients together are clipped to it; null: not
     schedule: schedules.Config  # how the learning rate goes over a run
 
-    def build(self, model, rank: int, world_size: int, device_type: str):
+    def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
         """The optimizer of a models.base.LanguageModel; each of its param_groups has lr and peak_lr.
 
         It has step(), zero_grad(), param_groups, state_dict() and load_state_dict(), as torch's have.
@@ -27,7 +28,7 @@ class Config:
         """Names in .parts of what build() gives, which stages may name; (): it is all one."""
         return ()
 
-    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+    def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
         """Puts what changes from step to step into the optimizer's param_groups: here the learning rate.
 
         step: from 0 to num_steps - 1.

@@ -3,7 +3,9 @@
 Loshchilov and Hutter 2019; which parameters decay as in github.com/karpathy/nanoGPT model.py.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from models import optimizers
 from models.settings import Momentum, NotNegative, Positive
@@ -16,11 +18,11 @@ class Config(optimizers.Config):
     eps: Positive  # added to AdamW's denominator
     weight_decay: NotNegative  # AdamW's, of matrices, times the learning rate a step
 
-    def build(self, model, rank: int, world_size: int, device_type: str):
+    def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
         """AdamW over all of the model.  Every rank does the same update: rank and world_size are not used."""
         return self.adamw(model.parameters(), device_type)
 
-    def adamw(self, parameters, device_type):
+    def adamw(self, parameters: Iterable[Any], device_type: str) -> Any:
         """One group of 2-D parameters with weight decay and one of the others without; lr and peak_lr in each.
 
         One fused kernel on CUDA; on a CPU, where fusing gains nothing, the plain loop.

@@ -4,6 +4,7 @@ Every tensor must be in a group; a group may be empty, as that of the head where
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from models import optimizers, updates
 from models.settings import Positive
@@ -14,7 +15,7 @@ class Config(optimizers.Config):
     lr: Positive = 1.0  # multiplies the learning rate of every group
     groups: dict[str, updates.Group | None]  # by a name of your choice; null: no such group
 
-    def build(self, model, rank: int, world_size: int, device_type: str):
+    def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
         """Together: an optimizer of each group that has tensors.  ValueError: a tensor is in no group."""
         from models.together import Together
 
@@ -30,18 +31,18 @@ class Config(optimizers.Config):
         """Of the groups, also one that turns out to have no tensors."""
         return tuple(name for name, group in self.groups.items() if group)
 
-    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+    def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
         """The learning rates, and what else the groups change from step to step."""
         super().set_step(optimizer, step, num_steps)
         for name, group in self.groups.items():
             if group and name in optimizer.parts:
                 group.set_step(optimizer.parts[name], step, num_steps)
 
-    def tensors_of(self, model) -> dict[str, list]:
+    def tensors_of(self, model: Any) -> dict[str, list[Any]]:
         """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
         from models.together import is_meant, with_roles
 
-        tensors: dict[str, list] = {}
+        tensors: dict[str, list[Any]] = {}
         for name, role, parameter in with_roles(model):
             groups = [key for key, group in self.groups.items() if group and is_meant(group.tensors, name, role)]
             if not groups:

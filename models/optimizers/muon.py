@@ -1,7 +1,7 @@
 """Muon (models/muon_update.py) for the matrices inside the blocks, AdamW for everything else."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from models.optimizers import adamw
 from models.settings import Frac, Momentum, NotNegative, Positive, PositiveInt, one_of
@@ -25,7 +25,7 @@ class Config(adamw.Config):
     def part_names(self) -> tuple[str, ...]:
         return ("adamw", "muon")
 
-    def build(self, model, rank: int, world_size: int, device_type: str):
+    def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
         """Both as one optimizer.  world_size above 1 needs torch.distributed's default group to be there."""
         from models.muon_update import Muon
         from models.together import Together
@@ -45,7 +45,7 @@ class Config(adamw.Config):
         )
         return Together({"adamw": self.adamw(others, device_type), "muon": muon})
 
-    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+    def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
         """The learning rates, and Muon's momentum."""
         super().set_step(optimizer, step, num_steps)
         (group,) = optimizer.parts["muon"].param_groups

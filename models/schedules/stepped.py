@@ -14,7 +14,7 @@ class Config(trapezoid.Config):
     at_fracs: list[float] = field(default_factory=list)  # where the peak changes, parts of num_steps, rising
     lr_fracs: list[float] = field(default_factory=list)  # to what, as parts of the first peak
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.at_fracs) != len(self.lr_fracs) or self.at_fracs != sorted(self.at_fracs):
             remedy = "give as many, and at_fracs in order"

@@ -17,7 +17,7 @@ class Config(schedules.Config):
     final_lr_frac: Frac  # learning rate at the end, as a part of the peak
     tail_frac: Frac | None = None  # part of num_steps that stays at final_lr_frac after the cooldown; null: none
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.warmup_frac + self.cooldown_frac + (self.tail_frac or 0) > 1:
             tail = "" if self.tail_frac is None else f" and tail_frac={self.tail_frac}"
             raise ValueError(

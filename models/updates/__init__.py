@@ -1,6 +1,7 @@
 """How a group of tensors is updated: the rows of optim=groups, each rule a file.  Importing them imports no torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from models.settings import Positive
 
@@ -16,9 +17,9 @@ class Group:
     tensors: list[str]
     lr: Positive  # learning rate at the schedule's peak; optim.lr multiplies it
 
-    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+    def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
         """A torch optimizer of these tensors; each of its param_groups has lr and peak_lr."""
         raise NotImplementedError
 
-    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+    def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
         """Puts into the optimizer what changes with the step, 0 to num_steps - 1, but the learning rate."""

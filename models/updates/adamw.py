@@ -1,6 +1,7 @@
 """AdamW; with weight_decay 0 it is Adam."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from models import updates
 from models.settings import Momentum, NotNegative, Positive
@@ -13,7 +14,7 @@ class Config(updates.Group):
     eps: Positive = 1e-8  # added to the denominator
     weight_decay: NotNegative = 0.0  # times the learning rate a step
 
-    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+    def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
         """torch.optim.AdamW: every rank does the same update."""
         import torch
 

@@ -1,6 +1,7 @@
 """Adam with cautious weight decay (models/adam_update.py)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from models.updates import adamw
 
@@ -11,7 +12,7 @@ class Config(adamw.Config):
 
     decays_still: bool = False  # a weight that a step does not move decays as well, as that of a token not yet seen
 
-    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+    def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
         """Every rank does the same update."""
         from models.adam_update import CautiousAdam
 

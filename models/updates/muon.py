@@ -1,7 +1,7 @@
 """Muon (models/muon_update.py) as its successive records had it."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from models import updates
 from models.settings import Frac, Momentum, NotNegative, PositiveInt, one_of
@@ -26,13 +26,13 @@ class Config(updates.Group):
     batched: Annotated[str, one_of("eager", "compiled")] | None = None
     ns_coefficients: list[float] = field(default_factory=lambda: [3.4445, -4.7750, 2.0315])  # of x, x^3 and x^5
 
-    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+    def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
         """Muon, its work shared out among the ranks."""
         from models.muon_update import Muon
 
         return Muon(tensors, lr=lr, rank=rank, world_size=world_size, **self.settings())
 
-    def settings(self) -> dict:
+    def settings(self) -> dict[str, Any]:
         """Arguments of Muon."""
         return {
             "momentum": self.momentum,
@@ -44,7 +44,7 @@ class Config(updates.Group):
             "batched": self.batched,
         }
 
-    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+    def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
         """The momentum of this step."""
         (group,) = optimizer.param_groups
         group["momentum"] = momentum_at(step, num_steps, self.momentum_warmup_frac, self.first_momentum, self.momentum)

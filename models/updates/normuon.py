@@ -4,7 +4,7 @@ optim.groups.matrices.name=normuon puts it in place of Muon, whose settings it h
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from models.settings import Frac, Momentum, one_of
 from models.updates import muon
@@ -19,7 +19,7 @@ class Config(muon.Config):
     cautious: bool = True  # weight decay only where the step shrinks the weight, and times the learning rate's square
     polar_express: bool = True  # its five polynomials in place of ns_steps of ns_coefficients
 
-    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+    def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
         """NorMuon, its work shared out among the ranks."""
         from models.muon_update import NorMuon, polar_coefficients
 
@@ -27,10 +27,10 @@ class Config(muon.Config):
         if self.polar_express:
             coefficients = polar_coefficients()
             settings |= {"ns_steps": len(coefficients), "coefficients": coefficients}
-        evened = {"beta2": self.beta2, "cautious": self.cautious, "evened": self.evened}
-        return NorMuon(tensors, **evened, lr=lr, rank=rank, world_size=world_size, **settings)
+        settings |= {"beta2": self.beta2, "cautious": self.cautious, "evened": self.evened}
+        return NorMuon(tensors, lr=lr, rank=rank, world_size=world_size, **settings)
 
-    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+    def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
         """The momentum of this step."""
         super().set_step(optimizer, step, num_steps)
         num_cooldown_steps = round(self.momentum_cooldown_frac * num_steps)

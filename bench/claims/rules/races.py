@@ -39,7 +39,7 @@ def the_plan_was_made_first(claim: Claim) -> Judged:
 @_of_raced
 def the_runs_follow_the_plan(claim: Claim) -> Judged:
     """Runs were started in the planned order, one at a time, and all of them, or up to a planned look that decided."""
-    words = []
+    evidence = []
     for race, known in _known(claim):
         if both := _overlapping(known.lines):
             return False, f"{race.race_id}: {both[1]} was started before {both[0]} had ended"
@@ -51,35 +51,35 @@ def the_runs_follow_the_plan(claim: Claim) -> Judged:
         if not known.has_ended or fewest != most or fewest not in known.plan["looks"]:
             ended = "has ended" if known.has_ended else "has not ended"
             return False, f"{race.race_id}: {started} runs, planned {known.plan['n']} an arm; it {ended}"
-        words.append(f"{race.race_id}: {fewest} runs an arm")
-    return True, ", ".join(words)
+        evidence.append(f"{race.race_id}: {fewest} runs an arm")
+    return True, ", ".join(evidence)
 
 
 def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
     """Two runs of which the second began before the first had ended, by a race's lines in the ledger; or None."""
     ends = {line["run"]: number for number, line in enumerate(lines) if line["event"] == "end" and "run" in line}
     starts = [(number, line["run"]) for number, line in enumerate(lines) if line["event"] == "start"]
-    pairs = ((one, other) for (_, one), (number, other) in itertools.pairwise(starts) if ends.get(one, 0) > number)
-    return next(pairs, None)
+    pairs = itertools.pairwise(starts)
+    return next(((first, second) for (_, first), (number, second) in pairs if ends.get(first, 0) > number), None)
 
 
 @_of_raced
-def the_plan_asks_no_more_than_the_track(claim: Claim) -> Judged:
+def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
     """Alpha and margins are at most the track's, the race judges what the track judges, and enough runs are planned."""
-    asked = claim.track_rules
-    if not asked.fixed:
+    track = claim.track_rules
+    if not track.fixed:
         return None, f"track {claim.track} fixes nothing"
     faults = []
     for race, known in _known(claim):
         beyond = target.laxer_than_track(claim.track, known.plan)
         laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
-        if known.plan["n"] < asked.repeats:
-            laxer.append(f"n {known.plan['n']}, the track's is {asked.repeats}")
-        if known.plan.get("judged", asked.rules.judged) != asked.rules.judged:
-            laxer.append(f"it judges {known.plan['judged']}, the track {asked.rules.judged}")
+        if known.plan["n"] < track.repeats:
+            laxer.append(f"n {known.plan['n']}, the track's is {track.repeats}")
+        if known.plan.get("judged", track.rules.judged) != track.rules.judged:
+            laxer.append(f"it judges {known.plan['judged']}, the track {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
-    margin = f"a margin of {asked.rules.equivalence_margin_pct:g} %"
-    evidence = f"at most alpha {asked.rules.alpha:g} and {margin}, at least {asked.repeats} runs per arm"
+    margin = f"a margin of {track.rules.equivalence_margin_pct:g} %"
+    evidence = f"at most alpha {track.rules.alpha:g} and {margin}, at least {track.repeats} runs per arm"
     return not faults, "; ".join(faults) or evidence
 
 
@@ -87,12 +87,12 @@ def the_plan_asks_no_more_than_the_track(claim: Claim) -> Judged:
 def there_was_no_unplanned_look(claim: Claim) -> Judged:
     """The interim state of a race was shown only when its plan had a look."""
     looks = [(race.race_id, look) for race, known in _known(claim) for look in known.looks if not look["planned"]]
-    words = [f"{race_id}: looked at {look['at']} after {look['started']} runs" for race_id, look in looks]
-    return not words, "; ".join(words[:3]) or "only planned looks"
+    faults = [f"{race_id}: looked at {look['at']} after {look['started']} runs" for race_id, look in looks]
+    return not faults, "; ".join(faults[:3]) or "only planned looks"
 
 
 @_of_raced
-def interrupts_were_few(claim: Claim) -> Judged:
+def few_runs_were_interrupted(claim: Claim) -> Judged:
     """No more runs were interrupted and run again than the track allows, and not those of one arm alone.
 
     Who watches a race can interrupt what goes badly.  One more of an arm than of another is forgiven, warm-ups too.
@@ -119,32 +119,33 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
 
     Where the track judges steps, it has fewer of them instead.
     """
-    words = []
+    evidence = []
     for race, known in _known(claim):
         if race.arm == known.plan["baseline"]:
             continue
-        reported = race_folder.verdicts_of(race.result or {}).get(race.arm)
+        reported = race_folder.verdicts_of(race.race_json or {}).get(race.arm)
         if reported is None:
             return False, f"{race.race_id}: race.json has no verdict for {race.arm}"
         ends = [line for line in known.lines if line["event"] == "race_end"]
         if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(known.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
-        result = _verdict_again(claim, race, known, reported["time"]["floor_pct"])
-        said = wording.standalone_verdict(result)
-        if result["verdict"] != reported["verdict"] or result["time"]["change_pct"] != reported["time"]["change_pct"]:
-            return False, f"{race.race_id}: race.json says {wording.standalone_verdict(reported)}; the runs say {said}"
-        is_better = result["verdict"] == "faster"
+        again = _verdict_again(claim, race, known, reported["time"]["floor_pct"])
+        sentence = wording.standalone_verdict(again)
+        if again["verdict"] != reported["verdict"] or again["time"]["change_pct"] != reported["time"]["change_pct"]:
+            in_race_json = wording.standalone_verdict(reported)
+            return False, f"{race.race_id}: race.json says {in_race_json}; the runs say {sentence}"
+        is_better = again["verdict"] == "faster"
         if claim.track_rules.rules.judged == "steps":
-            theirs, ours = result["steps"]
-            said = f"{ours} steps, its baseline {theirs}"
+            theirs, ours = again["steps"]
+            sentence = f"{ours} steps, its baseline {theirs}"
             is_better = theirs is not None and ours is not None and ours < theirs
-            if effects.spends_more_outside(result["time"]):
-                is_better, said = False, f"{said}, which are not counted: {wording.extra_words(result)}"
+            if effects.spends_more_outside(again["time"]):
+                is_better, sentence = False, f"{sentence}, which are not counted: {wording.extra_words(again)}"
         if not is_better:
-            return False, f"{race.race_id}: {said}"
+            return False, f"{race.race_id}: {sentence}"
         baseline = known.plan["baseline"]
-        words.append(f"{race.race_id}: {said}; {baseline} is {race_folder.about(known.plan['arms'])[baseline]}")
-    return (True, "; ".join(words)) if words else (None, "it was not raced against another arm")
+        evidence.append(f"{race.race_id}: {sentence}; {baseline} is {race_folder.about(known.plan['arms'])[baseline]}")
+    return (True, "; ".join(evidence)) if evidence else (None, "it was not raced against another arm")
 
 
 def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: float) -> Comparison:
@@ -162,7 +163,7 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: flo
     return dict(comparison.of_arms(arms, diagnose=False, floor_pct=floor_pct))[race.arm]
 
 
-def the_table_says_what_the_runs_say(claim: Claim) -> Judged:
+def the_table_matches_the_runs(claim: Claim) -> Judged:
     """The generated table of a claim's README says what the runs say."""
     if not claim.is_folder:
         return None, "no claim folder"

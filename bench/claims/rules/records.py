@@ -1,18 +1,26 @@
 """Rules about each record alone, and about the ledger that has it."""
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from bench.base import utc
+from bench.base.paths import PUBLISHED, published_root, results_root, shown
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted, some
 from bench.claims.claim import Claim, Judged, Run
-from bench.record import certificates, ledger, ledger_count, published_ledgers, run_folder, verification
+from bench.machine import git
+from bench.record import certificates, ledger, run_folder, verification
 from bench.record.shape import Record
 
+MAX_BLOBS = 500  # of git's history of publications, the newest first
 MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
 
-def every_record_is_true_to_itself(claim: Claim) -> Judged:
+def every_record_is_internally_consistent(claim: Claim) -> Judged:
     """Each run passes ./run.sh verify: no byte of its folder was changed, and its numbers follow from its facts."""
 
     def fault_of(run: Run) -> str | None:
@@ -23,18 +31,17 @@ def every_record_is_true_to_itself(claim: Claim) -> Judged:
     return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
 
 
-def git_knew_the_code_of_every_run(claim: Claim) -> Judged:
+def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
     """Git failed for no run; where it fails, nobody knows whether the code matches a commit."""
 
     def fault_of(run: Run) -> str | None:
-        failure: str | None = run.record["code"].get("git_failure")
-        return failure
+        return run.record["code"].get("git_failure")
 
     return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
 
 
 def every_run_completed(claim: Claim) -> Judged:
-    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
+    """No run failed or is invalid.  A suspect one keeps its loss, and its time does not count."""
 
     def fault_of(run: Run) -> str | None:
         if run.record["status"] != "complete":
@@ -44,9 +51,9 @@ def every_run_completed(claim: Claim) -> Judged:
     return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
 
 
-def every_run_came_out_again(claim: Claim) -> Judged:
+def every_run_was_reproduced(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import replaying  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import certificate, replaying  # numpy, which a judge without --replayed does not need
 
     made = []
 
@@ -55,11 +62,12 @@ def every_run_came_out_again(claim: Claim) -> Judged:
             made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
-        return None if made[-1].holds else f"{made[-1].outcome}: {made[-1].why}"
+        return None if certificate.holds(made[-1]) else f"{made[-1]['outcome']}: {made[-1]['why']}"
 
     faults = of_each(claim.runs, fault_of, "")
-    words = certificates.of_several(f"{one.outcome} (time {one.time.word})" for one in made if one.time)
-    return faults if not faults[0] else (True, f"recomputed from replays made here: {words}")
+    times = [(again["outcome"], again["time"]) for again in made]
+    outcomes = certificates.of_several(f"{outcome} (time {time['word']})" for outcome, time in times if time)
+    return faults if not faults[0] else (True, f"recomputed from replays made here: {outcomes}")
 
 
 def the_contestant_was_audited(claim: Claim) -> Judged:
@@ -71,10 +79,10 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
     audits = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in audits.items() if audit is not None}
     failed = [
-        f"{name}: {one['kind'].replace('_', ' ')}: {one['why']}"
+        f"{name}: {part['kind'].replace('_', ' ')}: {part['why']}"
         for name, audit in by_run.items()
-        for one in audit["audits"]
-        if one["outcome"] == certificates.FAILED
+        for part in audit["audits"]
+        if part["outcome"] == certificates.FAILED
     ]
     if failed:
         return False, "; ".join(failed)
@@ -103,31 +111,78 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
     if not book.lines:
         return False, "there is no ledger: copy ledger.jsonl of the results folder to these runs"
     mine = [number for number, line in zip(book.numbers, book.lines) if line.get("run") in claim.names]
-    faults = book.faults + _lost_end(book) + published_ledgers.faults(book)
+    faults = book.faults + _lost_end(book) + _faults_of_published(book)
     for number in book.recounted:
         if mine and mine[0] < number <= mine[-1]:
-            anew = f"the line count restarted at line {number}, between the claim's runs"
-            faults.append(f"{anew}, so lines may have been removed there: race again")
+            where = f"the line count restarted at line {number}, between the claim's runs"
+            faults.append(f"{where}, so lines may have been removed there: race again")
     evidence = f"{len(book.lines)} lines, each names the one before it"
     before = [number for number in book.recounted if not mine or number <= mine[0]]
     if before:
-        where = ", ".join(map(str, before))
-        evidence += f"; the line count restarted at line {where}: whether lines were removed before it is unknown"
+        numbers = ", ".join(map(str, before))
+        evidence += f"; the line count restarted at line {numbers}: whether lines were removed before it is unknown"
     return not faults, "; ".join(faults[:3]) or evidence
 
 
 def _lost_end(book: ledger.Ledger) -> list[str]:
     """A sentence where this machine has counted more lines than there are."""
-    known = ledger_count.newest(book.results, book.lines[0].get("sha256"))
+    known = ledger.newest_count(book.results, book.lines[0].get("sha256"))
     if known is None:
         return []
     counter, number = known
     last = max((line.get("number", 0) for line in book.lines if line.get("counter") == counter), default=0)
-    lost = f"this machine has counted {number} lines, but the last one is number {last}: its end was removed"
-    return [lost] if last < number else []
+    fault = f"this machine has counted {number} lines, but the last one is number {last}: its end was removed"
+    return [fault] if last < number else []
 
 
-def every_record_is_that_of_the_ledger(claim: Claim) -> Judged:
+def _faults_of_published(book: ledger.Ledger) -> list[str]:
+    """A sentence for each published copy that has lines which this ledger lacks: it was cut or rewritten since.
+
+    Each publication copies the ledger as a whole, and git keeps the copies of earlier days.  A copy of another ledger
+    says nothing, nor does a later copy of this one where this one is an older copy itself.
+    """
+    own = {line["sha256"] for line in book.lines if "sha256" in line}
+    first = next((line["sha256"] for line in book.lines if "sha256" in line), None)
+    is_live = book.results.resolve() == results_root().resolve()
+    sentences = []
+    for where, text in _copies():
+        lines = [line for line in map(ledger.parsed, text.splitlines()) if line is not None]
+        missing = [line for line in lines if line["sha256"] not in own]
+        if not missing or lines[0]["sha256"] != first:
+            continue
+        if not is_live and book.lines[-1].get("sha256") in {line["sha256"] for line in lines}:
+            continue
+        facts: Mapping[str, Any] = missing[0]
+        what = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))
+        remedy = f"the first is {what}: restore them, or merge the two ledgers line by line"
+        sentences.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
+    return sentences
+
+
+def _copies() -> list[tuple[str, str]]:
+    """[(what it is called, its text)], those in the history without the ones that lie in the folder."""
+    here = {}
+    for path in sorted(published_root().glob(f"*/{ledger.NAME}")):
+        try:
+            here[plain_file.text(path, plain_file.MAX_LINES_BYTES)] = shown(path)
+        except Damaged:  # of a publication: judge says so of itself
+            continue
+    project = published_root().parent.parent
+    before = _of_history(project, git.ask(project, "for-each-ref", "--format=%(objectname)"))
+    return [(name, text) for text, name in ({text: name for name, text in before} | here).items()]
+
+
+@functools.cache
+def _of_history(project: Path, refs: str | None) -> list[tuple[str, str]]:
+    """[(what it is called, its text)] of each ledger that a commit of these refs has among its publications."""
+    listed = git.ask(project, "rev-list", "--objects", "--all", "--", f"results/{PUBLISHED}") if refs else None
+    objects = [line.partition(" ")[::2] for line in (listed or "").splitlines()]
+    blobs = [(name, path) for name, path in objects if path.endswith(f"/{ledger.NAME}")][:MAX_BLOBS]
+    texts = [(f"{path} in git ({name[:8]})", git.ask(project, "cat-file", "blob", name)) for name, path in blobs]
+    return [(name, text) for name, text in texts if text is not None]
+
+
+def every_record_matches_the_ledger(claim: Claim) -> Judged:
     """The ledger has the start and the end of each run, and its run.json is the one that was written then.
 
     What the run says of its own times fits between the two lines.
@@ -142,8 +197,7 @@ def every_record_is_that_of_the_ledger(claim: Claim) -> Judged:
             return "the ledger's line of its start is not the one that the run names"
         if known["end"] is None:
             return "its end is not in the ledger"
-        sha256 = ledger.sha256_of(run.folder / "run.json")
-        if sha256 != known["end"]["run_json_sha256"]:
+        if ledger.sha256_of(run.folder / "run.json") != known["end"]["run_json_sha256"]:
             return "run.json was changed after the run"
         return _times_fault(run.record, known["start"].get("at"), known["end"].get("at"))
 

@@ -19,11 +19,11 @@ class Result(TypedDict):
 
 
 RULES: list[Callable[[Claim], Judged]] = [
-    records.every_record_is_true_to_itself,
+    records.every_record_is_internally_consistent,
     records.the_ledger_is_whole,
-    records.every_record_is_that_of_the_ledger,
+    records.every_record_matches_the_ledger,
     records.every_run_completed,
-    records.git_knew_the_code_of_every_run,
+    records.git_identified_the_code_of_every_run,
     records.the_contestant_was_audited,
     runs.nothing_that_the_track_fixes_was_changed,
     runs.the_hardware_is_that_of_the_track,
@@ -34,20 +34,20 @@ RULES: list[Callable[[Claim], Judged]] = [
     runs.the_runs_share_one_setting,
     runs.every_run_has_its_own_seed,
     runs.there_are_enough_runs,
-    runs.the_claimed_runs_are_all_there,
-    runs.no_run_was_dropped,
+    runs.all_claimed_runs_are_present,
+    runs.no_run_was_left_out,
     runs.the_target_is_reached,
     races.the_plan_was_made_first,
-    races.the_plan_asks_no_more_than_the_track,
+    races.the_plan_is_as_strict_as_the_track,
     races.the_runs_follow_the_plan,
     races.there_was_no_unplanned_look,
-    races.interrupts_were_few,
+    races.few_runs_were_interrupted,
     races.it_is_faster_than_its_baseline,
-    races.the_table_says_what_the_runs_say,
+    races.the_table_matches_the_runs,
 ]
 
 
-ON_REQUEST: list[Callable[[Claim], Judged]] = [records.every_run_came_out_again]  # judge --replayed
+ON_REQUEST: list[Callable[[Claim], Judged]] = [records.every_run_was_reproduced]  # judge --replayed
 
 
 def check(claim: Claim, replayed: bool = False) -> list[Result]:
@@ -59,7 +59,7 @@ def check(claim: Claim, replayed: bool = False) -> list[Result]:
 def first_failed(claim: Claim) -> str | None:
     """The name of a rule that does not hold, None where all do.  What reads every file of every run is asked last."""
     quick: list[Callable[[Claim], Judged]] = [
-        rule for rule in RULES if rule is not records.every_record_is_true_to_itself
+        rule for rule in RULES if rule is not records.every_record_is_internally_consistent
     ]
-    applied = verification.applied([*quick, records.every_record_is_true_to_itself], claim)
+    applied = verification.applied([*quick, records.every_record_is_internally_consistent], claim)
     return next((name for name, passed, _ in applied if passed is False), None)

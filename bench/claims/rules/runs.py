@@ -45,10 +45,10 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
     Scripts that were raced with another interpreter each may differ in what that holds, from arm to arm.
     """
     own, others = ([run for run in runs if run.record["status"] == "complete"] for runs in (claim.runs, claim.others))
-    result = {run.record["comparability_id"] for run in own + others}
-    evidence = f"comparability_id {', '.join(sorted(map(str, result)))}"
-    if len(result) == 1 or None in result:
-        return None not in result, evidence
+    settings = {run.record["comparability_id"] for run in own + others}
+    evidence = f"comparability_id {', '.join(sorted(map(str, settings)))}"
+    if len(settings) == 1 or None in settings:
+        return None not in settings, evidence
     rows = [row_of(run.record) for run in own + others]
     keys = eligibility.differing_settings(rows)
     of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(eligibility.OF_A_SCRIPT)
@@ -95,7 +95,7 @@ def there_are_enough_runs(claim: Claim) -> Judged:
     return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
 
 
-def the_claimed_runs_are_all_there(claim: Claim) -> Judged:
+def all_claimed_runs_are_present(claim: Claim) -> Judged:
     """The number of runs that is claimed is the number of run folders, and none of the plan's is missing."""
     if claim.missing:
         return False, f"missing: {', '.join(sorted(claim.missing)[:3])}"
@@ -104,7 +104,7 @@ def the_claimed_runs_are_all_there(claim: Claim) -> Judged:
     return claim.claimed_n == len(claim.runs), f"{claim.claimed_n} claimed, {len(claim.runs)} there"
 
 
-def no_run_was_dropped(claim: Claim) -> Judged:
+def no_run_was_left_out(claim: Claim) -> Judged:
     """Every started run of this config and raced code is claimed, but for those that a plan made no part of the claim.
 
     Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; runs outside the claim's
@@ -112,16 +112,21 @@ def no_run_was_dropped(claim: Claim) -> Judged:
     Runs of the claim's days whose settings differ by less than 1 % count as runs of this config.
     The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
     """
-    dropped, excused, elsewhere = claim.unclaimed()
-    near, near_excused, unknown = claim.neighbours()
+    others = claim.unclaimed()
     close = f"with settings less than {100 * schema.NEAR_FRAC:g} % from the claim's"
-    result = {"started and not claimed": dropped, f"started {close}, and not claimed": near}
-    result |= {"no part of the claim by plan": excused, f"no part of the claim by plan, {close}": near_excused}
-    result |= {"of this code and day, with settings that are no longer known": unknown}
-    evidence = [f"{words}: {_listed(claim, names)}" for words, names in result.items() if names]
-    evidence = evidence or ["the ledger has no other of this config and code"]
-    evidence += [f"{_other_code(claim, kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
-    return not dropped + near, "; ".join(evidence)
+    names_by_kind = {
+        "started and not claimed": others.dropped,
+        f"started {close}, and not claimed": others.near,
+        "no part of the claim by plan": others.excused,
+        f"no part of the claim by plan, {close}": others.near_excused,
+        "of this code and day, with settings that are no longer known": others.unknown,
+    }
+    evidence = [f"{kind}: {_listed(claim, names)}" for kind, names in names_by_kind.items() if names]
+    evidence = evidence or ["the ledger has no other run of this config and code"]
+    evidence += [
+        f"{_other_code(claim, kind, names)}: {_listed(claim, names)}" for kind, names in others.other_code.items()
+    ]
+    return not others.dropped + others.near, "; ".join(evidence)
 
 
 def _listed(claim: Claim, names: list[str]) -> str:
@@ -151,16 +156,16 @@ def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
 def the_target_is_reached(claim: Claim) -> Judged:
     """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
     rows, losses_ids = zip(*((row_of(run.record), step_files.losses_id_of(run.folder)) for run in claim.runs))
-    result = target.of_repeats(rows, claim.track_rules.p_value, losses_ids)
-    return result["passed"], result["words"]
+    decision = target.of_repeats(rows, claim.track_rules.p_value, losses_ids)
+    return decision["passed"], decision["words"]
 
 
 def nothing_that_the_track_fixes_was_changed(claim: Claim) -> Judged:
     """No run is in the open division, by its record and by its config."""
 
     def fault_of(run: Run) -> str | None:
-        result = run.record["deviations"] or _deviations(run.config)
-        deviations = [deviation for deviation in result if not deviation.startswith(OF_TODAY)]
+        all_deviations = run.record["deviations"] or _deviations(run.config)
+        deviations = [deviation for deviation in all_deviations if not deviation.startswith(OF_TODAY)]
         return "; ".join(deviations[:3]) or None
 
     return of_each(claim.runs, fault_of, f"{', '.join(claim.track_rules.fixed) or 'nothing'} as in track {claim.track}")
@@ -233,9 +238,8 @@ def no_forbidden_instrument_ran(claim: Claim) -> Judged:
     """No profiler and no other instrument that flags steps, and no step that an instrument disturbed."""
 
     def fault_of(run: Run) -> str | None:
-        result = registry.flagging(run.record["instruments"])
-        if result:
-            return f"{', '.join(result)} ran"
+        if flagging := registry.flagging(run.record["instruments"]):
+            return f"{', '.join(flagging)} ran"
         disturbed = metrics.num_disturbed_steps(run.record)
         return f"an instrument disturbed {disturbed} steps" if disturbed else None
 

@@ -9,7 +9,6 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from bench.base.paths import REPO
@@ -29,15 +28,12 @@ SOURCES = {  # what data.source may be: module and class, imported when they are
 
 
 @dataclass(frozen=True)
-class ShardFile:
+class ShardFile(Shard):
     """A shard that has passed all checks."""
 
-    path: Path
-    num_tokens: int
-    num_bytes: int
     sha256: str
     max_token: int
-    stamp: list[int] | None = field(default=None, compare=False)  # checked.stamp_of() when it was hashed
+    stamp: list[int] | None = field(default=None, compare=False)  # shards.stamp_of() when it was hashed
 
 
 @dataclass(frozen=True)
@@ -80,22 +76,20 @@ def prepare(data: DataConfig, fetch: bool = False, say: Callable[[str], None] = 
 
 def recorded(data: dict[str, Any], say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
     """run.json["data"] -> {"train": [Shard], "val": [Shard]}, the same bytes.  CheckFailed: not there, or others."""
-    with shards.Facts(data_root()) as facts:
-        return {split: [_again(data, file, facts, say) for file in data[split]] for split in ("train", "val")}
-
-
-def _again(data: dict[str, Any], file: dict[str, Any], facts: shards.Facts, say: Callable[[str], None]) -> Shard:
-    """file: an entry of data; its path starts in the data root, or redacted (bench/base/private.py) with ~ or ./"""
-    path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
     hint = f"./run.sh data show {data['source']} names what is there; SPEEDRUN_DATA=/path names another data folder"
-    if not path.is_file():
-        raise CheckFailed(f"{path}: the shard {file['file']} of run.json is not there: {hint}")
-    shard = shards.check(path)
-    digest = facts.sha256(path, say)
-    if digest != file["sha256"]:
-        what = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
-        raise CheckFailed(f"{path}: {what}; {hint}")
-    return shard
+    found: dict[str, list[Shard]] = {"train": [], "val": []}
+    with shards.Facts(data_root()) as facts:
+        for split, file in [("train", file) for file in data["train"]] + [("val", file) for file in data["val"]]:
+            # its path starts in the data root, or redacted (bench/base/private.py) with ~ or ./
+            path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
+            if not path.is_file():
+                raise CheckFailed(f"{path}: the shard {file['file']} of run.json is not there: {hint}")
+            found[split].append(shards.check(path))
+            digest = facts.sha256(path, say)
+            if digest != file["sha256"]:
+                what = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
+                raise CheckFailed(f"{path}: {what}; {hint}")
+    return found
 
 
 def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
@@ -103,7 +97,7 @@ def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
     if dataset.floor_source is None:
         return None
     check_val_tokens(dataset, val_tokens)
-    return float(dataset.floor_source.floor_nats(shards.check(dataset.val[0].path).tokens()[: val_tokens + 1]))
+    return float(dataset.floor_source.floor_nats(dataset.val[0].tokens()[: val_tokens + 1]))
 
 
 def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
@@ -126,32 +120,30 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
             changes.append(f"{file.path.name}: was removed while the run lasted")
         with contextlib.suppress(OSError):
             if file.stamp is not None and shards.stamp_of(file.path) != file.stamp:
-                digest = shards.sha256(file.path)
+                digest, what = shards.sha256(file.path), f"{file.path.name}: was changed while the run lasted"
                 if digest != file.sha256:
-                    changes.append(
-                        f"{file.path.name}: was changed while the run lasted: sha256 {digest}, and was "
-                        f"{file.sha256} when it began"
-                    )
+                    changes.append(f"{what}: sha256 {digest}, and was {file.sha256} when it began")
     return changes
 
 
 def _find(origin: Source, say: Callable[[str], None]) -> Dataset:
     files = origin.files()
     with shards.Facts(data_root()) as facts:
-        of_split = {split: tuple(_check(origin, one, facts, say) for one in files[split]) for split in ("train", "val")}
-    for split, shard_files in of_split.items():
-        if not shard_files:
+        train, val = (
+            tuple(_check(origin, expected, facts, say) for expected in files[split]) for split in ("train", "val")
+        )
+    for split, found in (("train", train), ("val", val)):
+        if not found:
             raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")
-    largest = max(file.max_token for file in of_split["train"] + of_split["val"])
+    fullest = max(train + val, key=lambda file: file.max_token)
     if origin.vocab_size is None:
-        hint = f"the largest token is {largest}: give data.vocab_size={largest + 1} or more"
+        hint = f"the largest token is {fullest.max_token}: give data.vocab_size={fullest.max_token + 1} or more"
         raise ValueError(f"data.vocab_size is not set: {hint}")
-    for file in of_split["train"] + of_split["val"]:
-        if file.max_token >= origin.vocab_size:
-            most = f"data.vocab_size={origin.vocab_size} allows {origin.vocab_size - 1} at most"
-            words = f"{most}: it is of another vocabulary or damaged; {origin.remedy(file.path)}"
-            raise CheckFailed(f"{file.path}: largest token {file.max_token}, but {words}")
-    return Dataset(origin.name, origin.vocab_size, **of_split, floor_source=origin.floor_source, origin=origin.origin)
+    if fullest.max_token >= origin.vocab_size:
+        most = f"data.vocab_size={origin.vocab_size} allows {origin.vocab_size - 1} at most"
+        what = f"{most}: it is of another vocabulary or damaged; {origin.remedy(fullest.path)}"
+        raise CheckFailed(f"{fullest.path}: largest token {fullest.max_token}, but {what}")
+    return Dataset(origin.name, origin.vocab_size, train, val, origin.floor_source, origin.origin)
 
 
 def _check(origin: Source, expected: Expected, facts: shards.Facts, say: Callable[[str], None]) -> ShardFile:

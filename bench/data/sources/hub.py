@@ -13,15 +13,16 @@ huggingface_hub goes on where a file ends; its hf_hub_download (2.4) throws away
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+import msgspec
 
 from bench.base import atomic
 from bench.base.paths import INSTALLED, REPO
@@ -32,21 +33,23 @@ from bench.data.shards import CheckFailed
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
 
 LOCKS = REPO / "conf" / "data"  # written too: never a copy
-SHARD_NAME = re.compile(r"[^/]*_(train|val)_(\d+)\.bin")
-COMMIT = re.compile(r"[0-9a-f]{40}")
-SHA256 = re.compile(r"[0-9a-f]{64}")
+SHARD_NAME = re.compile(r"^[^/]*_(train|val)_(\d+)\.bin\Z")
+COMMIT = re.compile(r"^[0-9a-f]{40}\Z")
 VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
-Lock = dict[str, Any]  # the file's: {"repo", "revision", "files": {name: {"num_bytes", "sha256"}}}
 EOS_TOKEN = 50256  # <|endoftext|>
 
 
-@dataclass(frozen=True)
-class Locked:
-    """A file of the lock."""
-
-    name: str
+class LockedFile(msgspec.Struct, forbid_unknown_fields=True):
     num_bytes: int
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class Lock(msgspec.Struct):
+    """The lock file."""
+
+    repo: str
+    revision: Annotated[str, msgspec.Meta(pattern=COMMIT.pattern)]
+    files: dict[Annotated[str, msgspec.Meta(pattern=SHARD_NAME.pattern)], LockedFile]  # by name
 
 
 class Hub(Source):
@@ -76,10 +79,9 @@ class Hub(Source):
             raise CheckFailed(self._not_fetched())
         missing = self._missing(lock)
         if missing:
-            raise CheckFailed(f"{missing[0].name} ({len(missing)} missing in all): {self._not_fetched()}")
-        wanted = self._wanted(lock)
-        folder = self.folder()
-        return {split: [Expected(folder / file.name, file.sha256) for file in wanted[split]] for split in wanted}
+            raise CheckFailed(f"{missing[0]} ({len(missing)} missing in all): {self._not_fetched()}")
+        folder, wanted = self.folder(), self._wanted(lock)
+        return {split: [Expected(folder / name, lock.files[name].sha256) for name in wanted[split]] for split in wanted}
 
     def obtain(self, fetch: bool, say: Callable[[str], None]) -> None:
         if not fetch:
@@ -87,21 +89,21 @@ class Hub(Source):
         lock = self._read_lock() or self._make_lock(say)
         with self._alone():
             missing = self._missing(lock)
-            num_bytes = sum(file.num_bytes for file in missing)
+            num_bytes = sum(lock.files[name].num_bytes for name in missing)
             need_bytes(self.folder(), num_bytes, f"data={self.name}")
             if missing:
-                origin = f"{lock['repo']} at {lock['revision'][:8]}"
+                origin = f"{lock.repo} at {lock.revision[:8]}"
                 say(f"fetching {len(missing)} files, {format_bytes(num_bytes)}, of {origin}")
-            for number, file in enumerate(missing, 1):
+            for number, name in enumerate(missing, 1):
                 started_s = time.monotonic()
-                self._fetch(file, lock["revision"])
-                took = f"{format_bytes(file.num_bytes)} in {format_s(time.monotonic() - started_s)}"
-                say(f"{number} of {len(missing)}: {file.name}, {took}, sha256 right")
+                self._fetch(name, lock)
+                took = f"{format_bytes(lock.files[name].num_bytes)} in {format_s(time.monotonic() - started_s)}"
+                say(f"{number} of {len(missing)}: {name}, {took}, sha256 right")
 
     @property
     def origin(self) -> dict[str, str] | None:
         lock = self._read_lock()
-        return lock and {"repo": lock["repo"], "revision": lock["revision"]}
+        return None if lock is None else {"repo": lock.repo, "revision": lock.revision}
 
     def remedy(self, path: Path | str) -> str:
         return f"delete that file and fetch it again: ./run.sh data fetch {self.name}"
@@ -109,22 +111,23 @@ class Hub(Source):
     def _not_fetched(self) -> str:
         return f"data={self.name} is not fetched yet: ./run.sh data fetch {self.name}"
 
-    def _missing(self, lock: Lock) -> list[Locked]:
+    def _missing(self, lock: Lock) -> list[str]:
         wanted = self._wanted(lock)
-        return [file for file in wanted["train"] + wanted["val"] if not (self.folder() / file.name).exists()]
+        return [name for name in wanted["train"] + wanted["val"] if not (self.folder() / name).exists()]
 
-    def _wanted(self, lock: Lock) -> dict[str, list[Locked]]:
-        """lock -> {"train": [Locked], "val": [Locked]}: all of val, and of train data.shards or the first ones."""
-        files: dict[str, list[Locked]] = {"train": [], "val": []}
-        for name in sorted(lock["files"]):
-            files[_name_parts(name)[0]].append(Locked(name, **lock["files"][name]))
+    def _wanted(self, lock: Lock) -> dict[str, list[str]]:
+        """{"train": names, "val": names}: all of val, and of train data.shards or the first ones."""
+        names: dict[str, list[str]] = {"train": [], "val": []}
+        for name in sorted(lock.files):
+            names[_split_and_number(name)[0]].append(name)
         if (numbers := self.data.shard_numbers) is not None:
-            return files | {"train": with_numbers(files["train"], numbers, _number, lock["repo"])}
+            train = with_numbers(names["train"], numbers, lambda name: _split_and_number(name)[1], lock.repo)
+            return names | {"train": train}
         num_wanted = self.data.num_train_shards or 0
-        if num_wanted > len(files["train"]):
-            hint = f"{lock['repo']} has {len(files['train'])}: use fewer"
+        if num_wanted > len(names["train"]):
+            hint = f"{lock.repo} has {len(names['train'])}: use fewer"
             raise ValueError(f"data.num_train_shards={num_wanted}: {hint}")
-        return {"train": files["train"][:num_wanted], "val": files["val"]}
+        return names | {"train": names["train"][:num_wanted]}
 
     # ---- the lock ----
 
@@ -137,38 +140,29 @@ class Hub(Source):
     def _read_lock(self) -> Lock | None:
         path, mend = self._lock_path(), "take it back from git, or delete it and fetch again"
         try:
-            lock: Lock = json.loads(path.read_text())
-            good = COMMIT.fullmatch(lock["revision"]) and all(
-                SHARD_NAME.fullmatch(name) and set(file) == {"num_bytes", "sha256"} and SHA256.fullmatch(file["sha256"])
-                for name, file in lock["files"].items()
-            )
+            lock = msgspec.json.decode(path.read_bytes(), type=Lock)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckFailed(f"{path}: not a lock ({error!r}): {mend}") from error
-        if not good:
-            raise CheckFailed(f"{path}: its commit, a file name or a sha256 has not the right form: {mend}")
+        except (OSError, ValueError) as error:
+            raise CheckFailed(f"{path}: not a lock ({error}): {mend}") from error
         for key in ("repo", "revision"):
-            asked = getattr(self.data, key)
-            if asked not in (None, lock[key]):
-                hint = f"{path} is for {lock[key]}: ask for that, or delete the lock to move on"
-                raise CheckFailed(f"data.{key}={asked}: {hint}")
+            wanted, locked = getattr(self.data, key), getattr(lock, key)
+            if wanted not in (None, locked):
+                hint = f"{path} is for {locked}: ask for that, or delete the lock to move on"
+                raise CheckFailed(f"data.{key}={wanted}: {hint}")
         return lock
 
     def _make_lock(self, say: Callable[[str], None]) -> Lock:
         repo, revision = self.data.repo, self.data.revision
-
-        def ask(hf: Any) -> Any:
-            return hf.HfApi(endpoint=_endpoint()).dataset_info(repo, revision=revision, files_metadata=True)
-
-        info = _ask(self.name, ask)
+        wanted = {"revision": revision, "files_metadata": True}
+        info = _ask(self.name, lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(repo, **wanted))
         if revision is not None and COMMIT.fullmatch(revision) and info.sha != revision:
             why = f"the hub answered with commit {info.sha}"
             raise CheckFailed(f"data.revision={revision}: {why}: ask for that one or try again")
         files = {
             file.rfilename: {"num_bytes": file.lfs.size, "sha256": file.lfs.sha256}
             for file in info.siblings
-            if SHARD_NAME.fullmatch(file.rfilename) and file.lfs is not None
+            if SHARD_NAME.match(file.rfilename) and file.lfs is not None
         }
         if not files:
             hint = f"at {info.sha} it has no *_train_*.bin or *_val_*.bin: choose another one"
@@ -198,35 +192,29 @@ class Hub(Source):
                 raise CheckFailed(f"{self.folder()}: {what}") from error
             yield
 
-    def _fetch(self, file: Locked, revision: str) -> None:
-        def get(target: Any) -> None:
-            def ask(hf: Any) -> Any:
-                where = {"repo_type": "dataset", "revision": revision, "endpoint": _endpoint()}
-                url = hf.hf_hub_url(self.data.repo, file.name, **where)
-                about = {"expected_size": file.num_bytes, "displayed_filename": file.name}
-                headers = hf.utils.build_hf_headers()
-                hf.file_download.http_get(url, target, resume_size=target.tell(), headers=headers, **about)
+    def _fetch(self, name: str, lock: Lock) -> None:
+        file = lock.files[name]
 
-            _ask(self.name, ask)
+        def get(target: Any, hf: Any) -> None:
+            where = {"repo_type": "dataset", "revision": lock.revision, "endpoint": _endpoint()}
+            url, headers = hf.hf_hub_url(self.data.repo, name, **where), hf.utils.build_hf_headers()
+            about = {"expected_size": file.num_bytes, "displayed_filename": name}
+            hf.file_download.http_get(url, target, resume_size=target.tell(), headers=headers, **about)
 
-        part = self.folder() / f"{file.name}.part"
-        digest = arrived(part, file.num_bytes, file.sha256, get)
+        part = self.folder() / f"{name}.part"
+        digest = arrived(part, file.num_bytes, file.sha256, lambda target: _ask(self.name, partial(get, target)))
         if digest != file.sha256:
             what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
             again = f"./run.sh data fetch {self.name} starts it again"
-            raise CheckFailed(f"{file.name}: {what}: the transfer or the hub's copy is damaged: {again}")
-        os.replace(part, self.folder() / file.name)
+            raise CheckFailed(f"{name}: {what}: the transfer or the hub's copy is damaged: {again}")
+        os.replace(part, self.folder() / name)
 
 
-def _number(file: Locked) -> int:
-    return int(_name_parts(file.name)[1])
-
-
-def _name_parts(name: str) -> tuple[str, str]:
+def _split_and_number(name: str) -> tuple[str, int]:
     """The name of a shard -> ("train" or "val", its number)."""
-    match = SHARD_NAME.fullmatch(name)
+    match = SHARD_NAME.match(name)
     assert match is not None  # as the lock was read
-    return match[1], match[2]
+    return match[1], int(match[2])
 
 
 def _endpoint() -> str:
@@ -256,7 +244,14 @@ def arrived(part: Path, num_bytes: int, sha256: str, get: Callable[[Any], None])
     fetched once more.  ValueError, from within get(): more than num_bytes came.
     """
     was_begun = _is_begun(part, num_bytes)
-    digest = _fetched(part, num_bytes, get)
+    with open(
+        part, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    ) as file:
+        if file.tell() < num_bytes:
+            get(_Bounded(file, num_bytes))
+        file.flush()
+        os.fsync(file.fileno())
+    digest = shards.sha256(part)
     if digest != sha256:
         part.unlink()
         if was_begun:
@@ -274,19 +269,6 @@ def _is_begun(part: Path, num_bytes: int) -> bool:
         return True
     part.unlink()
     return False
-
-
-def _fetched(part: Path, num_bytes: int, get: Callable[[Any], None]) -> str:
-    with open(part, "ab", opener=_no_link) as file:
-        if file.tell() < num_bytes:
-            get(_Bounded(file, num_bytes))
-        file.flush()
-        os.fsync(file.fileno())
-    return shards.sha256(part)
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
 class _Bounded:

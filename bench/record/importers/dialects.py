@@ -1,5 +1,7 @@
 """How the lines of a training program read: a dialect by name, by a yaml of patterns, or found in the lines themselves.
 
+row() and read() of a dialect are for a script that runs; files_of() and read_file() make records of logs.
+
 A yaml of patterns:
     step: 'iter (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<train_time_s>\\S+)'
     val: 'eval at (?P<step>\\d+): (?P<val_loss>\\S+)'
@@ -8,23 +10,32 @@ Groups: step, total, train_loss, val_loss, lr, grad_norm; train_time_ms or train
 step_ms or step_s, of that step.  A pattern is searched in every line; step alone is needed in each.
 """
 
+import glob
+import hashlib
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from bench.base.reading import yaml_file
+from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
-from bench.record.importers import consoles, modded_nanogpt
+from bench.base.units import GIB, gib_from_bytes
+from bench.record.importers import consoles, modded_nanogpt, records
 from bench.record.importers.records import Run
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
 
-WORD = re.compile(r" (train_loss|val_loss|train_time):([-+.\deEnaif]+)(ms|s)?(?= |$)")
+WORD = re.compile(r" (train_loss|val_loss|trl|tel|train_time):([-+.\deEnaif]+)(ms|s)?(?= |$)")
 STEP = re.compile(r"^(?:\S{0,20}: ?)?(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9})(?= t[re]l:))(?= )")
-LLM_C = re.compile(r" (tel|trl):([-+.\deEnaif]+)")
+COLUMN = {"trl": "train_loss", "tel": "val_loss", "train_time": "train_time_ms"}
 GROUPS = (
     *("step", "total", "train_loss", "val_loss", "lr", "grad_norm"),
     *("train_time_ms", "train_time_s", "step_ms", "step_s"),
 )
-MS = {"train_time_s": "train_time_ms", "step_s": "step_ms"}
+NAMES = ("modded-nanogpt", *consoles.FORMS)
+SUFFIXES = (".txt", ".log", ".stdout", ".out")
+MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
 
 
 class Modded:
@@ -39,77 +50,46 @@ class Modded:
         row: consoles.Row = {"step": int(match[1] or match[3])} | ({"total": int(match[2])} if match[2] else {})
         for name, text, unit in WORD.findall(line):
             if (number := consoles.as_number(text)) is not None:
-                is_time = name == "train_time"
-                row[name + "_ms" * is_time] = number * (1e3 if is_time and unit == "s" else 1.0)
-        for name, text in LLM_C.findall(line) if match[3] else ():
-            row["val_loss" if name == "tel" else "train_loss"] = consoles.as_number(text)
+                row[COLUMN.get(name, name)] = number * (1e3 if unit == "s" else 1.0)
         return row if len(row) > 1 else None
 
     def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
-        return modded_nanogpt.read(data, "script")
+        return modded_nanogpt.read(data)
 
 
-class Console:
-    """A form of bench/record/importers/consoles.py, or a reader like those."""
+class Patterns(consoles.Form):
+    """The form that the patterns of a yaml describe."""
 
-    def __init__(self, form: str, make: Callable[[], consoles.Form]):
-        self._form, self._make, self._live = form, make, make()
-        self.looks_like = self._live.looks_like
-
-    def row(self, line: str) -> consoles.Row | None:
-        try:
-            return self._live.row(consoles.COLOUR.sub("", line))
-        except (TypeError, ValueError):
-            return None
-
-    def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
-        return consoles.read(data, self._form, self._make())
-
-
-class Patterns:
-    """A reader, as consoles.py has them, of the patterns in a yaml."""
-
-    facts: dict[str, re.Pattern[str]] = {}
+    name = "patterns"
 
     def __init__(self, patterns: Sequence[re.Pattern[str]], first_step: int):
-        self._patterns, self._first_step = patterns, first_step
-        self.looks_like = re.compile("|".join(f"(?:{re.sub(r'[?]P<[a-z_]+>', '?:', one.pattern)})" for one in patterns))
+        self.patterns, self._first_step = {pattern.pattern: 0 for pattern in patterns}, first_step
+        plain = (re.sub(r"[?]P<[a-z_]+>", "?:", pattern.pattern) for pattern in patterns)
+        self.looks_like = re.compile("|".join(f"(?:{text})" for text in plain))
 
-    def row(self, line: str) -> consoles.Row | None:
-        row: consoles.Row = {}
-        for pattern in self._patterns:
-            if match := pattern.search(line):
-                for name, text in match.groupdict().items():
-                    if text is not None:
-                        number = consoles.as_number(text)
-                        row[MS.get(name, name)] = number if name not in MS else None if number is None else 1e3 * number
-        if row.get("step") is None:
-            return None
-        is_val = "val_loss" in row and "train_loss" not in row
-        row["step"] = int(row["step"]) + (0 if is_val else 1 - self._first_step)
-        return row | ({"total": int(row["total"])} if row.get("total") is not None else {})
+    def parsed(self, line: str) -> consoles.Row | None:
+        row = super().parsed(line)
+        if row and ("train_loss" in row or "val_loss" not in row):  # not a validation
+            row["step"] += 1 - self._first_step
+        return row
 
     def clock(self, by_step: consoles.Rows) -> tuple[str, int]:
-        timed = [row for row in by_step.values() if "train_time_ms" in row]
-        if not timed:
-            consoles.summed(by_step, untimed=0)
-        return "as the patterns name it" if timed else "sum of the steps' times", 0
+        if any("train_time_ms" in row for row in by_step.values()):
+            return "as the patterns name it", 0
+        return super().clock(by_step)
 
 
-NAMES = ("modded-nanogpt", *consoles.FORMS)
-
-
-def of_name(name: str) -> Modded | Console:
-    """One of NAMES, or the path of a yaml of patterns, as a reader with looks_like, row(line) and read(bytes).
+def of_name(name: str) -> Modded | consoles.Form:
+    """A new reader of one of NAMES, or of a yaml of patterns, with looks_like, row(line) and read(bytes).
 
     row: {"step", ...} of one line, None for another; step k is after k optimizer steps.  ValueError: see read_yaml.
     """
     if name == "modded-nanogpt":
         return Modded()
-    return Console(name, consoles.FORMS[name]) if name in consoles.FORMS else read_yaml(name, name)
+    return consoles.FORMS[name]() if name in consoles.FORMS else read_yaml(name, name)
 
 
-def read_yaml(path: str, where: str) -> Console:
+def read_yaml(path: str, where: str) -> Patterns:
     """The dialect that a yaml of patterns describes.  ValueError says what is wrong with it; where: the setting."""
     try:
         described = yaml_file.read(path)
@@ -122,7 +102,7 @@ def read_yaml(path: str, where: str) -> Console:
     if type(first_step) is not int:
         raise ValueError(f"{where}: first_step={first_step!r}: give a whole number, 0 or 1")
     patterns = [_pattern(f"{where}: {name}", described[name]) for name in ("step", "val") if name in described]
-    return Console("patterns", lambda: Patterns(patterns, first_step))
+    return Patterns(patterns, first_step)
 
 
 def edge(path: str) -> tuple[str, int]:
@@ -152,5 +132,61 @@ def detect(lines: Iterable[str]) -> str | None:
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
-    """All lines of a program, in that dialect -> (its runs, facts as log_files.read has them: "unmatched" and more)."""
+    """All lines of a program, in that dialect -> (its runs, facts as read_file() has them: "unmatched" and more)."""
     return of_name(name).read(("\n".join(lines) + "\n").encode())
+
+
+# ---- files
+
+
+def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
+    """Words of a user, globs too -> [(file, the folder it was under, or None)], each once.
+
+    Raises ValueError for what is not there.
+    """
+    folder_of: dict[Path, Path | None] = {}
+    for word in paths:
+        matches = sorted(glob.glob(str(word), recursive=True))
+        named = [Path(word)] if os.path.exists(word) else [Path(path) for path in matches]
+        if not named:
+            hint = f"give logs ({', '.join(SUFFIXES)}) or folders of them"
+            raise ValueError(f"{word}: no such file or folder; {hint}")
+        for path in named:
+            below = _below(path) if path.is_dir() else [path]
+            if not below and len(named) == 1:
+                why = f"none of its files ends in {', '.join(SUFFIXES)}"
+                raise ValueError(f"{word}: it holds no log: {why}; name a file to read that file anyway")
+            for file in below:
+                folder_of.setdefault(file.resolve(), path.resolve() if path.is_dir() else None)
+    return list(folder_of.items())
+
+
+def _below(folder: Path) -> list[Path]:
+    """The logs in and below a folder, sorted."""
+
+    def refuse(error: OSError) -> None:
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    walked = sorted(os.walk(folder, onerror=refuse))
+    return [Path(parent, name) for parent, _, names in walked for name in sorted(names) if name.endswith(SUFFIXES)]
+
+
+def read_file(
+    path: Path | str, form: str = "modded-nanogpt", part_of: Path | None = None
+) -> tuple[list[tuple[Record, list[StepRow]]], dict[str, Any]]:
+    """One file -> (list of (record, rows of steps.csv), facts of the file).
+
+    facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes",
+    "num_runs"}.  Raises ValueError for an unknown format and for a file that cannot be read.
+    """
+    if form not in NAMES:
+        raise ValueError(f"{form}: unknown format; choose from {', '.join(NAMES)}")
+    with plain_file.opened(path) as file:
+        if (num_bytes := os.fstat(file.fileno()).st_size) > MAX_BYTES:
+            size = f"{gib_from_bytes(num_bytes):.1f} GiB"
+            raise ValueError(f"{path}: is {size}, too large for a training log: cut out the part with the metric lines")
+    data = plain_file.content(path, MAX_BYTES)
+    runs, facts = of_name(form).read(data)
+    digest = hashlib.sha256(data).hexdigest()
+    facts |= {"sha256": digest, "num_bytes": len(data), "num_runs": len(runs)}
+    return [records.of_run(run, Path(path), form, facts, part_of) for run in runs], facts

@@ -46,8 +46,8 @@ MEANINGS = (
 FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
 
 
-def read(data: bytes, name: str) -> tuple[list[Run], dict[str, Any]]:
-    """The bytes of a log, and its name -> (list of Run, facts of the file).
+def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
+    """The bytes of a log -> (list of Run, facts of the file).
 
     facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no
     training log.

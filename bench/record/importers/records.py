@@ -53,30 +53,31 @@ class Run:
     num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
 
 
-def _unknown() -> Section:
-    """What no log says."""
-    record: Section = dict.fromkeys(
-        ("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher")
-    )
-    record |= {"deviations": [], "command": [], "instruments": {}, "warnings": [], "artifacts": [], "optim": "unknown"}
-    return record | {"data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []}}
-
-
 def of_run(
     run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
 ) -> tuple[Record, list[StepRow]]:
-    """Run -> (record, rows of steps.csv).  path: of the log; facts: as log_files.read has; part_of: its folder."""
-    track, name = _track_and_name(Path(path), part_of)
+    """Run -> (record, rows of steps.csv).  path: of the log; facts: as dialects.read_file has; part_of: its folder."""
+    track, name, shown = _named(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
+    # what no log says
+    unknown = dict.fromkeys(("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher"))
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
+    peak_mib = run.facts.get("peak_mib")
     goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
-    record: Section = _unknown() | {
+    record: Section = unknown | {
+        "deviations": [],
+        "command": [],
+        "instruments": {},
+        "warnings": [],
+        "artifacts": [],
+        "optim": "unknown",
+        "data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []},
         "schema_version": SCHEMA_VERSION,
         "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
         "provenance": "imported",
-        "imported": _imported(run, form, facts, _shown(Path(path), part_of)),
+        "imported": _imported(run, form, facts, shown),
         "name": name,
         "track": track,
         "status": "complete" if run.complete else "failed",
@@ -92,7 +93,12 @@ def of_run(
         "timing_protocol": {"id": f"{form}-log", "clock": CLOCK, "excluded": [], "in_timed_region": []},
         "code": code | {"source_sha256": run.source_sha256},
         "environment": _environment(run.facts),
-        "measured": _measured(run),
+        "measured": {
+            "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
+            "batch_tokens": run.batch_tokens,
+            "num_untimed_steps": run.num_untimed_steps,
+            "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
+        },
         "doubts": [{"instrument": "import", "doubt": doubt} for doubt in doubts],
     }
     record["metrics"] = metrics(record, rows)
@@ -156,16 +162,6 @@ def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
     return [f"{what}; the first is line {number}: {text[:80]!r}"]
 
 
-def _measured(run: Run) -> Section:
-    peak_mib = run.facts.get("peak_mib")
-    return {
-        "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
-        "batch_tokens": run.batch_tokens,
-        "num_untimed_steps": run.num_untimed_steps,
-        "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
-    }
-
-
 def _failure(run: Run) -> Section:
     if run.diverged_step is not None:
         kind, step, hint = "non_finite_loss", run.diverged_step, "nothing can be imported of it"
@@ -211,22 +207,17 @@ def rows_of(run: Run) -> list[StepRow]:
     return ordered
 
 
-def _track_and_name(path: Path, part_of: Path | None) -> tuple[str, str]:
-    parts = list(path.resolve().parts)
+def _named(path: Path, part_of: Path | None) -> tuple[str, str, str]:
+    """(track, name, the file as the record names it: below the folder that was given, never a home folder)."""
+    parts = path.resolve().parts
     if track := next((track for track in TARGETS if track in parts), None):
-        rest = parts[parts.index(track) + 1 : -1]
-        rest = rest[1:] if rest[:1] == ["results"] else rest
-        return track, _word("-".join(rest) or path.stem)
-    return "imported", _word(path.parent.name if part_of and path.parent != Path(part_of) else path.stem)
+        inside = parts[parts.index(track) :]
+        rest = inside[2:-1] if inside[1:2] == ("results",) else inside[1:-1]
+        return track, _word("-".join(rest) or path.stem), "/".join(inside)
+    name = path.parent.name if part_of and path.parent != part_of else path.stem
+    below = part_of is not None and path.is_relative_to(part_of)
+    return "imported", _word(name), str(path.relative_to(part_of)) if part_of and below else path.name
 
 
 def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "log"
-
-
-def _shown(path: Path, part_of: Path | None) -> str:
-    """The file as the record names it: below the folder that was given, never a home folder."""
-    parts = path.resolve().parts
-    if track := next((track for track in TARGETS if track in parts), None):
-        return "/".join(parts[parts.index(track) :])
-    return str(path.relative_to(part_of)) if part_of and path.is_relative_to(part_of) else path.name
