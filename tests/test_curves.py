@@ -14,7 +14,8 @@ from bench.base import atomic
 from bench.cli import report as cli
 from bench.compare import selection
 from bench.record import index, step_files
-from bench.report import curve_files, curves
+from bench.report import curves
+from bench.report.site import packed_pages
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page
 
@@ -133,27 +134,33 @@ def test_an_arm_is_drawn_from_its_runs_by_step_and_by_time(results):
 # ---- what a site keeps
 
 
+def write_curves(site, runs, link=lambda run_id: None):
+    with packed_pages.making_curves(site, runs) as finish:
+        pass
+    return finish(link)
+
+
 def written(site):
     return {path.name: path.stat().st_mtime_ns for path in (site / "curves").glob("*.js")}
 
 
 def test_only_files_with_a_changed_run_are_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(curve_files, "RUNS_A_FILE", 4)
+    monkeypatch.setattr(packed_pages, "RUNS_A_FILE", 4)
     for seed in range(40):
         add(tmp_path, seed)
     runs, site = index.read_rows([tmp_path / "cpu_nano"]), tmp_path / "site"
-    curve_files.write(site, runs)
+    write_curves(site, runs)
     before = written(site)
     assert 4 <= len(before) <= 20
-    curve_files.write(site, runs)
+    write_curves(site, runs)
     assert written(site) == before
     steps(Path(runs[7][0]), 30)
-    curve_files.write(site, runs)
+    write_curves(site, runs)
     assert len(set(before.items()) ^ set(written(site).items())) == 2  # one file, as it was and as it is
     changed = written(site)
-    curve_files.write(site, runs[:20] + runs[21:])  # a run is gone: the files of others stay
+    write_curves(site, runs[:20] + runs[21:])  # a run is gone: the files of others stay
     assert len(set(changed.items()) ^ set(written(site).items())) <= 3
-    curve_files.write(site, runs[:1])
+    write_curves(site, runs[:1])
     assert len(written(site)) == 1  # nothing stays of runs that are gone
 
 
@@ -162,7 +169,7 @@ def test_a_damaged_steps_file_costs_only_its_own_curves(tmp_path):
         add(tmp_path, seed)
     runs = index.read_rows([tmp_path / "cpu_nano"])
     (Path(runs[0][0]) / "steps.csv").write_bytes(b"step,\xff\n")
-    assert curve_files.write(tmp_path / "site", runs).exists() and written(tmp_path / "site")
+    assert write_curves(tmp_path / "site", runs).exists() and written(tmp_path / "site")
 
 
 # ---- words
@@ -414,11 +421,11 @@ def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_
 @needs_browser
 @pytest.mark.browser
 def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, results, monkeypatch):
-    monkeypatch.setattr(curve_files, "RUNS_A_FILE", 1)  # a file a run
+    monkeypatch.setattr(packed_pages, "RUNS_A_FILE", 1)  # a file a run
     three_configs(results)
     site = results / "site"
     shutil.copytree(ASSETS, site / "assets")
-    curve_files.write(site, index.read_rows([results]), lambda run_id: f"runs/run.html?{run_id}")
+    write_curves(site, index.read_rows([results]), lambda run_id: f"runs/run.html?{run_id}")
     at = f"{(site / 'curves.html').resolve().as_uri()}#runs=-s3,aaaaaaaa-s1&group=run"
     shown = browser.open(at, width=800)
     shown.until("document.querySelectorAll('.u-over').length === 1")

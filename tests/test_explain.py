@@ -185,8 +185,8 @@ def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
 
 def test_at_each_moment_one_range_has_the_time():
     start, end, layer = (0, 5, 8, 30), (10, 20, 9, 40), (1, 0, 0, 2)
-    assert owners(start, end, layer, 2, 35) == [(2, 5, 0), (5, 20, 1), (20, 30, -1), (30, 35, 3)]
-    assert owners((), (), (), 2, 35) == [(2, 35, -1)]
+    assert owners(list(zip(start, end, layer)), 2, 35) == [(2, 5, 0), (5, 20, 1), (20, 30, -1), (30, 35, 3)]
+    assert owners([], 2, 35) == [(2, 35, -1)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from bench.cli import race, table
 from bench.cli import report as cli
 from bench.record import index
 from bench.report import table_groups
-from bench.report.site import packed_pages, record_chart, run_rows, site
+from bench.report.site import packed_pages, record_chart, site
 from bench.web import forest
 from bench.web.page import text
 
@@ -35,19 +35,19 @@ def results(tmp_path, monkeypatch):
 
 def write(results, out=None):
     """As the verb does."""
-    found = run_rows.read(results)
+    found = site.read(results)
     return site.write(found, out or results / "site", lambda: leaderboard_views.site_boards(found.runs, [results]))
 
 
 def columns(results):
-    return run_rows.columns(run_rows.read(results), {})
+    return site.table_columns(site.read(results), {})
 
 
 # ---- the rows
 
 
 def test_a_short_id_is_time_config_and_seed_and_longer_only_where_two_would_be_alike():
-    assert run_rows.short_ids(
+    assert site.short_ids(
         [
             "20261121T072021Z-gpt2-adamw-ecc04969-s0",
             "20261121T072021Z-gpt2-adamw-ecc04969-s0-2",
@@ -74,7 +74,7 @@ def test_the_groups_are_those_of_the_table(results):
     for seed, validity in ((1, "valid"), (2, "invalid"), (3, "suspect")):
         add(results, seed, validity=validity)
     shown = columns(results)
-    rows = [row for _, row in run_rows.read(results).runs]
+    rows = [row for _, row in site.read(results).runs]
     for group in table_groups.groups(rows):
         places = [shown["run_id"].index(run_id) for run_id in group["run_ids"]]
         assert len({shown["group"][place] for place in places}) == 1
@@ -90,7 +90,7 @@ def test_a_warm_up_run_of_a_race_is_called_so_and_counts_nowhere(results):
 
 def test_a_copy_of_a_run_is_shown_once_and_said(results):
     shutil.copytree(results / "cpu_nano", results / "copied" / "cpu_nano")
-    found = run_rows.read(results)
+    found = site.read(results)
     assert (len(found.runs), found.num_copies) == (2, 2)
     assert "2 copies of a run not shown" in write(results).read_text()
 
@@ -111,7 +111,7 @@ def page_of(out, run_id):
 def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     out = results / "site"
     write(results)
-    ids = [row["run_id"] for _, row in run_rows.read(results).runs]
+    ids = [row["run_id"] for _, row in site.read(results).runs]
     assert all("<h1>" in page_of(out, run_id) for run_id in ids) and len(ids) == 2
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
     new = add(results, 9, config_id="0000beef")  # a repeat would change the pages beside it, which link it
@@ -144,7 +144,7 @@ def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results
     """The others say how to get theirs."""
     ids = [add(results, seed).name for seed in range(1, 9)]
     assert cli.main([str(results), "--pages", "2"]) == 0
-    runs, shown = run_rows.read(results).runs, results / "site"
+    runs, shown = site.read(results).runs, results / "site"
     linked = record_chart.linked(leaderboard_views.site_boards(runs, [results]))
     assert linked and all((page_of(shown, run_id) is not None) == (run_id in {*ids[-2:], *linked}) for run_id in ids)
     words = packed_pages.limits(2)
@@ -162,7 +162,7 @@ def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results
 def test_a_run_in_a_pack_that_is_made_again_keeps_its_page(results, monkeypatch):
     monkeypatch.setattr(packed_pages, "pack_of", lambda run_id: "007")
     write(results)
-    ids = [row["run_id"] for _, row in run_rows.read(results).runs]
+    ids = [row["run_id"] for _, row in site.read(results).runs]
     before = {run_id: page_of(results / "site", run_id) for run_id in ids}
     made = []
     html = packed_pages._html
@@ -180,7 +180,7 @@ def test_a_new_repeat_is_linked_from_the_pages_beside_it(results):
     new = add(results, 9)
     write(results)
     home = results / "site" / "runs"
-    for _, row in run_rows.read(results).runs:
+    for _, row in site.read(results).runs:
         html = page_of(results / "site", row["run_id"])
         assert (f"run.html?{new.name}" in html) == (row["run_id"] != new.name)
         for link in re.findall(r'href="([^"]*)"', html):
@@ -282,7 +282,7 @@ def test_many_pages_are_made_when_they_are_wanted(elsewhere, results):
 def test_the_size_that_is_said_is_about_that_of_the_pages(results):
     for seed in range(40):
         add(results, seed)
-    runs = run_rows.read(results).runs
+    runs = site.read(results).runs
     write(results)
     packs = sum(path.stat().st_size for path in (results / "site" / "runs").glob("[0-9]*.js"))
     assert 0.4 < packed_pages.estimated_bytes(runs) / packs < 2.5

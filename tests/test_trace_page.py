@@ -11,7 +11,7 @@ from traces import event, launched, step, write
 from bench.analysis.trace import analysis, critical, diff, events, launches, load, source, window
 from bench.analysis.trace.device_time import types
 from bench.cli import analyze
-from bench.report import run_page, trace_page, trace_panels
+from bench.report import run_page, trace_page
 from bench.web import document, waterfall
 
 MAX_PAGE_BYTES = 3_000_000
@@ -101,7 +101,7 @@ def test_foreign_names_become_no_markup(tmp_path):
 def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
     rows = [step(1, 0, 100), event("cpu_op", "aten::mm", 10, 50), event("user_annotation", "forward", 5, 60)]
     answer = traces.analysed([write(tmp_path / "a.json", rows)])
-    panels, charts = trace_panels.of_answer(answer, "")
+    panels, charts = trace_page.panels_of(answer, "")
     assert [panel.id for panel in panels] == ["operators", "phases"] and charts == []
     assert "a trace of the CPU alone" in trace_page.document({"x": answer}).html()
 

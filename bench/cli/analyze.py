@@ -100,7 +100,7 @@ def _diff(argv: list[str]) -> int:
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
     parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
     parser.add_argument("--rank", type=int, help="the rank to compare in a folder of several; default: the lowest")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.flag("--json", help="print JSON, for programs")
     _forms(parser)
     args = parser.parse_args(argv)
     ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
@@ -143,11 +143,11 @@ def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:
     """The options that analyze and explain share."""
     made = arguments.Parser(f"./run.sh {verb}", main=main)
     made.add_argument("path", nargs="+", metavar="RUN|TRACE")
-    made.add_argument("--json", action="store_true", help="print JSON, for programs")
+    made.flag("--json", help="print JSON, for programs")
     rules_help = "yaml list of {category, pattern}: your own kernels' categories, tried first"
     made.add_argument("--rules", metavar="FILE", help=rules_help)
     last_help = "count the last ProfilerStep too: its kernels may be cut off"
-    made.add_argument("--include-last-step", action="store_true", help=last_help)
+    made.flag("--include-last-step", help=last_help)
     return made
 
 

@@ -27,6 +27,10 @@ class Parser(argparse.ArgumentParser):
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, **options)
 
+    def flag(self, *names: str, help: str) -> None:
+        """An option without a value: False, unless it is given."""
+        self.add_argument(*names, action="store_true", help=help)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; the words are kept for error().  args: None: the program's own."""
         self._given = sys.argv[1:] if args is None else list(args)

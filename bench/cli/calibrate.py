@@ -152,7 +152,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
     parser.add_argument("--resolution", type=_pct, metavar="PCT", help="also how many runs show a change of PCT %%")
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
     form.add_argument("--md", action="store_true", help="Markdown")
     return parser

@@ -6,7 +6,7 @@ First the verdict, then whether they may be compared and what differs, the numbe
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.base import atomic
@@ -33,7 +33,12 @@ def main(argv: list[str]) -> int:
     arms = selection.of_words(args.runs, lambda message: named.report_excluded("compare", message))
     if args.fail_if and not fail_on:
         raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
-    _refuse_open_races(arms)
+    for arm in arms:
+        for race_id in selection.open_races(arm):  # looking is a declared act, which a race's ledger keeps
+            raise ValueError(
+                f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
+                f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
+            )
     options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
@@ -53,16 +58,6 @@ def main(argv: list[str]) -> int:
         answer = verdicts.of_arms(arms, results, None, verdicts.Options(args.diff, args.why))
         print(answer.markdown() if args.md else answer.terminal())
     return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
-
-
-def _refuse_open_races(arms: Iterable[selection.Arm]) -> None:
-    """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
-    for arm in arms:
-        for race_id in selection.open_races(arm):
-            raise ValueError(
-                f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
-                f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
-            )
 
 
 def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:
@@ -145,7 +140,7 @@ def _parser() -> arguments.Parser:
         choices=("possible", "shown"),
         help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
     )
-    parser.add_argument("--force", action="store_true", help="numbers even if not comparable; never a verdict")
+    parser.flag("--force", help="numbers even if not comparable; never a verdict")
     parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
     parser.add_argument(
         "--margin",
@@ -156,7 +151,7 @@ def _parser() -> arguments.Parser:
     time = parser.add_mutually_exclusive_group()
     time.add_argument("--why", action="store_true", help="also where the time went: regions, stalls, telemetry, traces")
     time.add_argument("--no-diagnosis", action="store_true", help="do not even look where the time went")
-    parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
+    parser.flag("--diff", help="the change of the source in full, where the code differs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")

@@ -75,7 +75,7 @@ def _parser() -> arguments.Parser:
     ):
         child = verbs.add_parser(verb, help=about, description=about)
         child.add_argument("words", nargs="*", metavar="NAME or data.KEY=VALUE")
-        child.add_argument("--json", action="store_true", help="print JSON, for programs")
+        child.flag("--json", help="print JSON, for programs")
     return parser
 
 

@@ -104,15 +104,12 @@ def driver(env: dict[str, Any]) -> Check:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh doctor", main=main)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware.num_processes=4")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}",
+    parser.flag(
+        "--json", help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}"
     )
-    parser.add_argument("--quick", action="store_true", help="only what every run checks: no processes are started")
-    parser.add_argument(
+    parser.flag("--quick", help="only what every run checks: no processes are started")
+    parser.flag(
         "--passport",
-        action="store_true",
         help="measure what this machine reaches: products, memory, collectives, launches, clocks; under 3 minutes",
     )
     parser.add_argument(

@@ -112,9 +112,9 @@ def _parser() -> arguments.Parser:
     names = f"{', '.join(FILES)}; or dashboards, commas between: {', '.join(dashboards.names())}"
     forms = Forms((*FILES, *dashboards.names()))
     parser.add_argument("--to", required=True, metavar="FORM", choices=forms, help=names)
-    parser.add_argument("--steps", action="store_true", help="csv, parquet: a line a step instead of a run")
+    parser.flag("--steps", help="csv, parquet: a line a step instead of a run")
     parser.add_argument("--out", metavar="PATH", help="the file, of a form that is one")
     set_help = "a setting of the dashboard's exporter, e.g. project=mine"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=set_help)
-    parser.add_argument("--json", action="store_true", help="of dashboards: run_id, exporter, error and facts of each")
+    parser.flag("--json", help="of dashboards: run_id, exporter, error and facts of each")
     return parser

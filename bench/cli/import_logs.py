@@ -137,6 +137,6 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh import", main=main)
     parser.add_argument("format", choices=dialects.NAMES)
     parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
-    parser.add_argument("--json", action="store_true", help="the counts, for programs")
-    parser.add_argument("--dry-run", action="store_true", help="count, and write nothing")
+    parser.flag("--json", help="the counts, for programs")
+    parser.flag("--dry-run", help="count, and write nothing")
     return parser

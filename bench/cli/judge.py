@@ -83,8 +83,6 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
     words = "with --claim: include FILE although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
-    parser.add_argument(
-        "--replayed", action="store_true", help="require that replays made on this machine reproduce each run"
-    )
-    parser.add_argument("--json", action="store_true", help="an object instead of text")
+    parser.flag("--replayed", help="require that replays made on this machine reproduce each run")
+    parser.flag("--json", help="an object instead of text")
     return parser

@@ -94,16 +94,15 @@ def _parser() -> arguments.Parser:
         help="rungs, the lowest first (default: all); n=3 (runs a rung), size=nano, short or record, seed=0 (the "
         "first), alpha=0.05; key=value for all rungs",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what it would run and about how long; run nothing")
+    parser.flag("--dry-run", help="say what it would run and about how long; run nothing")
     arguments.latest(parser, "--resume", "continue this ladder, or the latest that has not ended")
     arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")
-    parser.add_argument(
+    parser.flag(
         "--interpolate",
-        action="store_true",
         help="the target is reached where the line between two validations crosses it, not at the later one",
     )
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print the staircase")
     form.add_argument("--csv", action="store_true", help="print it as CSV, a rung a line")
     return parser

@@ -50,5 +50,5 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh memory", main=main)
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
     parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")
-    parser.add_argument("--json", action="store_true", help="print the facts instead of writing pages")
+    parser.flag("--json", help="print the facts instead of writing pages")
     return parser

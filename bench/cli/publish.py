@@ -47,9 +47,7 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh publish", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list and search the files that would be published; write nothing"
-    )
+    parser.flag("--dry-run", help="list and search the files that would be published; write nothing")
     words = "include FILE, as listed, although something in it looks like a credential or names this machine"
     parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
     return parser

@@ -169,8 +169,8 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss")
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")
-    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    parser.flag("--show", help="show every run's numbers as they come: an unplanned look")
+    parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")
     form.add_argument("--md", action="store_true", help="print race.md")
     return parser

@@ -107,12 +107,12 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh replay", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race, RACE:ARM or a claim")
     parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")
-    parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")
-    parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
-    parser.add_argument("--keep-env", action="store_true", help="with this shell's OMP_..., ONEDNN_..., not its own")
-    parser.add_argument("--trust", action="store_true", help="run code that someone else's record brings")
+    parser.flag("--all", help="RUN are results folders: every complete run below them")
+    parser.flag("--check", help="only say what is missing here and what differs")
+    parser.flag("--keep-env", help="with this shell's OMP_..., ONEDNN_..., not its own")
+    parser.flag("--trust", help="run code that someone else's record brings")
     words = "the value of a setting recorded as SECRET; repeat for each, in the order of redacted in run.json"
     parser.add_argument("--fill", action="append", default=[], metavar="VALUE", help=words)
-    parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
-    parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")
+    parser.flag("--quiet", "-q", help="hide what the runs print, as in a pipe")
+    parser.flag("--json", help="the certificates on standard output, all else on error")
     return parser

@@ -114,9 +114,9 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType, name: str) 
 
 def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
     from bench.claims import leaderboard_views
-    from bench.report.site import packed_pages, run_rows, site
+    from bench.report.site import packed_pages, site
 
-    results = run_rows.read(folder)
+    results = site.read(folder)
     num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
     roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
     is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
@@ -152,13 +152,13 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh report", main=main)
     words_help = "a run, a race or a folder of many runs; default results/; several: curves"
     parser.add_argument("words", nargs="*", metavar="WORD", help=words_help)
-    parser.add_argument("--curves", action="store_true", help="the curves of what is named in one chart")
+    parser.flag("--curves", help="the curves of what is named in one chart")
     parser.add_argument("--out", metavar="PATH", help="the page (run, race), or folder of the site or the pictures")
-    parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
+    parser.flag("--png", help="pictures of the charts instead of a page; needs a Chromium")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
     form.add_argument("--json", action="store_true", help='{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}')
     parser.add_argument("--pages", type=int, metavar="N", help="how many runs of a folder get a page (default 1000)")
     anyway_help = f"more than {MAX_UNASKED} pages of a folder that is not a results folder"
-    parser.add_argument("--anyway", action="store_true", help=anyway_help)
+    parser.flag("--anyway", help=anyway_help)
     return parser

@@ -171,7 +171,7 @@ def _parser() -> arguments.Parser:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model=modern seed=3 goal.num_steps=100")
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
-    parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
+    parser.flag("-m", "--multirun", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument(
         "--cfg",
@@ -179,7 +179,7 @@ def _parser() -> arguments.Parser:
         help="print the composed config with the meaning of every setting, null where it is derived, and stop; "
         "hydra: what Hydra launches and searches with; all: both, as Hydra prints them",
     )
-    parser.add_argument("--resolve", action="store_true", help="of --cfg hydra and all: with values in place of ${...}")
+    parser.flag("--resolve", help="of --cfg hydra and all: with values in place of ${...}")
     parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="what Hydra found, and stop")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
@@ -189,7 +189,7 @@ def _parser() -> arguments.Parser:
         help="of a sweep: begin no run that would end later than that after the first began (90s, 45m, 1h30m); the "
         "same command goes on",
     )
-    parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
+    parser.flag("--anyway", help=f"of a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/plans/race/runner.py
     parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON

@@ -73,7 +73,8 @@ def _table(args: argparse.Namespace, rows: list[TableRow], conditions: list[Cond
     shown: Sequence[str] = table_text.GROUP_SHOWN if args.group else table_text.SHOWN
     rows = [*table_groups.groups(rows)] if args.group else rows
     columns = Columns(rows, fixed)
-    orders, given = columns.orders(args.sort, args.reverse), _parts(args.columns)
+    orders = columns.orders(args.sort, args.reverse)
+    given = [key for words in args.columns for key in words.split(",") if key]
     chosen = columns.named(given, f"--columns {' '.join(args.columns)}")
     notes, changes = [], []
     if args.baseline:
@@ -127,10 +128,6 @@ def _print_data(args: argparse.Namespace, rows: Sequence[TableRow], columns: Seq
     print(table_text.as_json(rows, columns)) if args.json else table_text.print_csv(rows, columns)
 
 
-def _parts(words: Sequence[str]) -> list[str]:
-    return [part for word in words for part in word.split(",") if part]
-
-
 def _nothing(args: argparse.Namespace) -> str:
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
@@ -158,7 +155,7 @@ def _parser() -> arguments.Parser:
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
     parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these; - before a key: largest first")
-    parser.add_argument("--reverse", action="store_true", help="the other way round; without --sort the newest first")
+    parser.flag("--reverse", help="the other way round; without --sort the newest first")
     parser.add_argument(
         "--where",
         nargs="+",
@@ -170,8 +167,8 @@ def _parser() -> arguments.Parser:
     parser.add_argument(
         "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="these alone; 'optim.*' is several"
     )
-    parser.add_argument("--all-columns", action="store_true", help="every column and every setting, however wide")
-    parser.add_argument("--group", action="store_true", help="repeats together, with n, mean and sd")
+    parser.flag("--all-columns", help="every column and every setting, however wide")
+    parser.flag("--group", help="repeats together, with n, mean and sd")
     parser.add_argument(
         "--baseline",
         nargs="+",
@@ -181,9 +178,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--pivot", nargs="+", metavar="KEY", help="means by one setting, or by two against each other")
     parser.add_argument("--value", metavar="KEY", help="what --pivot takes the mean of; default val_loss")
     parser.add_argument("--sweep", metavar="ID", help="the runs of this sweep; also part of its id")
-    parser.add_argument(
-        "--leaderboard", action="store_true", help="by track: the best runs, and the history of the record"
-    )
+    parser.flag("--leaderboard", help="by track: the best runs, and the history of the record")
     files: dict[str, Any] = {"nargs": "*", "metavar": "FILE"}
     parser.add_argument("--check", **files, help="exit 1 if a table in README.md, results/README.md or FILE is stale")
     parser.add_argument("--write", **files, help="write these tables again")

@@ -60,5 +60,5 @@ def _parser() -> arguments.Parser:
     shown = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__}" for rule in rules)
     parser = arguments.Parser("./run.sh verify", main=main, epilog=f"rules:\n{shown}")
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folder, folder of runs, run id or part of one")
-    parser.add_argument("--json", action="store_true", help="a list of objects instead of text")
+    parser.flag("--json", help="a list of objects instead of text")
     return parser

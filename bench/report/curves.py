@@ -185,17 +185,16 @@ def charts_of(arms: Mapping[str, Sequence[Curves]]) -> list[Spec]:
     """{arm: curves_of_run() of its runs} -> the specs of arm_charts()."""
     charts = []
     for title, y, x in ARM_CHARTS:
-        points = {name: [_points(run, x, y) for run in runs] for name, runs in arms.items()}
-        drawn = [{"name": name, "runs": [run for run in runs if run["x"]]} for name, runs in points.items()]
+        drawn: list[Spec] = [{"name": name, "runs": []} for name in arms]
+        for arm, runs in zip(drawn, arms.values()):
+            for run in runs:
+                part = run[PART[y]]
+                pairs = [pair for pair in zip(part[x] or (), part[y] or ()) if None not in pair]
+                if pairs:
+                    arm["runs"].append({"x": [at for at, _ in pairs], "y": [value for _, value in pairs]})
         if any(arm["runs"] for arm in drawn):
             charts.append(of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn))
     return charts
-
-
-def _points(run: Curves, x: str, y: str) -> dict[str, list[float]]:
-    part = run[PART[y]]
-    pairs = [pair for pair in zip(part[x] or (), part[y] or ()) if None not in pair]
-    return {"x": [one for one, _ in pairs], "y": [one for _, one in pairs]}
 
 
 def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:

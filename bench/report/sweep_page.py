@@ -115,25 +115,16 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
 
 def _parallel(result: Results, value: str = "val_loss") -> Drawn:
     groups = [group for group in result.groups if group[f"{value}_mean"] is not None]
-    axes = [
-        heat.Axis(key, [_plain(group[key]) for group in groups], [value_words(group[key]) for group in groups])
-        for key in result.keys
-    ]
+    axes = []
+    for key in result.keys:
+        words = [value_words(group[key]) for group in groups]
+        is_number = [type(group[key]) in (int, float) and math.isfinite(group[key]) for group in groups]
+        sorted_by = [group[key] if plain else word for group, plain, word in zip(groups, is_number, words, strict=True)]
+        axes.append(heat.Axis(key, sorted_by, words))
     means = [group[f"{value}_mean"] for group in groups]
     axes.append(heat.Axis(value, means, [number_words(value, mean) for mean in means]))
     about = "a line is a config, the mean of its runs; low on the last axis is worse, the best is thick"
-    return Drawn(
-        "parallel", f"{value} of every config", heat.plot_lines(UNITS[value], about, axes, 0), heat.lines_height_px()
-    )
-
-
-def _plain(value: object) -> object:
-    """What an axis can be sorted by."""
-    return (
-        value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        else value_words(value)
-    )
+    return Drawn("parallel", f"{value} of every config", heat.plot_lines(UNITS[value], about, axes, 0), heat.LINES_PX)
 
 
 def write(folder: Path | str, result: sweep_results.Results | None = None) -> Path:

@@ -14,6 +14,7 @@ from bench.base.paths import shown
 from bench.base.text_table import counted
 from bench.record import configs, index, run_folder, sweep
 from bench.record.rows import Row, row_of
+from bench.record.shape import Record
 from bench.report import table_columns, table_groups, table_text
 from bench.report.table_columns import TableRow
 from bench.report.table_text import number_words, value_words
@@ -116,18 +117,14 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     )
     _add_axes(rows, axes, numbers)
     ran = {row["run_id"] for row in rows}
-    at = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # killed before they were kept
-    not_run = [
-        point.overrides
-        for point in points
-        if (point.folder is None or point.folder.name not in ran) and _values(point, axes) not in at
-    ]
+    killed = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # before they were kept
+    not_run = []
+    for point in points:
+        of_point = sweep.values(point.overrides)
+        has_run = point.folder is not None and point.folder.name in ran
+        if not has_run and [of_point.get(key) for key in axes] not in killed:
+            not_run.append(point.overrides)
     return Results(facts, axes, rows, result, not_run)
-
-
-def _values(point: sweep.Point, axes: Iterable[str]) -> list[Any]:
-    values = sweep.values(point.overrides)
-    return [values.get(key) for key in axes]
 
 
 def _row(folder: str) -> Row | None:
@@ -159,47 +156,31 @@ def table(result: Results) -> list[str]:
     if len(groups) < 2:
         return []
     table_groups.add_changes(groups, groups[0])
+    complete = [row for row in result.rows if row["status"] == "complete"]
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
+    all_beside = all_suspect and all(_record(result, row).get("beside") for row in complete)
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
     about = f"{len(result.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
-    times = () if all_suspect and _all_beside(result) else TIMES  # such times count for nothing
-    lines = [
-        "",
-        about,
-        *_common(result),
-        "",
-        table_text.fit(shown, [*result.keys, "n", *LOSSES, *times, "config_id"], result.keys),
-    ]
+    times = () if all_beside else TIMES  # such times are not eligible
+    of_each = result.facts["points"]
+    common = [word for word in of_each[0] if all(word in words for words in of_each)] if of_each else []
+    typed = [f"in all of them: {' '.join(common)}"] if common else []  # for a reader who did not type it
+    columns = [*result.keys, "n", *LOSSES, *times, "config_id"]
+    lines = ["", about, *typed, "", table_text.fit(shown, columns, result.keys)]
     if len(result.ranked) > MAX_CONFIGS:
         left = len(result.ranked) - MAX_CONFIGS
         lines.append(f"and {left} more: ./run.sh table --group --sweep {result.facts['sweep_id']}")
     effects = [line for block in effects_table(result) for line in ("", *block.text(False).split("\n"))]
-    return [*lines, *_suspect(result), *effects, ""]
+    suspect = [row for row in complete if row["validity"] == "suspect"]
+    if suspect:
+        why = _record(result, suspect[0])["validity_reasons"][0]
+        of_all = f"{len(suspect)} of {len(complete)} complete runs are suspect"
+        lines += ["", f"{of_all} ({why}): trust their losses, not their times"]
+    return [*lines, *effects, ""]
 
 
-def _all_beside(result: Results) -> bool:
-    return all(run_folder.read(result.folders[row["run_id"]]).get("beside") for row in _complete(result))
-
-
-def _common(result: Results) -> list[str]:
-    """What was typed for all runs, for a reader who did not type it."""
-    of_each = [set(words) for words in result.facts["points"]]
-    common = set.intersection(*of_each) if of_each else set()
-    words = [word for word in result.facts["points"][0] if word in common] if of_each else []
-    return [f"in all of them: {' '.join(words)}"] if words else []
-
-
-def _complete(result: Results) -> list[TableRow]:
-    return [row for row in result.rows if row["status"] == "complete"]
-
-
-def _suspect(result: Results) -> list[str]:
-    suspect = [row for row in _complete(result) if row["validity"] == "suspect"]
-    if not suspect:
-        return []
-    why = run_folder.read(result.folders[suspect[0]["run_id"]])["validity_reasons"][0]
-    of_all = f"{len(suspect)} of {len(_complete(result))} complete runs are suspect"
-    return ["", f"{of_all} ({why}): trust their losses, not their times"]
+def _record(result: Results, row: TableRow) -> Record:
+    return run_folder.read(result.folders[row["run_id"]])
 
 
 def effects_table(result: Results) -> list[Table]:
@@ -305,7 +286,7 @@ def _first(lines: list[str]) -> list[str]:
 
 
 def _lost(result: Results, row: TableRow) -> str:
-    failure = run_folder.read(result.folders[row["run_id"]]).get("failure") or {}
+    failure = _record(result, row)["failure"] or {}
     message = (failure.get("message") or "").partition("\n")[0]
     kind = "" if row["failure"] in (None, row["status"]) else f" {row['failure']}:"
     return f"{row['status']}: {values(result, row)} seed={row['seed']}:{kind} {message}".rstrip(": ")

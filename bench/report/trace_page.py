@@ -1,6 +1,11 @@
-"""Analyses of traces, and a difference of two, with their pictures: for pages of their own and the page of a run."""
+"""Analyses of traces, and a difference of two, with their pictures: for pages of their own and the page of a run.
 
-from collections.abc import Iterable, Mapping
+The pictures are bars of sums, and timelines of an analysis's "pictures": ranks around a collective, the largest gap, a
+critical path.  Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a
+span in %.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +13,37 @@ from typing import Any
 from bench.analysis.trace import text
 from bench.analysis.trace.text import plain, short
 from bench.base import atomic
-from bench.report import trace_panels
-from bench.web import lanes, waterfall
+from bench.web import waterfall
+from bench.web.chart import Spec, chart, series_of
 from bench.web.document import Block, Chart, Document, Lines, Picture, Section
+from bench.web.lanes import Bar, Lane, Panel, Several, stacked
 from bench.web.page import tiles
 
 Answer = dict[str, Any]  # of bench/analysis/trace/analysis.py, or a part of it
+Panels = Iterator[Panel]
+Ranked = tuple[str, float | None, float | None, str, str]  # label, us, share in %, more words, colour
 
+US_PER_MS = 1000
+COMPUTE, COMMUNICATION, COPY, IDLE, HOST = "series-0", "series-1", "series-2", "line", "series-6"
+TYPES = ("computation", "communication", "copies", "host calls")  # by the index in a timeline's bar
+TYPE_COLOURS = (COMPUTE, COMMUNICATION, COPY, HOST)
+PATH = (  # kinds of a critical path's links, in their order
+    ("compute", COMPUTE),
+    ("communication", COMMUNICATION),
+    ("memory", COPY),
+    ("launch", "series-5"),
+    ("host", "series-6"),
+    ("wait", "series-3"),
+)
+NUM_LINES = 12  # of kernels, operators and the like
+MAX_STEPS = 24
+MAX_RANKS = 32
+OF_TYPE = {"COMPUTATION": COMPUTE, "COMMUNICATION": COMMUNICATION, "MEMORY": COPY}
+CAUSES = (  # key, words, colour
+    ("host_wait", "the host had launched nothing", "series-1"),
+    ("kernel_wait", "between kernels, under 30 us", "series-5"),
+    ("other", "launched, waiting for something else", "series-3"),
+)
 NUM_CHANGES = 14  # of a waterfall; the rest is one step
 NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)  # an older answer, or damaged
 RUN_PREFIX = "trace-"  # of the drawings' ids on a run's page
@@ -43,12 +72,12 @@ def of_run(folder: Path) -> Section:
 
 
 def _blocks(answer: Answer, id: str, is_first_said: bool = True) -> list[Block]:
-    panels, charts = trace_panels.of_answer(answer, id)
+    panels, charts = panels_of(answer, id)
     first = next(iter(answer["ranks"].values()))
     return [
         Picture(tiles(_facts(first, answer["overall"]))),
         *text.remarks(answer, is_first_said),
-        lanes.Several(panels),
+        Several(panels),
         *map(Chart, charts),
         *text.tables(answer),
     ]
@@ -91,3 +120,256 @@ def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:
     """diff.compare() with "by", and the names of the two traces -> the answer of ./run.sh analyze diff."""
     answer, drawn = text.difference(difference, a, b), of_difference(difference, a, b)
     return replace(answer, blocks=[*([Picture(drawn)] if drawn else []), *answer.blocks])
+
+
+# ---- the drawings and charts of an analysis
+
+
+def panels_of(answer: Answer, id: str) -> tuple[list[Panel], list[Spec]]:
+    """(drawings, chart specs) in the order of the page; id: what theirs begin with."""
+    ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
+    number, one = next(iter(ranks.items()))
+    of_rank = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
+    panels = [
+        *_times(ranks, id),
+        *_overlap(ranks, id),
+        *_idle(ranks, id),
+        *of_collective(answer["overall"], id),
+        *_steps(one, of_rank, id),
+        *_kernels(one, of_rank, id),
+        *_host(one, of_rank, id),
+        *of_gap(one, of_rank, id),
+        *_critical_path(one, of_rank, id),
+        *of_links(one, of_rank, id),
+    ]
+    return [panel for panel in panels if panel.lanes], list(_queues(one, of_rank, id))
+
+
+def _times(ranks: Mapping[str, Answer], id: str) -> Panels:
+    lanes = []
+    for number, one in ranks.items():
+        times = one["temporal"]
+        if not times["span_us"]:
+            continue
+        parts = [
+            (name, ms_from_us(times[f"{key}_us"]), times[f"{key}_pct"], colour)
+            for name, key, colour in (
+                ("compute", "compute", COMPUTE),
+                ("other work", "non_compute", COMMUNICATION),
+                ("idle", "idle", IDLE),
+            )
+        ]
+        words = ", ".join(f"{name} {pct:.1f} %" for name, _, pct, _ in parts)
+        bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for name, ms, _, colour in parts])
+        lanes.append(Lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {words}", bars))
+    names = [(COMPUTE, "compute"), (COMMUNICATION, "communication and copies alone"), (IDLE, "idle")]
+    about = "from the first start to the last end on the device; the parts add up to it"
+    yield Panel(f"{id}times", "Where the device's time went", about, "ms", lanes, names)
+
+
+def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
+    lanes = []
+    for number, one in ranks.items():
+        if one["overlap_pct"] is not None:
+            exposed_ms, all_ms = ms_from_us(one["exposed_comm_us"]), ms_from_us(one["comm_us"])
+            parts = (
+                (all_ms - exposed_ms, COMPUTE, f"hidden {all_ms - exposed_ms:.3f} ms"),
+                (exposed_ms, COMMUNICATION, f"exposed {exposed_ms:.3f} ms"),
+            )
+            words = f"{one['overlap_pct']:.1f} % hidden, {exposed_ms:.2f} ms exposed"
+            lanes.append(Lane(f"rank {number}", words, stacked(parts)))
+    names = [(COMPUTE, "under a computation kernel"), (COMMUNICATION, "exposed")]
+    yield Panel(f"{id}overlap", "Communication", "the time in which it runs", "ms", lanes, names)
+
+
+def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
+    """By stream, and of several ranks the sum over each one's streams."""
+    if len(ranks) > 1:
+        groups = {f"rank {number}, all streams": one["idle"] for number, one in ranks.items()}
+    else:
+        one = next(iter(ranks.values()))
+        groups = {f"device {line['device']}, stream {line['stream']}": [line] for line in one["idle"]}
+    lanes = []
+    for label, lines in groups.items():
+        sums_ms = {key: sum(ms_from_us(line[f"{key}_us"]) for line in lines) for key, _, _ in CAUSES}
+        bars = stacked([(sums_ms[key], colour, f"{words}: {sums_ms[key]:.3f} ms") for key, words, colour in CAUSES])
+        if bars:
+            words = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
+            lanes.append(Lane(label, f"{words} ms", bars))
+    lanes = sorted(lanes, key=lambda lane: -lane.bars[-1].end)[:NUM_LINES] if len(ranks) == 1 else lanes
+    names = [(colour, words) for _, words, colour in CAUSES]
+    about = "the gaps between a stream's kernels; streams wait side by side, so that sums may exceed the span"
+    yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
+
+
+def _steps(one: Answer, of_rank: str, id: str) -> Panels:
+    lanes = []
+    for line in one["steps"][:MAX_STEPS]:
+        compute, exposed = ms_from_us(line["compute_us"]), ms_from_us(line["exposed_comm_us"])
+        rest = max(0.0, ms_from_us(line["busy_us"]) - compute - exposed)
+        parts = (
+            (compute, COMPUTE, "compute"),
+            (exposed, COMMUNICATION, "exposed communication"),
+            (rest, COPY, "copies"),
+        )
+        host = "" if line["host_us"] is None else f", {ms_from_us(line['host_us']):.2f} ms on the host"
+        bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for ms, colour, name in parts])
+        if bars:
+            words = f"device busy {ms_from_us(line['busy_us']):.2f} ms{host}, {line['num_kernels']} kernels"
+            lanes.append(Lane(f"step {line['step']}", words, bars))
+    names = [(COMPUTE, "compute"), (COMMUNICATION, "exposed communication"), (COPY, "copies alone")]
+    if len(lanes) > 1:
+        yield Panel(f"{id}steps", "Steps", of_rank or "what the host launched in each", "ms", lanes, names)
+
+
+def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Sequence[tuple[str, str]] = ()) -> Panels:
+    """lines: (label, us, share in % or None, words, colour), the longest first."""
+    lanes = []
+    for label, us, pct, more, colour in lines:
+        share = "" if pct is None else f", {pct:.1f} %"
+        lanes.append(Lane(label, f"{ms_from_us(us):.3f} ms{share}{more}", [Bar(0.0, ms_from_us(us), colour, label)]))
+    yield Panel(id, title, about, "ms", lanes, names)
+
+
+def _kernels(one: Answer, of_rank: str, id: str) -> Panels:
+    total_us = sum(line["sum_us"] for line in one["kernels"]) or 1.0
+    lines = [
+        (short(k["name"]), k["sum_us"], 100 * k["sum_us"] / total_us, f", {k['count']:,} times", OF_TYPE[k["type"]])
+        for k in one["kernels"][:NUM_LINES]
+    ]
+    names = [(OF_TYPE[kind], words) for kind, words in zip(OF_TYPE, TYPES)]
+    yield from _ranked(f"{id}kernels", "Kernels that take longest", of_rank, lines, names)
+    lines = [(c["category"], c["sum_us"], c["pct"], f", {c['count']:,} kernels", COMPUTE) for c in one["categories"]]
+    yield from _ranked(f"{id}categories", "Kernels by what they do", of_rank, lines)
+
+
+def _host(one: Answer, of_rank: str, id: str) -> Panels:
+    """Of a trace without a device: operators by own time, modules; of any: phases."""
+    if not one["num_device_rows"]:
+        by_time = sorted(one["operators"], key=lambda line: -line["self_cpu_us"])
+        total_us = sum(line["self_cpu_us"] for line in by_time) or 1.0
+        lines = []
+        for o in by_time[:NUM_LINES]:
+            shapes = f", {plain(o['shapes'], 40)}" if o["shapes"] else ""
+            more = f", {o['count']:,} times{shapes}"
+            lines.append((plain(o["name"]), o["self_cpu_us"], 100 * o["self_cpu_us"] / total_us, more, COMPUTE))
+        yield from _ranked(f"{id}operators", "Operators by their own time", of_rank, lines)
+    lines = []
+    for phase in one["phases"]:
+        device = f", {ms_from_us(phase['device_us']):.2f} ms on the device" if one["num_device_rows"] else ""
+        lines.append((phase["phase"], phase["host_us"], None, device, HOST))
+    yield from _ranked(f"{id}phases", "Phases on the host", of_rank, lines)
+    time = "device_us" if one["num_device_rows"] else "cpu_us"
+    lines = [(plain(line["module"]), line[time], None, "", COMPUTE) for line in one["modules"][:NUM_LINES]]
+    yield from _ranked(f"{id}modules", "By nn.Module", of_rank, lines)
+
+
+def _critical_path(one: Answer, of_rank: str, id: str) -> Panels:
+    of_steps = one["critical_path_of_steps"]
+    mean = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name, _ in PATH), "span_us")}
+    lanes = []
+    for label, path, num in (("the whole trace", one["critical_path"], 1), ("a step", mean, len(of_steps))):
+        if path["span_us"]:
+            shares = [(100 * path[f"{name}_us"] / path["span_us"], colour, name) for name, colour in PATH]
+            words = ", ".join(f"{name} {pct:.1f} %" for pct, _, name in shares if pct >= 0.05)
+            bars = stacked([(pct, colour, f"{name} {pct:.1f} %") for pct, colour, name in shares])
+            lanes.append(Lane(label, f"{ms_from_us(path['span_us'] / num):.2f} ms: {words}", bars))
+    about = "the chain of work that leads to the last kernel; it adds up to the time"
+    names = [(colour, name) for name, colour in PATH]
+    yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
+
+
+def _queues(one: Answer, of_rank: str, id: str) -> Iterator[Spec]:
+    streams = [line for line in one["pictures"]["queues"] if len(line["at_us"]) > 1]
+    if not streams:
+        return
+    x_us = sorted({at for line in streams for at in line["at_us"]})
+    series = []
+    for line in streams:
+        depth_at = dict(zip(line["at_us"], line["depth"]))
+        series.append(series_of(f"stream {line['stream']}", [depth_at.get(at) for at in x_us], "stepped"))
+    about = "; ".join(
+        f"stream {line['stream']}: at most {line['max']}, none for {line['empty_pct']:.0f} % of the time"
+        for line in sorted(one["queues"], key=lambda line: -line["max"])[:2]
+    )
+    x_ms = [ms_from_us(us) for us in x_us]
+    words = "ms since the device's first kernel"
+    yield chart(f"{id}queues", "Launched and not yet started", about or of_rank, words, "in the queue", x_ms, series)
+
+
+def ms_from_us(us: float | None) -> float:
+    """None is 0: nothing to draw."""
+    return (us or 0.0) / US_PER_MS
+
+
+def of_collective(overall: Answer, id: str) -> Panels:
+    """Yields the drawing of ranks side by side; nothing for one rank or without a collective."""
+    result = overall["pictures"]["collective"]
+    if result:
+        late = result["late_rank"]
+        lanes = [(f"rank {lane['rank']}", "came last" * (lane["rank"] == late)) for lane in result["lanes"]]
+        about = (
+            f"{short(result['name'])}: rank {late} came last, another waited {ms_from_us(result['wait_us']):.2f} ms "
+            "for it.  Each rank's clock is set by the end of this collective; the lower row of a rank is communication"
+        )
+        yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, result, lanes)
+
+
+def of_gap(one: Answer, of_rank: str, id: str) -> Panels:
+    """Yields the drawing of the device's largest gap; of_rank: which rank it is, "" of one alone."""
+    result = one["pictures"]["gap"]
+    if result:
+        lanes = [
+            ("the host's launching thread", "calls") if lane["stream"] == "host" else (f"stream {lane['stream']}", "")
+            for lane in result["lanes"]
+        ]
+        gap = one["gaps"][0]
+        host, after = plain(gap["host"] or "nothing recorded"), short(gap["after"])
+        about = (
+            f"{of_rank}{': ' * bool(of_rank)}{ms_from_us(gap['us']):.3f} ms, the host was in {host}; then came {after}"
+        )
+        marks = [(ms_from_us(result["start_us"]), "the dashed lines are where the gap begins and ends")]
+        marks += [(ms_from_us(result["start_us"] + result["gap_us"]), "")]
+        yield _timeline(f"{id}gap", "The device's largest gap", about, result, lanes, marks)
+
+
+def of_links(one: Answer, of_rank: str, id: str) -> Panels:
+    """Yields the drawing of a critical path link by link, a lane a kind."""
+    links = one["pictures"]["critical_path"]
+    if links:
+        drawn = []
+        for kind, (name, colour) in enumerate(PATH):
+            bars = [
+                Bar(ms_from_us(start), ms_from_us(start + us), colour, f"{short(links['names'][index])}: {us:,.1f} us")
+                for start, us, of_kind, index in links["bars"]
+                if of_kind == kind
+            ]
+            if bars:
+                drawn.append(Lane(name, f"{sum(bar.end - bar.start for bar in bars):.2f} ms", bars))
+        what = "of the whole trace" if links["step"] is None else f"of step {links['step']}, the longest"
+        about = f"{of_rank}{': ' * bool(of_rank)}what the device's end waited for at each moment"
+        title, end_ms = f"Critical path {what}", ms_from_us(links["us"])
+        yield Panel(f"{id}critical-links", title, about, "ms", drawn, end=end_ms, is_wide=True)
+
+
+def _timeline(
+    id: str,
+    title: str,
+    about: str,
+    result: Answer,
+    lanes: Iterable[tuple[str, str]],
+    marks: Sequence[tuple[float, str]] = (),
+) -> Panel:
+    """Bars of result["lanes"]; lanes: (label, words) of each.  Communication, and the host, have a row of their own."""
+    drawn, seen = [], set()
+    for (label, words), lane in zip(lanes, result["lanes"]):
+        bars = []
+        for start_us, us, kind, name in lane["bars"]:
+            hint = f"{short(result['names'][name])}: {us:,.1f} us"
+            bars.append(Bar(ms_from_us(start_us), ms_from_us(start_us + us), TYPE_COLOURS[kind], hint, int(kind == 1)))
+            seen.add(kind)
+        drawn.append(Lane(label, words, bars))
+    names = [(TYPE_COLOURS[kind], TYPES[kind]) for kind in sorted(seen)]
+    return Panel(
+        id, title, about, "ms", drawn, names, ms_from_us(result["us"]), marks, 2 if 1 in seen else 1, is_wide=True
+    )

@@ -293,14 +293,10 @@ def diagnosis(against: Against, options: Options) -> Section | Columns:
         return Section("Diagnosis", parts)
     known = {name: facts for name, facts in known.items() if facts.get("regions") or facts.get("traces")}
     hint = [Hint(f"{options.hint} shows where the time went")] if known else []
-    return Columns([Lines(list(_causes(against, known))), *hint])
-
-
-def _causes(against: Against, known: Mapping[str, dict[str, Any]]) -> Iterable[str]:
-    for name, facts in known.items():
-        cause = between_runs.cause(facts) if against[name]["verdict"] in ("faster", "slower") else None
-        if cause:
-            yield f"why: {cause}" if len(against) == 1 else f"why {name}: {cause}"
+    known = {name: facts for name, facts in known.items() if against[name]["verdict"] in ("faster", "slower")}
+    causes = {name: cause for name, facts in known.items() if (cause := between_runs.cause(facts))}
+    lines = [f"why: {why}" if len(against) == 1 else f"why {name}: {why}" for name, why in causes.items()]
+    return Columns([Lines(lines), *hint])
 
 
 # ---- for spreadsheets

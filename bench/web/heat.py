@@ -15,6 +15,7 @@ ROW_PX, HEAD_PX = 34, 90  # of a picture
 AXIS, LEFT, TOP, DEEP, BELOW = 150, 70, 34, 220, 24  # units of the drawing: between axes, around them, their length
 MAX_EVEN = 10  # values of an axis that are spread evenly, each with its word; more are spread by their numbers
 NUM_TICKS = 5
+LINES_PX = 480  # of a picture of lines, its height
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,6 @@ def plot_lines(title: str, about: str, axes: Sequence[Axis], best: int | None) -
     )
     caption = tag("figcaption", tag("b", title), " ", tag("span", about))
     return tag("figure", caption, tag("div", svg, class_="scroll parallel", tabindex="0"), class_="wide")
-
-
-def lines_height_px() -> int:
-    """Of a picture."""
-    return 480
 
 
 def _scale(axis: Axis, is_result: bool) -> dict[Any, float]:

@@ -6,7 +6,7 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from bench.analysis.diagnosis import stalls
 from bench.analysis.trace import text as trace_text
@@ -37,10 +37,10 @@ TELEMETRY = {  # what of the summary says something of the machine: --json has a
 
 
 def of_runs(
-    a: Iterable[tuple[Mapping[str, Any], list[dict]]],
-    b: Iterable[tuple[Mapping[str, Any], list[dict]]],
+    a: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]],
+    b: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]],
     names: Sequence[str] = ("A", "B"),
-) -> dict:
+) -> dict[str, Any]:
     """a, b: [(record, rows of steps.csv)] of some runs of each arm, names: what they are called -> the diagnosis.
 
     Regions and stretches compare step by step, medians over the runs, so that a stall in one run moves nothing.
@@ -65,82 +65,73 @@ def of_runs(
 
 
 class _Run:
-    def __init__(self, run, rows):
+    def __init__(self, run: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         self.run = run
         self.rows = [row for row in rows if row["step"] and row.get("step_ms") is not None and not row.get("flags")]
 
-    def summary(self, instrument):
+    def summary(self, instrument: str) -> dict[str, Any]:
         return (self.run.get("instrument_summaries") or {}).get(instrument) or {}
 
-    def by_step(self, column):
+    def by_step(self, column: str) -> dict[int, float]:
         return {row["step"]: row[column] for row in self.rows if row.get(column) is not None}
 
 
-def _columns(runs):
+def _columns(runs: Sequence[_Run]) -> set[str]:
     """Regions that every run of the arm has."""
     return set.intersection(*((REGIONS | set(one.summary("regions"))) & set(*one.rows[:1]) for one in runs))
 
 
-def _medians(runs, column):
+def _medians(runs: Sequence[_Run], column: str) -> dict[int, float]:
     """{step: median over the runs} of the steps that all have."""
     by_run = [one.by_step(column) for one in runs]
     steps = set.intersection(*(set(one) for one in by_run))
-    return {step: stats.percentile([one[step] for one in by_run], 50) for step in sorted(steps)}
+    return {step: stats.percentile([one[step] for one in by_run], 50) or 0.0 for step in sorted(steps)}
 
 
-def _regions(a, b):
+def _regions(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, Any]]:
     """{region: a_ms, b_ms, change_ms, share_frac}: milliseconds a step, mean over the steps of the medians over runs.
 
     Of the steps that both arms have; share_frac is of the change of the whole step, None where changes of the regions
     cancel each other.
     """
-    whole = _pair(_medians(a, "step_ms"), _medians(b, "step_ms"))
-    if whole is None:
-        return {}
-    regions = {"step_ms": whole}
-    for name in sorted(_columns(a) & _columns(b)):
-        pair = _pair(_medians(a, name), _medians(b, name))
-        if pair is not None:
-            regions[name] = pair
+    regions: dict[str, dict[str, Any]] = {}
+    for name in ("step_ms", *sorted(_columns(a) & _columns(b))):
+        a_ms, b_ms = _medians(a, name), _medians(b, name)
+        if steps := sorted(a_ms.keys() & b_ms.keys()):
+            regions[name] = _pair(a_ms, b_ms, steps)
+        elif name == "step_ms":
+            return {}
+    whole = regions["step_ms"]
     if len(regions) > 1:
         inside = [pair for name, pair in regions.items() if name != "step_ms"]
         rest = [whole[key] - math.fsum(pair[key] for pair in inside) for key in ("a_ms", "b_ms")]
-        regions[OTHER] = {"a_ms": rest[0], "b_ms": rest[1], "change_ms": rest[1] - rest[0]}
+        regions[OTHER] = _change(*rest)
     cancels = any(abs(pair["change_ms"]) > MAX_SHARE_FRAC * abs(whole["change_ms"]) for pair in regions.values())
     for pair in regions.values():
-        pair["change_pct"] = _change_pct(pair)
         pair["share_frac"] = pair["change_ms"] / whole["change_ms"] if whole["change_ms"] and not cancels else None
     return regions
 
 
-def _pair(a, b):
-    steps = sorted(set(a) & set(b))
-    if not steps:
-        return None
-    a_ms, b_ms = stats.mean([a[step] for step in steps]), stats.mean([b[step] for step in steps])
-    return {"a_ms": a_ms, "b_ms": b_ms, "change_ms": b_ms - a_ms}
+def _pair(a_ms: Mapping[int, float], b_ms: Mapping[int, float], steps: Sequence[int]) -> dict[str, Any]:
+    return _change(*(stats.mean([of_arm[step] for step in steps]) for of_arm in (a_ms, b_ms)))
 
 
-def _change_pct(pair):
-    """None where there is nothing to divide by: a log of whole milliseconds has steps of 0 ms."""
-    return 100 * pair["change_ms"] / pair["a_ms"] if pair["a_ms"] > 0 and pair["b_ms"] >= 0 else None
+def _change(a_ms: float, b_ms: float) -> dict[str, Any]:
+    """change_pct: None where there is nothing to divide by: a log of whole milliseconds has steps of 0 ms."""
+    pct = 100 * (b_ms - a_ms) / a_ms if a_ms > 0 and b_ms >= 0 else None
+    return {"a_ms": a_ms, "b_ms": b_ms, "change_ms": b_ms - a_ms, "change_pct": pct}
 
 
-def _stretches(a, b):
+def _stretches(a: Sequence[_Run], b: Sequence[_Run]) -> list[dict[str, Any]]:
     """The run in quarters: does the change lie at the start, at the end, everywhere?"""
     a_ms, b_ms = _medians(a, "step_ms"), _medians(b, "step_ms")
-    steps = sorted(set(a_ms) & set(b_ms))
-    size = -(-len(steps) // NUM_STRETCHES) if steps else 0
-    stretches = []
-    for first in range(0, len(steps), max(1, size)):
-        some = steps[first : first + size]
-        pair = _pair({step: a_ms[step] for step in some}, {step: b_ms[step] for step in some})
-        pair["change_pct"] = _change_pct(pair)
-        stretches.append({"first_step": some[0], "last_step": some[-1], **pair})
-    return stretches
+    steps = sorted(a_ms.keys() & b_ms.keys())
+    size = max(1, -(-len(steps) // NUM_STRETCHES))
+    parts = [steps[first : first + size] for first in range(0, len(steps), size)]
+    return [{"first_step": some[0], "last_step": some[-1], **_pair(a_ms, b_ms, some)} for some in parts]
 
 
-def _ranks(a, b):
+def _ranks(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, Any] | None:
     """Each rank's clock, mean over the runs; nothing for a single rank."""
     train_s = []
     for runs in (a, b):
@@ -154,7 +145,7 @@ def _ranks(a, b):
     }
 
 
-def _costs(a, b):
+def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[float | None]]]:
     """{kind: {"count": [a, b], "ms": [a, b]}}, means of a run: stalls and what else cost time (run.json["costs"]).
 
     A kind that some run was not watched for is None there; stalls can be found in any steps.
@@ -163,16 +154,18 @@ def _costs(a, b):
     means: dict[str, dict[str, list[float | None]]] = {}
     for kind in dict.fromkeys(kind for arm in costs for run in arm for kind in run):
         for key in ("count", "ms"):
-            values = [[(run.get(kind) or {}).get(key) for run in arm] for arm in costs]
+            values: list[list[Any]] = [[(run.get(kind) or {}).get(key) for run in arm] for arm in costs]
             means.setdefault(kind, {})[key] = [None if None in of_arm else stats.mean(of_arm) for of_arm in values]
     return means
 
 
-def _telemetry(a, b):
+def _telemetry(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, list[float | None]]:
     """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
     summaries = [[one.summary("telemetry") for one in runs] for runs in (a, b)]
     each = [one for arm in summaries for one in arm]
-    means_by_name = {name: [] for one in each for name, value in one.items() if _is_number(value)}
+    means_by_name: dict[str, list[float | None]] = {
+        name: [] for one in each for name, value in one.items() if _is_number(value)
+    }
     for name, means in means_by_name.items():
         for arm in summaries:
             values = [summary[name] for summary in arm if _is_number(summary.get(name))]
@@ -180,11 +173,11 @@ def _telemetry(a, b):
     return means_by_name
 
 
-def _is_number(value):
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _words(diagnosis, names):
+def _words(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
     """What to look at first."""
     sentences = []
     whole = diagnosis["regions"].get("step_ms")

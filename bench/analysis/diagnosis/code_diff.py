@@ -9,8 +9,9 @@ import difflib
 import functools
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from bench.base import atomic
 from bench.base.paths import REPO
@@ -34,7 +35,7 @@ class Unknown(Exception):
     """Why a run's source cannot be rebuilt."""
 
 
-def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = REPO) -> dict:
+def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = REPO) -> dict[str, Any]:
     """Run folders -> {"files": [{"path", "added", "removed"}], "patch": text, "is_cut", "unknown"}.
 
     Lines are None for binary files; the patch is cut to MAX_PATCH_CHARS at a line.  unknown says why there is none.
@@ -53,19 +54,21 @@ def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = RE
     return _found([*own, *({**_counted(line), "patch": ""} for line in counts if line)], patch, None)
 
 
-def _found(files, patch, unknown):
+def _found(files: list[dict[str, Any]], patch: str, unknown: str | None) -> dict[str, Any]:
     patch = "".join(one.pop("patch") for one in files) + patch
     cut = patch[:MAX_PATCH_CHARS].rpartition("\n")[0] + "\n" if len(patch) > MAX_PATCH_CHARS else patch
     return {"files": files, "patch": cut, "is_cut": len(cut) < len(patch), "unknown": unknown}
 
 
-def _own_change(a_folder, b_folder):
+def _own_change(a_folder: Path, b_folder: Path) -> list[dict[str, Any]]:
     """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
     a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
     files = []
     for name in sorted(a.keys() | b.keys()):
-        texts = [plain_file.text(side[name], errors="replace").splitlines() if name in side else [] for side in (a, b)]
-        lines = list(difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", lineterm=""))
+        before, after = (
+            plain_file.text(side[name], errors="replace").splitlines() if name in side else [] for side in (a, b)
+        )
+        lines = list(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm=""))
         if lines:
             added, removed = (sum(line[0] == sign for line in lines[2:]) for sign in "+-")
             patch = "\n".join([*lines, ""])
@@ -73,26 +76,26 @@ def _own_change(a_folder, b_folder):
     return files
 
 
-def _whole_files(code):
+def _whole_files(code: Path) -> dict[str, Path]:
     """{own/my_model.py: its path in the record}."""
     paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file())
     return {path.relative_to(code).as_posix(): path for path in paths}
 
 
-def _same_but_own(*folders):
+def _same_but_own(*folders: Path | str) -> bool:
     """Whether the records say that nothing of the harness differs."""
     codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in folders]
     differing = code_state.differing_files(*codes) if all(codes) else None
     return differing is not None and all(name.partition("/")[0] in WHOLE for name in differing)
 
 
-def _counted(line):
+def _counted(line: str) -> dict[str, Any]:
     *counts, path = line.split("\t", 2)
     added, removed = (None if count == "-" else int(count) for count in counts)
     return {"path": path, "added": added, "removed": removed}
 
 
-def _git(repo, scratch):
+def _git(repo: Path | str, scratch: str) -> Callable[..., str]:
     """git.run() with an index and an object store in scratch; the repository's objects are read only."""
     os.mkdir(f"{scratch}/objects")
     known = git.run(repo, "rev-parse", "--git-path", "objects").strip()
@@ -106,7 +109,7 @@ def _git(repo, scratch):
     )
 
 
-def _tree(ask, folder):
+def _tree(ask: Callable[..., str], folder: Path) -> str:
     """The run's source as a tree.  Raises Unknown."""
     try:
         state = json_file.read(folder / "code" / "commit.json", Commit)
@@ -133,7 +136,7 @@ def _tree(ask, folder):
     return ask("write-tree").strip()
 
 
-def _add(ask, folder, name):
+def _add(ask: Callable[..., str], folder: Path, name: object) -> None:
     root = (folder / "code" / "untracked").resolve()
     path = (root / str(name)).resolve()
     if not path.is_relative_to(root) or not path.is_file():

@@ -35,9 +35,10 @@ No sum is given because it would count milliseconds twice: a collection that sta
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from bench.base import stats, utc
 from bench.record import step_files
@@ -60,7 +61,7 @@ WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recomp
 NO_DURATION = ("graph_break", "non_finite_loss")
 
 
-def find(rows: list[dict]) -> list[dict]:
+def find(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of steps.csv -> the stalled steps, [{"step", "ms": above the usual, "step_ms", "usual_ms"}] in order.
 
     Flagged steps are neither judged nor part of what is usual.
@@ -73,7 +74,7 @@ def find(rows: list[dict]) -> list[dict]:
     ]
 
 
-def cost(rows: list[dict]) -> dict:
+def cost(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Rows of steps.csv -> {"count", "ms"}: how many steps stalled, and the milliseconds above the usual of all."""
     stalls = find(rows)
     return {"count": len(stalls), "ms": math.fsum(stall["ms"] for stall in stalls)}
@@ -96,7 +97,7 @@ def outliers(values: list[float]) -> list[tuple[int, float]]:
     return stalled
 
 
-def _usual(values, period):
+def _usual(values: list[float], period: int) -> tuple[list[float], list[float], float]:
     """(running medians, |value - median|, median of that relative to the median), of every period-th value apart."""
     centres = [0.0] * len(values)
     for first in range(period):
@@ -118,7 +119,7 @@ def running_median(values: list[float]) -> list[float]:
     return medians
 
 
-def excess(rows: list[dict], column: str) -> dict[int, float]:
+def excess(rows: list[dict[str, Any]], column: str) -> dict[int, float]:
     """{step: milliseconds above the running median} of a column of the unflagged rows; {} without that column."""
     known = [row for row in rows if row.get(column) is not None and not row.get("flags")]
     values = [row[column] for row in known]
@@ -137,7 +138,7 @@ def lateness(of_ranks: Sequence[dict[int, float]]) -> dict[int, tuple[float, int
     return late
 
 
-def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict | None:
+def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict[str, Any] | None:
     """step_files.read_by_rank(folder) -> run.json["skew"]: how late the slowest rank was, and which how often.
 
     None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
@@ -147,7 +148,7 @@ def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict | None:
     return {name: column for name, column in columns.items() if column} or None
 
 
-def _of_column(of_ranks):
+def _of_column(of_ranks: Sequence[dict[int, float]]) -> dict[str, Any] | None:
     late = lateness(of_ranks)
     if not late:
         return None
@@ -171,8 +172,11 @@ def is_late(ms: float, median_ms: float) -> bool:
 
 
 def with_causes(
-    stalls: list[dict], rows: list[dict], events: Sequence[dict] = (), by_rank: dict | None = None
-) -> list[dict]:
+    stalls: list[dict[str, Any]],
+    rows: list[dict[str, Any]],
+    events: Sequence[dict[str, Any]] = (),
+    by_rank: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
     """result: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
 
     rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;
@@ -186,7 +190,13 @@ def with_causes(
     return [stall | _explained(stall, by_step, events, columns, late) for stall in stalls]
 
 
-def _explained(stall, by_step, events, columns, late):
+def _explained(
+    stall: dict[str, Any],
+    by_step: dict[int, dict[str, Any]],
+    events: Sequence[dict[str, Any]],
+    columns: dict[str, dict[int, float]],
+    late: dict[int, tuple[float, int]],
+) -> dict[str, Any]:
     step, enough_ms = stall["step"], SHARE * stall["ms"]
     measured = {name: _event_ms(name, by_step[step], events) for name in EVENTS}
     measured |= {name: min(stall["ms"], columns[column].get(step, 0.0)) for name, column in COLUMNS.items()}
@@ -194,8 +204,8 @@ def _explained(stall, by_step, events, columns, late):
     measured["late_rank"] = late_ms
     rest_ms = stall["ms"] - sum(max(0.0, ms) for ms in measured.values())
     measured |= {name: min(ms, rest_ms) for name, ms in _rest(stall, columns["cpu_ms"].get(step), measured).items()}
-    causes = [{"what": name, "ms": ms} for name, ms in measured.items() if ms >= enough_ms]
-    causes.sort(key=lambda cause: -cause["ms"])
+    longest = sorted((name for name in measured if measured[name] >= enough_ms), key=lambda name: -measured[name])
+    causes: list[dict[str, Any]] = [{"what": name, "ms": measured[name]} for name in longest]
     causes += [{"what": name, "ms": None} for name in _coincident(by_step, step)]
     return {
         "what": causes[0]["what"] if causes else "unknown",
@@ -205,9 +215,10 @@ def _explained(stall, by_step, events, columns, late):
     }
 
 
-def _event_ms(name, row, events):
+def _event_ms(name: str, row: dict[str, Any], events: Sequence[dict[str, Any]]) -> float:
     """Milliseconds of such events in the step, of the rank that lost most; an event without ms counts 0."""
-    by_rank, begin_ns = {}, row.get("t_ns")
+    by_rank: dict[int, float] = {}
+    begin_ns = row.get("t_ns")
     for event in events:
         is_in_step = event.get("step") == row["step"]  # a GPU's host runs ahead of it: by time only without a step
         if event.get("step") is None and begin_ns is not None:
@@ -218,7 +229,7 @@ def _event_ms(name, row, events):
     return max(by_rank.values(), default=0.0)
 
 
-def _rest(stall, cpu_ms, measured):
+def _rest(stall: dict[str, Any], cpu_ms: float | None, measured: dict[str, float]) -> dict[str, float]:
     """What the process did in the time that nothing above accounts for: {} where cpu_ms was not measured."""
     if cpu_ms is None:
         return {}
@@ -229,7 +240,7 @@ def _rest(stall, cpu_ms, measured):
     }
 
 
-def _coincident(by_step, step):
+def _coincident(by_step: dict[int, dict[str, Any]], step: int) -> Iterator[str]:
     if by_step[step].get("slowed_frac"):
         yield "throttling"
     if step == min(number for number in by_step if number > 0):
@@ -241,7 +252,7 @@ def _coincident(by_step, step):
 # ---- what a finished run keeps of it
 
 
-def event_costs(folder: Path | str, run: dict, rows: list[dict]) -> dict:
+def event_costs(folder: Path | str, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
     events = step_files.read_events(folder)
     flagged = {row["step"] for row in rows if row.get("flags")}
@@ -262,9 +273,9 @@ def event_costs(folder: Path | str, run: dict, rows: list[dict]) -> dict:
     return {"costs": costs, "skew": skewed, "events": _as_events(stalled, skewed, rows, events)}
 
 
-def _of_worst_rank(kind, events):
+def _of_worst_rank(kind: str, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Count and milliseconds of the rank that lost most; a total that it recorded has the short ones too."""
-    by_rank = {}
+    by_rank: dict[int, dict[str, Any]] = {}
     for event in events:
         if event["event"] == kind:
             cost = by_rank.setdefault(event.get("rank", 0), {"count": 0, "ms": 0.0})
@@ -277,7 +288,12 @@ def _of_worst_rank(kind, events):
     return worst | ({"ms": None} if kind in NO_DURATION else {})
 
 
-def _as_events(stalled, skewed, rows, events):
+def _as_events(
+    stalled: list[dict[str, Any]],
+    skewed: dict[str, Any] | None,
+    rows: list[dict[str, Any]],
+    events: Sequence[dict[str, Any]],
+) -> list[dict[str, Any]]:
     """Stalls at the time of their steps, then the skew at that of the last one."""
     at_ns = {row["step"]: row.get("t_ns") for row in rows}
     made = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
@@ -286,7 +302,7 @@ def _as_events(stalled, skewed, rows, events):
     return [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in made]
 
 
-def _utc(t_ns, events):
+def _utc(t_ns: int | None, events: Sequence[dict[str, Any]]) -> str | None:
     """The wall clock's time of t_ns, by an event of the same boot that has both."""
     for event in events:
         if t_ns is not None and event.get("utc"):

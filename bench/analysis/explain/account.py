@@ -13,7 +13,7 @@ own account has more of than the median of the others: parts other than waiting,
 
 import collections
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.parts import Piece, Pieces
 from bench.analysis.trace import categories, skew, window
 from bench.analysis.trace.analysis import device_name
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 from bench.base.units import ms_from_ns
 from bench.machine.passport import figures
 
@@ -74,10 +74,12 @@ def of_ranks(
     return answer(accounts, "device" if on_device else "host")
 
 
-def _waits(ranks, rules, include_last_step):
+def _waits(
+    ranks: Sequence[Rank], rules: tuple[categories.Rule, ...], include_last_step: bool
+) -> dict[int, device_steps.Waits]:
     """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share."""
     rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
-    waits = {number: {} for number in rows}
+    waits: dict[int, device_steps.Waits] = {number: {} for number in rows}
     for line in skew.waits(rows)[0]:
         for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
             waits[number][row] = (wait_ns, line["late_rank"], line["call"])
@@ -106,7 +108,7 @@ def answer(accounts: Accounts, of: str) -> dict[str, Any]:
     }
 
 
-def _of_rank(account):
+def _of_rank(account: Account) -> dict[str, Any]:
     """{"step_ms", "step_sum_ns", "host_step_ms", "device", "ceiling", "steps", "parts", "pieces"} of one rank."""
     pieces = account.pieces
     total, step_ms = pieces.total(), pieces.mean_ms(pieces.sum_ns)
@@ -131,12 +133,12 @@ def _of_rank(account):
     }
 
 
-def _line(part, ms, step_ms):
+def _line(part: str, ms: float, step_ms: float) -> dict[str, Any]:
     pct = 100 * ms / step_ms if step_ms else 0.0
     return {"part": part, "meaning": parts.MEANING[part], "is_limit": part in parts.LIMIT, "ms": ms, "pct": pct}
 
 
-def _mean(values):
+def _mean(values: Iterable[float]) -> float:
     values = list(values)
     return sum(values) / len(values)
 
@@ -182,13 +184,13 @@ def _lateness(accounts: Accounts) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: -line["wait_ms"])
 
 
-def _more(mine, others, name_of):
+def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any]) -> dict[Any, float]:
     """{name: ms} of what a rank did itself more of than the median of the others, the largest first.
 
     Where it did it has names of its own on each rank, so names are of what it did.
     """
 
-    def own(piece: Piece):
+    def own(piece: Piece) -> Any:
         return None if piece.part in (parts.WAITING, parts.EXPOSED) else name_of(piece)
 
     theirs = [one.ms_by(own) for one in others]
@@ -199,7 +201,7 @@ def _more(mine, others, name_of):
 # ---- the difference of two
 
 
-def difference(a: dict, b: dict) -> dict[str, Any]:
+def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Two answers -> {"a", "b": {"step_ms", "step_ns", "of"}, "change_ms", "change_ns", "change_pct", "parts": [row],
     "lines": [line], "rest_ms"}.
 
@@ -232,7 +234,7 @@ def difference(a: dict, b: dict) -> dict[str, Any]:
     }
 
 
-def whole_ns(answer: dict) -> dict[str, int]:
+def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
     """{part: ns of a mean step}, whole, adding up to the rounded step: the largest remainders are rounded up.
 
     So the integers of a difference add up to the steps' difference, whatever the numbers of steps.
@@ -248,21 +250,21 @@ def whole_ns(answer: dict) -> dict[str, int]:
     return whole
 
 
-def _changed_lines(a, b):
+def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
     of_a, of_b = _by_origin(a), _by_origin(b)
     lines = []
     for key in of_a | of_b:
-        (a_ms, a_piece), (b_ms, b_piece) = (one.get(key, (0.0, None)) for one in (of_a, of_b))
-        piece = b_piece or a_piece
+        (a_ms, _), (b_ms, _) = (one.get(key, (0.0, {})) for one in (of_a, of_b))
+        _, piece = of_b.get(key) or of_a[key]
         line = {"part": key[0], "what": piece["what"], "where": piece["where"], "a_ms": a_ms, "b_ms": b_ms}
         lines.append(line | {"change_ms": b_ms - a_ms})
     lines.sort(key=lambda line: -abs(line["change_ms"]))
     return [line for line in lines[:NUM_LINES] if line["change_ms"]]
 
 
-def _by_origin(answer):
+def _by_origin(answer: dict[str, Any]) -> dict[tuple[str, str | None, int | None], tuple[float, dict[str, Any]]]:
     """{origin: (ms of a mean step, its longest piece)}"""
-    by_origin = {}
+    by_origin: dict[tuple[str, str | None, int | None], tuple[float, dict[str, Any]]] = {}
     for one in answer["ranks"].values():
         for piece in one["pieces"]:
             key = ranking.origin_of(Piece(*(piece[name] for name in Piece._fields)))

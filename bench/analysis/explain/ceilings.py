@@ -10,11 +10,11 @@ import collections
 import math
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.analysis.explain import parts
 from bench.analysis.trace import operators
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 from bench.machine import peak_rates
 from bench.machine.passport import figures
@@ -66,13 +66,12 @@ class Ceilings:
         reached = operators.peak_of_rate(precision, flop_per_s, self._peak)
         return (precision, self._peak(precision)) if reached[1] is None else reached
 
-    def _peak(self, precision):
-        """Of a precision that may be None."""
+    def _peak(self, precision: str | None) -> float | None:
         peak = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
-        return peak or self.observed.get(precision)
+        return peak or (None if precision is None else self.observed.get(precision))
 
-    def _measured_peak(self, precision):
-        return self.measured and self.measured.peak_flops(precision)
+    def _measured_peak(self, precision: str | None) -> float | None:
+        return None if self.measured is None else self.measured.peak_flops(precision)
 
     def bytes_per_s(self, num_bytes: float) -> float | None:
         """Memory bandwidth for about so many bytes, None where it is not known."""
@@ -96,7 +95,7 @@ class Ceilings:
             if flop and precision and seconds > MIN_SHARE * all_s:
                 self.observed[precision] = max(self.observed.get(precision, 0.0), flop / seconds)
 
-    def bound(self, facts: dict, seconds: float) -> Bound | None:
+    def bound(self, facts: dict[str, Any], seconds: float) -> Bound | None:
         """facts: of trace.operators.facts, of one call; seconds: how long it took.  None where no bound is known."""
         flop, num_bytes = facts["flop"] or 0, moved_bytes(facts) or 0
         precision, peak = self.peak(facts["precision"], flop / seconds) if flop and seconds else (None, None)
@@ -110,14 +109,13 @@ class Ceilings:
             self._is_from(parts.BANDWIDTH, measured)
             return Bound(parts.BANDWIDTH, memory_s, memory_s)
         self._is_from(parts.ARITHMETIC, self._measured_peak(precision), precision)
-        of_shape = self._shape_flops(facts, precision)
+        of_shape = None
+        if self.measured is not None and precision is not None and self.measured.peak_flops(precision):
+            shape = operators.product_shape(facts["name"], facts["shapes"])
+            of_shape = shape and self.measured.shape_flops(precision, shape)
         if of_shape:
             self._is_from(parts.SHAPE, True)
         return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / of_shape) if of_shape else arithmetic_s)
-
-    def _shape_flops(self, facts, precision):
-        shape = operators.product_shape(facts["name"], facts["shapes"]) if self._measured_peak(precision) else None
-        return shape and self.measured.shape_flops(precision, shape)
 
     def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
         """Seconds that a message needs at the measured bus bandwidth of its size; None where that is not known.
@@ -143,36 +141,39 @@ class Ceilings:
             self._is_from(parts.LATENCY, True)
         return round(launch_s * NS_PER_S) if launch_s else 0
 
-    def _is_from(self, part, is_measured, precision=None):
-        if is_measured:
+    def _is_from(self, part: str, is_measured: object, precision: str | None = None) -> None:
+        known = peak_rates.find(self.device)
+        if is_measured and self.measured is not None:
             source = self.measured.source
-        elif part == parts.ARITHMETIC and peak_rates.peak_flops(self.device, precision) is None:
+        elif known is None or part == parts.ARITHMETIC and peak_rates.peak_flops(self.device, precision) is None:
             source = OBSERVED
         else:
-            source = f"data sheet: {peak_rates.find(self.device).source}"
+            source = f"data sheet: {known.source}"
         self.sources.setdefault(part, set()).add(source)
 
 
-def moved_bytes(facts: dict) -> int | None:
+def moved_bytes(facts: dict[str, Any]) -> int | None:
     """facts: of trace.operators.facts_of() -> bytes that a call must move at least; None where that is not known.
 
     A product its factors and result; an operator of POINTWISE its tensors and a result of their common shape and widest
     type; a kernel that inductor generated each tensor among its arguments, the results among them, once.
     """
-    name, tensors = facts["name"], _tensors(facts["shapes"], facts["types"])
-    if facts["bytes"] or not tensors or any(size is None for _, size in tensors):
-        return facts["bytes"]
-    read_bytes = sum(size * math.prod(dims) for dims, size in tensors)
+    name, known_bytes = facts["name"], facts["bytes"]
+    tensors = _tensors(facts["shapes"], facts["types"])
+    known = [(dims, size) for dims, size in tensors if size is not None]
+    if known_bytes or not tensors or len(known) < len(tensors):
+        return known_bytes
+    read_bytes = sum(size * math.prod(dims) for dims, size in known)
     if POINTWISE.match(name):
-        out_shape = _broadcast([dims for dims, _ in tensors])
-        out_bytes = 1 if name in COMPARISONS else max(size for _, size in tensors)
+        out_shape = _broadcast([dims for dims, _ in known])
+        out_bytes = 1 if name in COMPARISONS else max(size for _, size in known)
         return None if out_shape is None else read_bytes + out_bytes * math.prod(out_shape)
     if GENERATED.match(name) and (not IN_PART.search(name) or "log_softmax" in name):
         return read_bytes
     return None
 
 
-def _tensors(shapes, types):
+def _tensors(shapes: list[Any] | None, types: list[Any] | None) -> list[tuple[list[int], int | None]]:
     """[(dims, bytes of an element or None)] of the arguments that have a shape."""
     return [
         (dims, operators.BYTES.get(str(kind).lower()))
@@ -181,7 +182,7 @@ def _tensors(shapes, types):
     ]
 
 
-def _broadcast(shapes):
+def _broadcast(shapes: list[list[int]]) -> list[int] | None:
     """The common shape, or None if they do not fit."""
     rank = max(map(len, shapes))
     padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
@@ -192,16 +193,15 @@ def _broadcast(shapes):
 class Operators:
     """add() the time of each call; into() puts the parts of all into Pieces, when every call is known."""
 
-    def __init__(self, rank: Rank, ceilings: Ceilings):
+    def __init__(self, rank: Rank, ceilings: Ceilings) -> None:
         self._rank, self.ceilings = rank, ceilings
-        self._facts: dict[tuple[int, int], dict] = {}
+        self._facts: dict[tuple[int, int], dict[str, Any]] = {}
         self._is_leaf = operators.leaves_with_flops(rank)
-        self._ns: collections.Counter[tuple[int, int]] = (
-            collections.Counter()
-        )  # (step index, row of the operator): ns that it has in the account
+        # (step index, row of the operator): ns that it has in the account
+        self._ns: collections.Counter[tuple[int, int]] = collections.Counter()
         self._where: dict[int, str | None] = {}
 
-    def facts(self, row: int) -> dict:
+    def facts(self, row: int) -> dict[str, Any]:
         """trace.operators.facts_of() of an operator's call."""
         key = int(self._rank.name[row]), int(self._rank.extra[row])
         if key not in self._facts:
@@ -238,7 +238,9 @@ class Operators:
             call_s = seconds[key] / num_calls[key]
             self._divide(pieces, label(of[key]), calls, call_s, self.ceilings.bound(of[key], call_s))
 
-    def _divide(self, pieces, what, calls, call_s, bound):
+    def _divide(
+        self, pieces: parts.Pieces, what: str, calls: list[tuple[int, int, int]], call_s: float, bound: Bound | None
+    ) -> None:
         for step, row, ns in calls:
             where = self._where[row]
             if bound is None:
@@ -250,7 +252,7 @@ class Operators:
             pieces.add(step, parts.Piece(parts.SLOWER, what, where), ns - shape_ns)
 
 
-def label(facts: dict) -> str:
+def label(facts: dict[str, Any]) -> str:
     """An operator with the shapes of its tensors: "aten::mm [16384, 768] [768, 3072] bfloat16"."""
     shapes = [str(dims) for dims in facts["shapes"] or () if isinstance(dims, list) and dims]
     return " ".join((facts["name"], *shapes[:4], facts["precision"] or "")).strip()

@@ -6,27 +6,26 @@ the time before communication, communication before copies, and what runs before
 """
 
 import heapq
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bench.analysis.explain import parts
-from bench.analysis.explain.ceilings import Operators
+from bench.analysis.explain.ceilings import Ceilings, Operators
 from bench.analysis.explain.host import Thread, main_track
 from bench.analysis.trace import attribution, categories, device_time, events, operators, window
 from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
+from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 
+Wait = tuple[int, int, int]  # of a device row: ns that it waited, late rank, call
+Waits = dict[int, Wait]  # by device row
 PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
 
 
-def spans(rank, include_last_step=False):
-    """[(number or None, begin ns, end ns)]; without steps that launched something one from the first row to the last.
-
-    Raises ValueError for a trace without device rows: host_steps.spans() is for those.
-    """
+def spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
+    """Of a trace with device rows; without steps that launched something one from the first row to the last."""
     rows = rank.device_rows()
-    if not len(rows):
-        raise ValueError(f"{rank.path}: it has no device rows: explain it by its host")
     of_steps = [one for one in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step)) if len(one[1])]
     if not of_steps:
         return [(None, int(rank.ts[rows].min()), int(rank.end[rows].max()))]
@@ -34,7 +33,7 @@ def spans(rank, include_last_step=False):
     first = int(rank.ts[of_steps[0][1]].min())
     before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
     begin = max(min(int(before), first), of_steps[0][0][1] if on_host else first)
-    spans = []
+    spans: list[parts.Step] = []
     for (number, _, host_end), mine in of_steps:
         end = max(begin, int(rank.end[mine].max()), host_end if on_host else begin)
         spans.append((number, begin, end))
@@ -42,7 +41,9 @@ def spans(rank, include_last_step=False):
     return spans
 
 
-def counted_rows(rank, rules=categories.RULES, include_last_step=False):
+def counted_rows(
+    rank: Rank, rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
+) -> tuple[Rank, np.ndarray, np.ndarray]:
     """(rank, device rows of the steps that count, device_time.types of them): what is compared between ranks."""
     rows = rank.device_rows()
     of_steps = [mine for _, mine in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step))]
@@ -56,7 +57,9 @@ class Device:
     waits: {device row: (ns that it waited, late rank, call)}
     """
 
-    def __init__(self, rank, rules=categories.RULES, waits=None):
+    def __init__(
+        self, rank: Rank, rules: tuple[categories.Rule, ...] = categories.RULES, waits: Waits | None = None
+    ) -> None:
         rows, self.waits = rank.device_rows(), waits or {}
         self.rank, self.rules = rank, rules
         self.rows = rows[np.argsort(rank.ts[rows], kind="stable")]
@@ -65,19 +68,16 @@ class Device:
         self.operators = attribution.operators(rank, self.rows)
         annotations = attribution.annotations(rank, self.rows)
         sources = attribution.around_launch(rank, self.calls, events.PYTHON, attribution.is_source)
-        self.annotations = self._names(annotations)
+        self.annotations = rank.names_of(annotations)
         known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, self.operators))
-        self.where = self._names(known)
+        self.where = rank.names_of(known)
         self.phases = attribution.phases(rank, self.rows)
 
-    def _names(self, rows):
-        return [self.rank.names[self.rank.name[row]] if row >= 0 else None for row in rows]
-
-    def name(self, number):
+    def name(self, number: int) -> str:
         """Of the number-th of .rows."""
         return self.rank.names[self.rank.name[self.rows[number]]]
 
-    def wire_frac(self, number, ceilings):
+    def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
         row = int(self.rows[number])
         collective, own_ns = (
@@ -87,21 +87,20 @@ class Device:
         needed_s = ceilings.collective_s(*collective) if collective and own_ns > 0 else None
         return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
 
-    def is_optimizer(self, number):
+    def is_optimizer(self, number: int) -> bool:
         """By its name, its annotation or its phase."""
         by_name = categories.category(self.name(number), self.annotations[number], self.rules)
         return categories.OPTIMIZER in (by_name, self.phases[number])
 
 
-def pieces(device, counted, ceilings):
+def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
     """counted: of spans() -> Pieces."""
     pieces, known = parts.Pieces(counted), Operators(device.rank, ceilings)
     threads = _Threads(device.rank)
     for index, (_, begin, end) in enumerate(counted):
         ranges = _ranges(device, begin, end)
-        columns = list(zip(*(one[:3] for one in ranges))) or ((), (), ())
         seen = set()
-        for low, high, owner in owners(*columns, begin, end):
+        for low, high, owner in owners([one[:3] for one in ranges], begin, end):
             if owner < 0:
                 _idle(device, threads, pieces, index, (low, high), ceilings)
                 continue
@@ -112,9 +111,10 @@ def pieces(device, counted, ceilings):
     return pieces
 
 
-def _ranges(device, begin, end):
+def _ranges(device: Device, begin: int, end: int) -> list[tuple[int, int, int, int, Wait | None]]:
     """[(start, end, layer, number of the row, its wait or None)]; a row that waited is two, waiting first."""
-    rank, ranges = device.rank, []
+    rank = device.rank
+    ranges: list[tuple[int, int, int, int, Wait | None]] = []
     mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)
     for number in np.flatnonzero(mine).tolist():
         row, layer = int(device.rows[number]), int(device.kinds[number])
@@ -127,7 +127,15 @@ def _ranges(device, begin, end):
     return ranges
 
 
-def _running(device, known, pieces, index, one, ns, count):
+def _running(
+    device: Device,
+    known: Operators,
+    pieces: parts.Pieces,
+    index: int,
+    one: tuple[int, int, Wait | None],
+    ns: int,
+    count: int,
+) -> None:
     layer, number, wait = one
     operator, where = int(device.operators[number]), device.where[number]
     if wait is not None:
@@ -144,36 +152,34 @@ def _running(device, known, pieces, index, one, ns, count):
 
 
 class _Threads:
-    """Threads of a rank, each made when it is first asked for."""
+    """Threads of a rank, each made when it is first asked for.  main: the track of the main one, or None."""
 
-    def __init__(self, rank):
-        self._rank, self._made, self._main = rank, {}, main_track(rank)
+    def __init__(self, rank: Rank) -> None:
+        self._rank, self.main = rank, main_track(rank)
+        self._made: dict[int, Thread] = {}
 
-    def explain(self, track, low, high):
+    def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int]]:
         """(Piece, ns): what a thread was doing; where it did nothing, what the main thread was."""
         for begin, end, row in self._of(track).segments(low, high):
-            if row >= 0 or track == self._main or self._main is None:
+            if row >= 0 or track == self.main or self.main is None:
                 yield self._of(track).explained(row, begin), end - begin
             else:
-                yield from self.explain(self._main, begin, end)
+                yield from self.explain(self.main, begin, end)
 
-    def _of(self, track):
+    def _of(self, track: int) -> Thread:
         if track not in self._made:
             self._made[track] = Thread(self._rank, track)
         return self._made[track]
 
-    @property
-    def main(self):
-        """The main thread's track, or None."""
-        return self._main
 
-
-def _idle(device, threads, pieces, index, gap, ceilings):
+def _idle(
+    device: Device, threads: _Threads, pieces: parts.Pieces, index: int, gap: tuple[int, int], ceilings: Ceilings
+) -> None:
     """Nothing ran in the gap: until the next row was launched the host had the time, then its launch."""
     rank, (low, high) = device.rank, gap
-    number = int(np.searchsorted(rank.ts[device.rows], high))
-    if number == len(device.rows) or rank.ts[device.rows[number]] != high:  # the step's end
-        number = None
+    following = int(np.searchsorted(rank.ts[device.rows], high))
+    is_end = following == len(device.rows) or rank.ts[device.rows[following]] != high  # the step's
+    number = None if is_end else following
     call = -1 if number is None else int(device.calls[number])
     track = threads.main if number is None else int(rank.track[call])
     if track is None or number is not None and call < 0:
@@ -183,7 +189,7 @@ def _idle(device, threads, pieces, index, gap, ceilings):
     called = high if number is None else min(max(int(rank.ts[call]), low), high)
     for piece, ns in threads.explain(track, low, called):
         pieces.add(index, piece, ns)
-    if called < high:
+    if number is not None and called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
         names = f"before {device.name(number)}", device.where[number]
@@ -192,23 +198,26 @@ def _idle(device, threads, pieces, index, gap, ceilings):
         pieces.add(index, parts.Piece(part, *names), high - called - needed_ns)
 
 
-def owners(start, end, layer, low, high):
-    """Ranges (integer ns, sequences of one length) -> [(begin, end, index of the range or -1)], which tile [low, high].
+def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[tuple[int, int, int]]:
+    """Ranges (start ns, end ns, layer) -> [(begin, end, index of the range or -1)], which tile [low, high].
 
     Of those that run at a moment the lowest layer has it, among them the one that began first.  -1: none runs.
     """
-    coming = sorted((max(start[num], low), num) for num in range(len(start)) if end[num] > low and start[num] < high)
-    running, segments, moment, at = [], [], low, 0
+    coming = sorted((max(start, low), num) for num, (start, end, _) in enumerate(ranges) if end > low and start < high)
+    running: list[tuple[int, int, int]] = []
+    segments: list[tuple[int, int, int]] = []
+    moment, at = low, 0
     while moment < high:
         while at < len(coming) and coming[at][0] <= moment:
             num = coming[at][1]
-            heapq.heappush(running, (layer[num], start[num], num))
+            start, _, layer = ranges[num]
+            heapq.heappush(running, (layer, start, num))
             at += 1
-        while running and end[running[0][2]] <= moment:
+        while running and ranges[running[0][2]][1] <= moment:
             heapq.heappop(running)
         until = coming[at][0] if at < len(coming) else high
         owner = running[0][2] if running else -1
-        until = min(until, high, end[owner] if running else high)
+        until = min(until, high, ranges[owner][1] if running else high)
         if segments and segments[-1][2] == owner:
             segments[-1] = (segments[-1][0], until, owner)
         else:

@@ -5,7 +5,7 @@ millisecond is.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,12 @@ def of_differences(answers: Mapping[str, dict[str, Any]]) -> Document:
     return _document("What changed in a step", answers, verdicts, _difference)
 
 
-def _document(title, answers, verdicts, blocks_of):
+def _document(
+    title: str,
+    answers: Mapping[str, dict[str, Any]],
+    verdicts: list[Verdict],
+    blocks_of: Callable[[dict[str, Any]], list[Block]],
+) -> Document:
     if len(answers) == 1:
         (answer,) = answers.values()
         return Document(title, verdicts, blocks_of(answer), answer)
@@ -81,7 +86,7 @@ def of_run(folder: Path | str) -> Section:
 # ---- an account
 
 
-def _verdict(title, answer):
+def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
     unbound_ms = sum(line["ms"] for line in answer["parts"] if line["part"] in parts.NO_BOUND)
     rest_ms = answer["step_ms"] - answer["limit_ms"] - unbound_ms
     limit, unbound, rest = map(format_ms, (answer["limit_ms"], unbound_ms, rest_ms))
@@ -99,7 +104,7 @@ def _account(answer: dict[str, Any]) -> list[Block]:
     ]
 
 
-def _about(answer):
+def _about(answer: dict[str, Any]) -> str:
     ranks = f", mean of {len(answer['ranks'])} ranks" if len(answer["ranks"]) > 1 else ""
     return f"mean of {text_table.counted(answer['num_steps'], 'step')}{ranks}, by {MEASURED_BY[answer['of']]}"
 
@@ -184,7 +189,7 @@ def _tables(answer: dict[str, Any]) -> list[Block]:
 # ---- the difference of two
 
 
-def _verdict_of_difference(title, difference):
+def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     a_ms, b_ms, pct = difference["a"]["step_ms"], difference["b"]["step_ms"], difference["change_pct"]
     change = f"{difference['change_ms']:+.3f} ms" + ("" if pct is None else f", {pct:+.1f} %")
     steps = f"a step took {format_ms(a_ms)} and takes {format_ms(b_ms)}: {change}"
@@ -197,7 +202,8 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
     steps = [(row["part"], row["change_ms"], row["meaning"]) for row in rows]
     bars = []
     for line in difference["lines"]:
-        change, kind = f"{line['change_ms']:+.3f} ({line['a_ms']:.3f} to {line['b_ms']:.3f})", _kind(line)
+        change = f"{line['change_ms']:+.3f} ({line['a_ms']:.3f} to {line['b_ms']:.3f})"
+        kind: Kind = "less" if line["change_ms"] < 0 else "more"
         bars.append(Bar(_evidence(line), 0.0, line["change_ms"], change, kind))
     cells = [(row["part"], _ms(row["a_ms"]), _ms(row["b_ms"]), f"{row['change_ms']:+.3f}") for row in rows]
     table = Table(("part", "A, ms", "B, ms", "change, ms"), cells, (False, True, True, True))
@@ -208,10 +214,6 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
         Lines([rest] if bars else [], is_soft=True),
         Section("What each part took", [table], is_folded=True),
     ]
-
-
-def _kind(line: dict[str, Any]) -> Kind:
-    return "less" if line["change_ms"] < 0 else "more"
 
 
 # ---- words

@@ -11,15 +11,16 @@ The rest is forward and backward, of which nothing more is known.  Events and wa
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.analysis.explain import account, parts
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.host import COLLECTION, COMPILATION, main_track
 from bench.analysis.trace import categories, events, load
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 from bench.analysis.trace.source import NoTrace
 from bench.base.units import NS_PER_MS, NS_PER_S
 from bench.machine.passport import figures, kept
@@ -35,7 +36,7 @@ def of_paths(
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
     passport: Path | None = None,
-) -> dict[str, dict]:
+) -> dict[str, dict[str, Any]]:
     """Paths of one job -> {title: answer of account.of_ranks()}, one for each window of its traces.
 
     A run without a trace is explained by its record.  passport: a file, in place of the one that fits the run.
@@ -85,26 +86,28 @@ def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
     instrument's min_event_ms are not in the record and stay where they are.
     """
     began_ns = {row["step"]: row["t_ns"] for row in step_files.read(folder) if row.get("t_ns") is not None}
-    seen = [event for event in step_files.read_events(folder) if event.get("ms") and _range_name(event)]
+    seen = [
+        (event, name) for event in step_files.read_events(folder) if event.get("ms") and (name := _range_name(event))
+    ]
     for rank in ranks:
         steps, ranges = {number: start for number, start, _ in rank.steps()}, []
-        for event in seen:
+        for event, name in seen:
             number = event.get("step")
             if event.get("rank", 0) == rank.rank and number in steps and number in began_ns:
                 start = steps[number] + event["t_ns"] - began_ns[number]
-                ranges.append((_range_name(event), start, start + round(event["ms"] * 1e6)))
+                ranges.append((name, start, start + round(event["ms"] * 1e6)))
         track = main_track(rank)
         if ranges and track is not None:
             rank.add_ranges(events.PYTHON, track, ranges)
 
 
-def _range_name(event):
+def _range_name(event: dict[str, Any]) -> str | None:
     if event["event"] == "gc":
         return f"{COLLECTION} of generation {event.get('generation')}"
     return f"{COMPILATION} of {event.get('function')}" if event["event"] == "recompile" else None
 
 
-def of_record(folder: Path | str, passport: Path | None = None) -> dict:
+def of_record(folder: Path | str, passport: Path | None = None) -> dict[str, Any]:
     """A run's folder -> the answer of account.of_ranks(), "of": "record".  ValueError without a measured step.
 
     passport: a file, in place of the one that fits the run.
@@ -113,7 +116,7 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
     rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]
     if not rows:
         raise ValueError(f"{folder}: it has no step that was timed undisturbed: run it longer, or record a trace")
-    events_by_step: dict[int | None, list] = {}
+    events_by_step: dict[int | None, list[Any]] = {}
     for event in step_files.read_events(folder):
         events_by_step.setdefault(event.get("step"), []).append(event)
     own = step_files.read_by_rank(folder).get("own_ms", [])
@@ -133,11 +136,17 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict:
     return account.answer({0: account.Account(None, pieces, ceilings)}, "record")
 
 
-def _of_step(row, step_ns, events, waited, arithmetic_ns):
+def _of_step(
+    row: dict[str, Any],
+    step_ns: int,
+    events: Sequence[dict[str, Any]],
+    waited: tuple[float, int | None],
+    arithmetic_ns: int,
+) -> list[tuple[parts.Piece, int]]:
     """[(Piece, ns)] of one step, which add up to step_ns.  waited: (ms, late rank or None)."""
     pieces, left = [], step_ns
 
-    def take(part, what, ns, late_rank=None):
+    def take(part: str, what: str, ns: int, late_rank: int | None = None) -> None:
         nonlocal left
         ns = min(left, max(0, ns))
         left -= ns
@@ -167,7 +176,7 @@ def _of_step(row, step_ns, events, waited, arithmetic_ns):
     return pieces
 
 
-def _arithmetic_ns(run, step, ceilings):
+def _arithmetic_ns(run: Mapping[str, Any], step: int, ceilings: Ceilings) -> int:
     """What a step's FLOPs take at the peak of rank 0's device; 0 where FLOPs or peak are not known."""
     flop = []
     for last in (step - 1, step):

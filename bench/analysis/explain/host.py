@@ -6,11 +6,12 @@ they were recorded.  The innermost says what it was, and those around it what it
 """
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from bench.analysis.explain import parts
-from bench.analysis.explain.ceilings import Operators
+from bench.analysis.explain.ceilings import Ceilings, Operators
 from bench.analysis.trace import attribution, categories, events
 from bench.analysis.trace.columns import Nest
 from bench.analysis.trace.rank import STEP, Rank
@@ -31,7 +32,7 @@ COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_f
 class Thread:
     """.pieces(begin, end) of one thread of a rank."""
 
-    def __init__(self, rank: Rank, track: int):
+    def __init__(self, rank: Rank, track: int | None) -> None:
         rows = np.flatnonzero(rank.is_kind(*KINDS) & (rank.track == track) & (rank.dur > 0))
         added = rank.is_named(lambda name: name.startswith((COLLECTION, COMPILATION)), rows)
         self.rank, self.nest, collections = rank, Nest(rank, rows[~added]), Nest(rank, rows[added])
@@ -46,7 +47,7 @@ class Thread:
         tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(rows) else False))]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
 
-    def segments(self, begin: int, end: int):
+    def segments(self, begin: int, end: int) -> list[tuple[int, int, int]]:
         """(begin ns, end ns, row of the innermost range or -1), which tile [begin, end]."""
         first = int(np.searchsorted(self._edges, begin, side="right"))
         last = int(np.searchsorted(self._edges, end, side="left"))
@@ -76,13 +77,12 @@ class Thread:
         """
         if row not in self._known:
             self._known[row] = self._explained(self.around(row))
-        return self._known[row] or parts.Piece(parts.UNKNOWN, self._after(moment), None)
-
-    def _after(self, moment):
+        if known := self._known[row]:
+            return known
         index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
-        return f"after {self.name(self._tops[index])}" if index >= 0 else None
+        return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
-    def _explained(self, chain):
+    def _explained(self, chain: list[int]) -> parts.Piece | None:
         """None where nothing is known."""
         if not chain:
             return None
@@ -130,20 +130,19 @@ def main_track(rank: Rank) -> int | None:
     return int(np.bincount(rank.track[rows]).argmax()) if len(rows) else None
 
 
-def host_spans(rank, include_last_step=False):
+def host_spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
     """[(number or None, begin ns, end ns)]: the ProfilerSteps, of several without the last; else the whole recording.
 
     Empty without a host.
     """
-    spans = counted_steps(rank, include_last_step) if rank.steps() else []
-    if spans:
-        return spans
+    if rank.steps() and (spans := counted_steps(rank, include_last_step)):
+        return list(spans)
     track = main_track(rank)
     mine = rank.is_kind(events.CPU_OP, events.RUNTIME) & (rank.track == track)
     return [(None, int(rank.ts[mine].min()), int(rank.end[mine].max()))] if mine.any() else []
 
 
-def host_pieces(rank, counted, ceilings):
+def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
     """counted: of spans() -> Pieces of the main thread."""
     thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(counted)
     known = Operators(rank, ceilings)
@@ -154,7 +153,9 @@ def host_pieces(rank, counted, ceilings):
     return pieces
 
 
-def _segment(thread, known, pieces, index, span, row):
+def _segment(
+    thread: Thread, known: Operators, pieces: parts.Pieces, index: int, span: tuple[int, int], row: int
+) -> None:
     ns = span[1] - span[0]
     chain = thread.around(row) if row >= 0 else []
     operators = [one for one in chain if thread.rank.kind[one] == events.CPU_OP]

@@ -62,7 +62,7 @@ Step = tuple[int | None, int, int]  # number, begin ns, end ns
 class Pieces:
     """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds."""
 
-    def __init__(self, steps: Sequence[Step]):
+    def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
         self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in steps]
         self.count: collections.Counter[Piece] = collections.Counter()

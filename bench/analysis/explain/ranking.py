@@ -61,7 +61,7 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float) -> list[dict[
     rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
     that gained at such a place.
     """
-    origins: dict[tuple, _Origin] = {}
+    origins: dict[tuple[Any, ...], _Origin] = {}
     for number, pieces in pieces_by_rank.items():
         for piece, ns in pieces.total().items():
             if piece.part not in NO_GAIN:
@@ -77,25 +77,29 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float) -> list[dict[
 class _Origin:
     """What is one line: milliseconds by rank, and by the names that it had."""
 
-    def __init__(self):
-        self.by_rank, self.what, self.where, self.counts = (collections.Counter() for _ in range(4))
+    def __init__(self) -> None:
+        self.by_rank = collections.defaultdict[int, float](float)
+        self.what = collections.defaultdict[str | None, float](float)
+        self.where = collections.defaultdict[str | None, float](float)
+        self.counts = collections.defaultdict[str, float](float)
 
-    def add(self, rank, piece, ms, count):
+    def add(self, rank: int, piece: parts.Piece, ms: float, count: float) -> None:
         self.by_rank[rank] += ms
         self.what[piece.what] += ms
         self.where[piece.where] += ms
         self.counts[piece.part] += count
 
 
-def _line(key, origin, num_ranks, step_ms):
+def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: int, step_ms: float) -> dict[str, Any]:
     part, _, late = key
-    what = origin.what.most_common(1)[0][0]
+    what = max(origin.what, key=lambda name: origin.what[name])
+    places = sorted(origin.where, key=lambda name: -origin.where[name])
     alone = next(iter(origin.by_rank)) if len(origin.by_rank) == 1 and num_ranks > 1 else None
     gain_ms = sum(origin.by_rank.values()) / (max(1, num_ranks - 1) if part == parts.WAITING else num_ranks)
     return {
         "part": part,
         "what": what,
-        "where": next((name for name, _ in origin.where.most_common() if name not in (None, what)), None),
+        "where": next((name for name in places if name not in (None, what)), None),
         "rank": alone if late is None else late,
         "gain_ms": gain_ms,
         "gain_pct": 100 * gain_ms / step_ms if step_ms else 0.0,
@@ -138,7 +142,7 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
     return ["r10"] if part == parts.SLOWER and what.endswith("float32") else []
 
 
-def _of_product(what):
+def _of_product(what: str) -> list[str]:
     records = ["r10"] if what.endswith("float32") else []
     sizes = [int(size) for dims in SHAPES.findall(what) for size in dims.split(",") if size.strip()]
     if any(size > 4 * TILE and size % TILE for size in sizes):
@@ -154,7 +158,7 @@ def record_lines() -> dict[str, str]:
     return {name: f"{name} ({took}): {idea}" for name, took, idea in RUNG.findall(ladder.__doc__ or "")}
 
 
-def legend(lines: list[dict]) -> list[str]:
+def legend(lines: list[dict[str, Any]]) -> list[str]:
     """What the records named in these lines of the ranking brought, each once."""
     names = sorted({name for line in lines for name in line["ladder"]})
     return [record_lines()[name] for name in names]

@@ -1,5 +1,6 @@
 """Drawings of a device's memory: chart specs over time, bars of modules, and a map of its segments as SVG."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.analysis.memory.lives import OTHER, Name, Timeline, sampled, segments_of
@@ -22,6 +23,8 @@ FILL = {
     "active_pending_free": "var(--series-4)",
 }
 Spec = dict[str, Any]
+Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
+Bar = tuple[float, float, str, str]  # x, width, state, title
 
 
 def of_places(held: Timeline[str], id: str) -> list[Spec]:
@@ -52,12 +55,13 @@ def of_uses(held: Timeline[str], id: str) -> list[Spec]:
     return [chart(f"{id}-{held.lives.device}", "What memory was for", about, series=areas, **common)]
 
 
-def _drawn(held, names, id):
+def _drawn(held: Timeline[str], names: Sequence[str], id: str) -> tuple[list[Point], int, dict[str, Any]]:
     """(points of lives.sampled, bytes of the y axis' unit, what the charts of a device share).
 
     What is held stays held until it changes: each point is preceded by the values before it.
     """
-    lives, points = held.lives, []
+    lives = held.lives
+    points: list[Point] = []
     for point in sampled(held, names, MAX_POINTS):
         if points and point[0] > points[-1][0]:
             points.append((point[0], *points[-1][1:]))
@@ -75,7 +79,7 @@ def _drawn(held, names, id):
     return points, GIB if is_large else MIB, common
 
 
-def _areas(points, names, scale):
+def _areas(points: list[Point], names: Sequence[str], scale: float) -> list[dict[str, Any]]:
     shown = [(name, name) for name in names] + [(None, OTHER)] * any(held[None] for _, held, _, _ in points)
     return [series_of(label, [held[name] / scale for _, held, _, _ in points], "area") for name, label in shown]
 
@@ -128,7 +132,7 @@ def segment_map(snapshot: dict[str, Any], device: int) -> Safe:
     return tag("figure", tag("figcaption", tag("b", "Segments"), " ", tag("span", caption + ". "), key), drawing)
 
 
-def _row(segment, bars, number, scale):
+def _row(segment: dict[str, Any], bars: list[Bar], number: int, scale: float) -> Safe:
     outline = _rect(0, segment["total_size"] * scale, number, "fill:var(--card);stroke:var(--line)")
     rects = [
         _rect(x, width, number, f"fill:{FILL[state]};stroke:var(--page);stroke-width:.4", tag("title", title))
@@ -138,13 +142,14 @@ def _row(segment, bars, number, scale):
     return join([outline, *rects])
 
 
-def _rect(x, width, number, style, *title):
+def _rect(x: float, width: float, number: int, style: str, *title: Safe) -> Safe:
     return tag("rect", *title, x=f"{x:.2f}", y=number * ROW + 1, width=f"{width:.2f}", height=ROW - 3, style=style)
 
 
-def _bars(segment, scale):
+def _bars(segment: dict[str, Any], scale: float) -> list[Bar]:
     """[(x, width, state, title)] of the blocks from left to right."""
-    bars, address = [], 0
+    bars: list[Bar] = []
+    address = 0
     for block in segment["blocks"]:
         width, x, state = block["size"] * scale, address * scale, block["state"]
         address += block["size"]

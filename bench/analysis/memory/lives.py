@@ -41,7 +41,7 @@ class Life:
     size: int
     start: int
     stop: int | None
-    frames: list | None
+    frames: list[Any] | None
 
 
 @dataclass
@@ -96,7 +96,7 @@ def about(snapshot: dict[str, Any]) -> dict[str, Any]:
     return snapshot["speedrun"] if isinstance(snapshot.get("speedrun"), dict) else {}
 
 
-def _marks(marks):
+def _marks(marks: object) -> list[tuple[float, str]]:
     """[[time_us, name], ...] -> the same; what is none is skipped."""
     marks = marks if isinstance(marks, list) else ()
     pairs = [mark for mark in marks if isinstance(mark, (list, tuple)) and len(mark) == 2]
@@ -114,7 +114,7 @@ def segments_of(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
     return [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
 
 
-def _final(snapshot, device):
+def _final(snapshot: dict[str, Any], device: int) -> tuple[dict[int, tuple[int, list[dict[str, Any]] | None]], int]:
     """{address: (bytes asked for, stack or None)} of the blocks alive at the end, and the bytes reserved."""
     blocks, segments = {}, segments_of(snapshot, device)
     for segment in segments:
@@ -127,12 +127,12 @@ def _final(snapshot, device):
     return blocks, sum(segment["total_size"] for segment in segments)
 
 
-def _walk(entries, lives):
+def _walk(entries: list[dict[str, Any]], lives: Lives) -> dict[int | None, Life]:
     """Fills in found, reserved_changes and ooms -> {address: Life} of what is alive at the end."""
-    alive = {}
+    alive: dict[int | None, Life] = {}
     ends_life = "free_completed" if any(entry["action"] == "free_completed" for entry in entries) else "free_requested"
 
-    def end(life, number):
+    def end(life: Life, number: int) -> None:
         life.stop = number
         lives.found.append(life)
 
@@ -143,7 +143,7 @@ def _walk(entries, lives):
                 end(alive.pop(address), number)
             alive[address] = Life(size, number, None, entry.get("frames") or [])
         elif action == ends_life:
-            end(alive.pop(address, None) or Life(size, BEFORE_ALL, None, None), number)
+            end(alive.pop(address) if address in alive else Life(size, BEFORE_ALL, None, None), number)
         elif action in GROWS:
             lives.reserved_changes.append((number, size))
         elif action in SHRINKS:
@@ -182,7 +182,7 @@ class Sites:
             self.stacks[name] = [line_of(frame) for frame in frames[:MAX_STACK_FRAMES]]
         return name
 
-    def _kind(self, filename):
+    def _kind(self, filename: str) -> str:
         if filename not in self._kinds:
             python, torch = PYTHON.search(filename), INSIDE_TORCH.search(filename)
             self._kinds[filename] = "native" if not python else "torch" if torch else "ours"

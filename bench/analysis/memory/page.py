@@ -65,7 +65,7 @@ def of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
     return Document(title, verdicts, blocks, {"devices": [one.facts for one in devices]}, about=about_page)
 
 
-def _fact(key, value):
+def _fact(key: str, value: object) -> str:
     """("free_bytes", 2048) -> "free 2.0 KiB"."""
     if key.endswith("_bytes") and isinstance(value, int):
         return f"{key.removesuffix('_bytes')} {format_bytes(value)}"
@@ -269,7 +269,7 @@ def of_samples(samples: pickles.Samples, title: str) -> Document:
     )
 
 
-def _rss_chart(samples, id):
+def _rss_chart(samples: pickles.Samples, id: str) -> dict[str, Any]:
     marks, rss_bytes, x_ms = samples["marks"], samples["rss_bytes"], _ms(samples["marks"])
     series = [series_of("resident set", [size / MIB for size in rss_bytes], "line")]
     lines = [mark_of(at_ms, name, "validation") for at_ms, (_, name) in zip(x_ms, marks) if name.startswith("step")]

@@ -21,10 +21,10 @@ PATTERNS = ("memory/*.pickle", "memory/*" + RSS_SUFFIX, "traces/**/*_mem.pickle"
 
 
 class _Plain(pickle.Unpickler):
-    def find_class(self, module, name):
+    def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, and a snapshot needs no code")
 
-    def persistent_load(self, pid):
+    def persistent_load(self, pid: object) -> Any:
         raise pickle.UnpicklingError("it refers to something outside the file")
 
 
@@ -74,16 +74,16 @@ def checked(snapshot: object) -> dict[str, Any]:
     return snapshot
 
 
-def _has(value, **kinds):
+def _has(value: object, **kinds: type) -> bool:
     return isinstance(value, dict) and all(_is(value.get(key), kind) for key, kind in kinds.items())
 
 
-def _is(value, kind):
+def _is(value: object, kind: Any) -> bool:
     """Whether it is of the kind; a number also below 2**64 in size, which an allocator's is."""
     return isinstance(value, kind) and not (isinstance(value, (int, float)) and not abs(value) < 2**64)
 
 
-def _check_segment(segment, where):
+def _check_segment(segment: Any, where: str) -> None:
     if not _has(segment, total_size=int):
         raise ValueError(f"{where} has no total_size")
     if not all(_is(segment.get(key, 0), int) for key in ("device", "address")):
@@ -96,12 +96,12 @@ def _check_segment(segment, where):
         _check_frames(block.get("frames", ()), where)
 
 
-def _check_frames(frames, where):
+def _check_frames(frames: object, where: str) -> None:
     if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
         raise ValueError(f"{where} has frames that are not dicts")
 
 
-def _list(value, what):
+def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{what}: not a list")
     return value

@@ -22,6 +22,8 @@ import bisect
 import functools
 import itertools
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from bench.analysis.memory.lives import BEFORE_ALL, INSIDE_TORCH, Life, Lives
 from bench.base.paths import REPO
@@ -32,7 +34,7 @@ PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
 ACTIVATIONS, TEMPORARY, OTHER = "activations", "temporary", "other"
 USES = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, TEMPORARY, OTHER)
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-KEPT = {FORWARD: ACTIVATIONS, BACKWARD: GRADIENTS, OPTIMIZER: STATE}
+KEPT: dict[str | None, str] = {FORWARD: ACTIVATIONS, BACKWARD: GRADIENTS, OPTIMIZER: STATE}
 OPTIMIZER_FILE = re.compile(r"optim", re.I)  # torch/optim, and those of other projects by their file's name
 AUTOGRAD_FILE = re.compile(r"(^|/)torch/autograd/|(^|/)torch/_tensor\.py$|(^|/)torch/utils/checkpoint\.py$")
 BUILDERS = ("__init__", "_apply", "reset_parameters", "_init_weights", "init_weights")
@@ -45,7 +47,7 @@ OUTSIDE, UNKNOWN = "outside of modules", "before the recording"
 class Uses:
     """of(life) -> one of USES."""
 
-    def __init__(self, lives: Lives):
+    def __init__(self, lives: Lives) -> None:
         # name of a file -> what it is: a snapshot has millions of frames, but few files
         self._kinds: dict[str, str | None] = {}
         marks = sorted(lives.marks, key=lambda mark: mark[0])
@@ -80,18 +82,18 @@ class Uses:
         """(module, use)"""
         return module_of(life), self.of(life)
 
-    def _segment(self, entry):
+    def _segment(self, entry: int) -> tuple[int, str | None]:
         """(number, phase) of the segment in which an entry lies."""
         number = bisect.bisect_right(self._entries, entry) - 1
         return number, self._edges[number][1] if number >= 0 else None
 
-    def _phase_of_stack(self, frames):
+    def _phase_of_stack(self, frames: list[dict[str, Any]]) -> str:
         kinds = {self._kind(frame) for frame in frames}
         if OPTIMIZER in kinds:
             return OPTIMIZER
         return BACKWARD if BACKWARD in kinds or not frames else FORWARD
 
-    def _kind(self, frame):
+    def _kind(self, frame: dict[str, Any]) -> str | None:
         """What one frame says: the optimizer's file, the call of backward(); None: nothing."""
         filename = str(frame.get("filename"))
         if filename not in self._kinds:
@@ -111,7 +113,7 @@ def module_of(life: Life) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _chain(frames):
+def _chain(frames: tuple[tuple[str, Any, str], ...]) -> list[str]:
     """Frames, innermost first -> names of modules, outermost first; torch's own (Linear) are not listed."""
     chain = []
     for inner, (filename, _, name) in zip(frames, frames[1:]):
@@ -123,7 +125,7 @@ def _chain(frames):
     return [name for name in reversed(chain) if name]
 
 
-def _class_at(filename, line, function):
+def _class_at(filename: str, line: object, function: str) -> str | None:
     """Name of the class whose function holds the line; without its source the file's name, None for no Python."""
     for first, last, class_name, name in _methods(filename):
         if name == function and isinstance(line, int) and first <= line <= last:
@@ -132,7 +134,7 @@ def _class_at(filename, line, function):
 
 
 @functools.lru_cache(maxsize=256)
-def _methods(filename):
+def _methods(filename: str) -> Sequence[tuple[int, int, str, str]]:
     """[(first line, last line, class, function)] of a file of this repository, () for any other."""
     path = (REPO / filename).resolve()
     if filename.startswith("/") or not path.is_relative_to(REPO.resolve()) or path.suffix != ".py":
@@ -142,7 +144,7 @@ def _methods(filename):
     except (Damaged, SyntaxError, ValueError, RecursionError):
         return ()
     return [
-        (node.lineno, node.end_lineno, owner.name, node.name)
+        (node.lineno, node.end_lineno or node.lineno, owner.name, node.name)
         for owner in ast.walk(tree)
         if isinstance(owner, ast.ClassDef)
         for node in owner.body

@@ -2,9 +2,9 @@
 
 import pickle
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from bench.analysis.trace import (
     skew,
     window,
 )
+from bench.analysis.trace.rank import Rank
 from bench.base.text_table import counted
 from bench.machine import peak_rates
 
@@ -43,14 +44,14 @@ MAX_RANKS = 2**20  # a file that says more is not believed
 class Digest(NamedTuple):
     """What is kept of a file once it is analysed: rank has its device rows that count, and no others."""
 
-    rank: load.Rank
+    rank: Rank
     kinds: np.ndarray  # device_time.types of its rows
-    answer: dict
+    answer: dict[str, Any]
 
 
 def of_files(
     paths: Sequence[str | Path], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
-) -> dict[str | None, dict]:
+) -> dict[str | None, dict[str, Any]]:
     """Files -> {window: {"ranks": {"0": {...}}, "overall": {...}}}, the earliest window first.
 
     A file that is not a trace raises NoTrace.
@@ -68,7 +69,9 @@ def of_files(
     return {name: _of_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
 
 
-def _digest_file(path, num_parts, rules, include_last_step, folder):
+def _digest_file(
+    path: str | Path, num_parts: int | None, rules: tuple[categories.Rule, ...], include_last_step: bool, folder: str
+) -> str:
     """-> a file in folder that holds the Digest: no process has those of the others beside the file that it reads."""
     digest = _digest(load.load(path, num_parts=num_parts), rules, include_last_step)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
@@ -76,14 +79,14 @@ def _digest_file(path, num_parts, rules, include_last_step, folder):
     return file.name
 
 
-def _digest(rank, rules, include_last_step):
+def _digest(rank: Rank, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
     rows = window.device_rows(rank, include_last_step)
     kinds = device_time.types(rank, rows, rules)
     answer = of_rank(rank, rows, kinds, rules, include_last_step)
     return Digest(rank.only(rows), kinds, answer)
 
 
-def _of_job(digests):
+def _of_job(digests: list[Digest]) -> dict[str, Any]:
     load.number([digest.rank for digest in digests])
     digests = sorted(digests, key=lambda digest: digest.rank.rank)
     by_rank = {str(digest.rank.rank): digest.answer for digest in digests}
@@ -91,12 +94,12 @@ def _of_job(digests):
 
 
 def of_rank(
-    rank: load.Rank,
+    rank: Rank,
     rows: np.ndarray,
     kinds: np.ndarray,
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
-) -> dict:
+) -> dict[str, Any]:
     """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all.
 
     rows: window.device_rows; kinds: device_time.types of them.
@@ -135,7 +138,7 @@ def of_rank(
     return answer | {"advice": _advice(answer)}
 
 
-def _of_file(rank, rows, steps, until_ns):
+def _of_file(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], until_ns: int | None) -> dict[str, Any]:
     """What was read and what of it counts."""
     num_calls, num_lost = launches.without_kernel(rank, until_ns)
     return {
@@ -153,7 +156,7 @@ def _of_file(rank, rows, steps, until_ns):
     }
 
 
-def _of_device(rank, rows, kinds, steps):
+def _of_device(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
     """Of one device."""
     times = device_time.breakdown(rank, rows, kinds)
     return {
@@ -168,9 +171,13 @@ def _of_device(rank, rows, kinds, steps):
     }
 
 
-def _of_operators(rank, rows, until_ns, device_us):
-    table = operators.table(rank, rows, until_ns)
-    rates, whole = operators.achieved(table, device_us, *_peaks(device_name(rank)))
+def _of_operators(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
+    table, name = operators.table(rank, rows, until_ns), device_name(rank)
+
+    def peak_of(precision: str) -> float | None:
+        return peak_rates.peak_flops(name, precision) if precision in DTYPES else None
+
+    rates, whole = operators.achieved(table, device_us, peak_of, peak_rates.mem_bytes_per_s(name))
     return {
         "operators": _leading(table),
         "num_operators": len(table),
@@ -180,7 +187,7 @@ def _of_operators(rank, rows, until_ns, device_us):
     }
 
 
-def _not_counted(rank, num_counted):
+def _not_counted(rank: Rank, num_counted: int) -> dict[str, int]:
     """{"last_step", "not_launched"}: device rows that do not count: of the last step, of no known step (see window)."""
     recorded = rank.device_rows()
     if num_counted == len(recorded):
@@ -189,7 +196,7 @@ def _not_counted(rank, num_counted):
     return {"last_step": len(recorded) - num_counted - num_unknown, "not_launched": num_unknown}
 
 
-def _leading(table):
+def _leading(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that lead by device time, own CPU time, memory or FLOPs, in their order."""
     leading = set()
     for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
@@ -197,40 +204,36 @@ def _leading(table):
     return [table[index] for index in sorted(leading)]
 
 
-def device_name(rank: load.Rank) -> str | None:
+def device_name(rank: Rank) -> str | None:
     """The name of the first GPU that the trace names, or None."""
     properties = rank.meta.get("deviceProperties")
     devices = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
     return next((name for device in devices if isinstance(name := device.get("name"), str)), None)
 
 
-def _peaks(device_name):
-    """(precision -> FLOP/s or None, bytes/s or None)"""
-
-    def peak_of(precision):
-        return peak_rates.peak_flops(device_name, precision) if precision in DTYPES else None
-
-    return peak_of, peak_rates.mem_bytes_per_s(device_name)
-
-
-def _overall(by_rank, digests):
+def _overall(by_rank: dict[str, dict[str, Any]], digests: list[Digest]) -> dict[str, Any]:
     ranks = {one.rank.rank: (one.rank, np.arange(len(one.rank.ts)), one.kinds) for one in digests}
     times = {number: one["temporal"] for number, one in by_rank.items() if one["temporal"]["span_us"]}
-    sizes = [one.rank.world_size for one in digests if 0 < (one.rank.world_size or 0) <= MAX_RANKS]
-    overall = {"num_ranks": len(by_rank), "world_size": max(sizes, default=None)}
-    overall["missing_ranks"] = sorted(set(range(overall["world_size"] or 0)) - set(ranks))
+    sizes = [size for one in digests if 0 < (size := one.rank.world_size or 0) <= MAX_RANKS]
+    world_size = max(sizes, default=None)
+    shares = {}
     for name in ("idle", "compute", "non_compute"):
-        shares = [time[f"{name}_pct"] for time in times.values()]
-        overall[f"{name}_pct_mean"] = sum(shares) / len(shares) if shares else None
-    overall["slowest_rank"] = max(times, key=lambda number: times[number]["span_us"], default=None)
-    overall["step_skew"] = skew.steps({number: by_rank[str(number)]["steps"] for number in ranks})
+        pcts = [time[f"{name}_pct"] for time in times.values()]
+        shares[f"{name}_pct_mean"] = sum(pcts) / len(pcts) if pcts else None
     calls, num_unmatched = skew.waits(ranks)
-    overall["collectives"] = skew.collectives(ranks, calls, num_unmatched)
-    overall["pictures"] = {"collective": skew.picture_of_collective(ranks, calls)}
-    return overall
+    return {
+        "num_ranks": len(by_rank),
+        "world_size": world_size,
+        "missing_ranks": sorted(set(range(world_size or 0)) - set(ranks)),
+        **shares,
+        "slowest_rank": max(times, key=lambda number: times[number]["span_us"], default=None),
+        "step_skew": skew.steps({number: by_rank[str(number)]["steps"] for number in ranks}),
+        "collectives": skew.collectives(ranks, calls, num_unmatched),
+        "pictures": {"collective": skew.picture_of_collective(ranks, calls)},
+    }
 
 
-def _advice(answer):
+def _advice(answer: dict[str, Any]) -> list[str]:
     """One rank's analysis -> what it means, as an engineer would say it, the most important first.
 
     Every sentence has its figure and its threshold; nothing is said where nothing is known.
@@ -241,14 +244,14 @@ def _advice(answer):
     return [sentence for part in parts for sentence in part(answer, answer["temporal"]["span_us"])]
 
 
-def _idle(answer, span_us):
+def _idle(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     busy_pct = 100 - answer["temporal"]["idle_pct"]
     if busy_pct < BUSY_BELOW_PCT:
         why = max(IDLE_REMEDIES, key=lambda name: sum(line[f"{name}_us"] for line in answer["idle"]))
         yield f"The device is busy {busy_pct:.1f} % of the time (under {BUSY_BELOW_PCT} %): {IDLE_REMEDIES[why]}."
 
 
-def _communication(answer, span_us):
+def _communication(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     exposed_us = answer["exposed_comm_us"]
     if exposed_us is not None and exposed_us > EXPOSED_ABOVE_PCT / 100 * span_us:
         yield (
@@ -257,7 +260,7 @@ def _communication(answer, span_us):
         )
 
 
-def _short_kernels(answer, span_us):
+def _short_kernels(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     table = answer["kernels"]
     count = sum(line["count"] for line in table)
     is_short = [line["mean_us"] < SHORT_KERNEL_US and line["type"] != "MEMORY" for line in table]
@@ -269,7 +272,7 @@ def _short_kernels(answer, span_us):
         )
 
 
-def _copies(answer, span_us):
+def _copies(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     copies = answer["host_copies"]
     if copies["exposed_us"] > COPY_ABOVE_PCT / 100 * span_us:
         is_pageable = copies["pageable_us"] > copies["sum_us"] / 2
@@ -281,7 +284,7 @@ def _copies(answer, span_us):
         )
 
 
-def _items(answer, span_us):
+def _items(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     count, num_steps = answer["items"]["count"], len(answer["profiler_steps"])
     if count:
         often = counted(count, "value") + (f", {count / num_steps:.1f} a step," if num_steps > 1 else "")
@@ -292,7 +295,7 @@ def _items(answer, span_us):
         )
 
 
-def _synchronisations(answer, span_us):
+def _synchronisations(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     waiting_us = sum(line["sum_us"] for line in answer["synchronisations"])
     host_us = sum(line["host_us"] or 0.0 for line in answer["steps"]) or span_us
     if waiting_us > SYNC_ABOVE_PCT / 100 * host_us:
@@ -303,7 +306,7 @@ def _synchronisations(answer, span_us):
         )
 
 
-def _unknown(answer, span_us):
+def _unknown(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     pct = next((line["pct"] for line in answer["categories"] if line["category"] == "other"), 0.0)
     if pct > UNKNOWN_ABOVE_PCT:
         yield (

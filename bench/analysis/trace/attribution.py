@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from bench.analysis.trace import events, window
 from bench.analysis.trace.columns import US, Nest, groups, index_of, sums, take
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 MODULE = "nn.Module: "
@@ -71,7 +72,7 @@ def annotations(rank: Rank, rows: np.ndarray) -> np.ndarray:
     return around
 
 
-def _is_no_step(name):
+def _is_no_step(name: str) -> bool:
     return not name.startswith("ProfilerStep")
 
 
@@ -79,10 +80,10 @@ def phases(rank: Rank, rows: np.ndarray) -> list[str | None]:
     """Name of the phase in which each device row was launched, by time (see annotations); None where none is known."""
     ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
     nest = Nest(rank, ranges[rank.is_named(PHASES.__contains__, ranges)])
-    return [rank.names[rank.name[row]] if row >= 0 else None for row in nest.innermost(window.launch_times(rank, rows))]
+    return rank.names_of(nest.innermost(window.launch_times(rank, rows)))
 
 
-def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
+def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
     """[{"phase", "host_us", "device_us", "num_kernels"}]: time of the annotations and of the kernels they launched."""
     launched = np.array([phase or "" for phase in phases(rank, rows)])
     ranges = window.host_rows(rank, events.ANNOTATION, until_ns)
@@ -95,7 +96,7 @@ def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> li
     return lines
 
 
-def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict]:
+def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict[str, Any]]:
     """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest
     first.
 
@@ -114,7 +115,7 @@ def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict]:
     return lines
 
 
-def modules(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
+def modules(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
     """[{"module", "device_us", "num_kernels"}] by the innermost nn.Module around the launch; only with_stack.
 
     Without device rows [{"module", "cpu_us", "num_calls"}]: the modules' own time, without the modules inside them.
@@ -122,12 +123,12 @@ def modules(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[d
     return _by_python(rank, rows, until_ns, _is_module, "module")
 
 
-def sources(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
+def sources(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
     """The same by the innermost line of Python around the launch that is not torch's own; only with_stack."""
     return _by_python(rank, rows, until_ns, is_source, "source")
 
 
-def _is_module(name):
+def _is_module(name: str) -> bool:
     return name.startswith(MODULE)
 
 
@@ -136,7 +137,9 @@ def is_source(name: str) -> bool:
     return ".py(" in name and LIBRARY.search(name) is None
 
 
-def _by_python(rank, rows, until_ns, wanted, label):
+def _by_python(
+    rank: Rank, rows: np.ndarray, until_ns: int | None, wanted: Callable[[str], bool], label: str
+) -> list[dict[str, Any]]:
     if not rank.is_kind(events.PYTHON).any():
         return []
     if len(rows):
@@ -153,7 +156,7 @@ def _by_python(rank, rows, until_ns, wanted, label):
     return sorted(lines, key=lambda line: -line[time])
 
 
-def _own_ranges(rank, until_ns, wanted):
+def _own_ranges(rank: Rank, until_ns: int | None, wanted: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
     """(rows, own nanoseconds) of the Python ranges that are wanted, each without those directly inside it."""
     ranges = window.host_rows(rank, events.PYTHON, until_ns)
     ranges = ranges[rank.is_named(wanted, ranges)]

@@ -12,7 +12,7 @@ Names are data from outside: they are only ever searched, and only in their firs
 import functools
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
@@ -115,7 +115,7 @@ def category(kernel_name: str, annotation: str | None = None, rules: tuple[Rule,
     return by_name
 
 
-def is_communication(kernel_name, rules=RULES):
+def is_communication(kernel_name: str, rules: tuple[Rule, ...]=RULES) -> bool:
     """Whether a device event moves data between GPUs.  The host's "nccl:all_reduce" ranges do not."""
     return _first(kernel_name, rules) == COMMUNICATION
 
@@ -135,7 +135,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES
 
 
-def _rule(path, number, entry):
+def _rule(path: str | Path, number: int, entry: Any) -> Rule:
     where = f"rules={path}: entry {number}"
     fields = {"category", "pattern"}
     if not isinstance(entry, dict) or not fields <= set(entry) <= fields | {"example"}:
@@ -153,7 +153,7 @@ def _rule(path, number, entry):
 
 
 @functools.lru_cache(maxsize=4096)
-def _first(name, rules):
+def _first(name: str, rules: tuple[Rule, ...]) -> str:
     if name.startswith(HOST_RANGES):
         return OTHER
     name = name[:MAX_CHARS]
@@ -161,11 +161,11 @@ def _first(name, rules):
     return next((rule.category for rule in rules if _found(rule.pattern, names)), OTHER)
 
 
-def _found(pattern, names):
+def _found(pattern: str, names: tuple[str, str]) -> re.Match[str] | None:
     """names: as it is, and in small letters: a pattern in small letters is searched there, three times as fast."""
     return _compiled(pattern).search(names[pattern.islower()])
 
 
 @functools.cache
-def _compiled(pattern):
+def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, 0 if pattern.islower() else re.IGNORECASE)

@@ -4,7 +4,8 @@ An index of -1 means: no row.  Times are integer nanoseconds.  A set of interval
 and merged: touching intervals are one, and intervals that are empty or run backwards hold no time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def index_of(keys: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.where(table[index] == keys, index, -1)
 
 
-def groups(keys: np.ndarray) -> list[tuple]:
+def groups(keys: np.ndarray) -> list[tuple[Any, ...]]:
     """[(key, indices)] of equal keys, by key; the indices of each in order."""
     keys = np.asarray(keys)
     order = np.argsort(keys, kind="stable")
@@ -94,7 +95,7 @@ class Nest:
     Ranges that overlap without being nested are in none of each other.
     """
 
-    def __init__(self, rank, rows):
+    def __init__(self, rank: Any, rows: np.ndarray) -> None:
         order = np.lexsort((-rank.end[rows], rank.ts[rows]))
         self.rows = rows[order]
         self.start, self.end, self.name = rank.ts[self.rows], rank.end[self.rows], rank.name[self.rows]
@@ -108,7 +109,7 @@ class Nest:
         index = self._around(times)
         return take(self.rows, index if wanted is None else self._climb(index, wanted[self.name]))
 
-    def _around(self, times):
+    def _around(self, times: np.ndarray) -> np.ndarray:
         """Index into .rows of the innermost range around each time, -1 where there is none."""
         index = np.searchsorted(self.start, times, side="right") - 1
         asking = _outwards(index, self.parent, lambda asked, inside: self.end[inside] <= times[asked])
@@ -116,9 +117,15 @@ class Nest:
             index[asking] = self._swept(times[asking])
         return index
 
-    def _swept(self, times):
+    def _swept(self, times: np.ndarray) -> np.ndarray:
         """_around() in one walk through ranges and times."""
-        start, end, index, stack, begun = self.start.tolist(), self.end.tolist(), np.empty(len(times), np.int64), [], 0
+        start, end, index, stack, begun = (
+            self.start.tolist(),
+            self.end.tolist(),
+            np.empty(len(times), np.int64),
+            list[int](),
+            0,
+        )
         for number in np.argsort(times, kind="stable"):
             while begun < len(start) and start[begun] <= times[number]:
                 while stack and end[stack[-1]] < end[begun]:
@@ -130,19 +137,21 @@ class Nest:
             index[number] = stack[-1] if stack else -1
         return index
 
-    def _climb(self, index, wanted):
+    def _climb(self, index: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """The first range outwards from each index for which wanted (a mask over .rows) holds; -1: none."""
         index = index.copy()
         asking = _outwards(index, self.parent, lambda asked, inside: ~wanted[inside])
         if len(asking):
-            nearest = []
+            nearest: list[int] = []
             for number, (good, parent) in enumerate(zip(wanted.tolist(), self.parent.tolist())):
                 nearest.append(number if good else nearest[parent] if parent >= 0 else -1)
             index[asking] = np.array(nearest)[index[asking]]
         return index
 
 
-def _outwards(index, parent, goes_on):
+def _outwards(
+    index: np.ndarray, parent: np.ndarray, goes_on: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
     """Replace each index by its parent while goes_on(which ask, their indices).  Returns who asks after MAX_ROUNDS."""
     asking = np.flatnonzero(index >= 0)
     for _ in range(MAX_ROUNDS):
@@ -154,11 +163,11 @@ def _outwards(index, parent, goes_on):
     return asking
 
 
-def _parents(end):
+def _parents(end: np.ndarray) -> np.ndarray:
     """For ranges by start, the nearest earlier one that ends later."""
     parent = np.arange(len(end)) - 1
     if len(_outwards(parent, parent, lambda asked, inside: end[inside] < end[asked])):
-        stack = []
+        stack: list[int] = []
         for number, stop in enumerate(ends := end.tolist()):
             while stack and ends[stack[-1]] < stop:
                 stack.pop()

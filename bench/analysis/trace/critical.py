@@ -11,14 +11,15 @@ of the same kind; such a bar's name says how many it holds.
 """
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from bench.analysis.trace import attribution, events, window
 from bench.analysis.trace.columns import US, gaps_between, groups, merged_intervals
 from bench.analysis.trace.device_time import COMMUNICATION, TYPES
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
 LAUNCH, HOST, WAIT = 3, 4, 5
@@ -29,7 +30,7 @@ MAX_LANES = 16
 AROUND_GAP = 0.6  # of the gap, on either side
 
 
-def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None) -> dict:
+def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None) -> dict[str, Any]:
     """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a
     device.
 
@@ -46,16 +47,19 @@ def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray |
     return times_us | {"span_us": int(rank.end[rows].max() - rank.ts[rows].min()) / US, "num_links": num_links}
 
 
-def _walk(rank, rows, kinds, launched=None):
+def _walk(
+    rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None
+) -> Iterator[tuple[int, int, int, int | None]]:
     """Yields the links, the last one first: (index into KINDS, start ns, end ns, row, None between rows)."""
-    launched = window.launch_times(rank, rows) if launched is None else launched
+    called_ns = window.launch_times(rank, rows) if launched is None else launched
     order = np.argsort(rank.end[rows], kind="stable")
-    columns = (rows, rank.ts[rows], rank.end[rows], launched, kinds)
+    columns = (rows, rank.ts[rows], rank.end[rows], called_ns, kinds)
     # memoryviews: they give plain integers and hold none
-    row_of, start, end, launched, kinds = (memoryview(np.ascontiguousarray(column[order])) for column in columns)
+    views: Iterator[Any] = (memoryview(np.ascontiguousarray(column[order]).data) for column in columns)
+    row_of, start, end, called_at, kind_of = views
     begun, row, moment, first = _Begun(start, end), len(end) - 1, end[-1], int(rank.ts[rows].min())
     while True:
-        yield kinds[row], min(moment, start[row]), moment, row_of[row]
+        yield kind_of[row], min(moment, start[row]), moment, row_of[row]
         moment = min(moment, start[row])
         if moment <= first:
             return
@@ -69,8 +73,8 @@ def _walk(rank, rows, kinds, launched=None):
         if gap_from is None:
             return
         if gap_from < moment:
-            if gap_from < launched[row] != window.NOT_LAUNCHED:
-                called = min(launched[row], moment)
+            if gap_from < called_at[row] != window.NOT_LAUNCHED:
+                called = min(called_at[row], moment)
                 yield LAUNCH, called, moment, None
                 yield HOST, gap_from, called, None
             else:
@@ -79,7 +83,7 @@ def _walk(rank, rows, kinds, launched=None):
         row = previous
 
 
-def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict]:
+def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, Any]]:
     """[{"step"} | path()] of each ProfilerStep that launched rows: the chain through the rows that its host launched.
 
     A step begins with the first of its rows, so what the host did before that is the end of the step before.
@@ -87,7 +91,9 @@ def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict]:
     return [{"step": number} | path(rank, *of_step) for number, of_step in _rows_of_steps(rank, rows, kinds)]
 
 
-def _rows_of_steps(rank, rows, kinds):
+def _rows_of_steps(
+    rank: Rank, rows: np.ndarray, kinds: np.ndarray
+) -> list[tuple[int | None, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
     """[(step, (its rows, their kinds, their launches))] of the steps that launched some."""
     kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
     kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
@@ -95,20 +101,21 @@ def _rows_of_steps(rank, rows, kinds):
     return [(step[0], (mine, kind_of[mine], launch_of[mine])) for step, mine in of_steps if len(mine)]
 
 
-def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict | None:
+def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | None:
     """The chain of the longest step as bars for a picture (bars_of), kinds of KINDS; None without a row.
 
     {"step": its number, None: of the whole trace, as it has no steps, "us", "bars", "names"}.
     """
     if not len(rows):
         return None
-    of_steps = _rows_of_steps(rank, rows, kinds) or [(None, (rows, kinds, window.launch_times(rank, rows)))]
+    whole = None, (rows, kinds, window.launch_times(rank, rows))
+    of_steps = _rows_of_steps(rank, rows, kinds) or [whole]
     number, chosen = max(of_steps, key=lambda one: rank.end[one[1][0]].max() - rank.ts[one[1][0]].min())
     low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
     picture = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
     names = Names()
 
-    def name_of(index):
+    def name_of(index: int) -> str:
         _, _, kind, row = picture[index]
         return KINDS[kind] if row is None else rank.names[rank.name[row]]
 
@@ -120,13 +127,13 @@ def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict | None:
 class _Begun:
     """Rows in order of their start, to find what ran at a moment."""
 
-    def __init__(self, start, end):
+    def __init__(self, start: Any, end: Any) -> None:
         start, end = np.asarray(start), np.asarray(end)
         rows = np.argsort(start, kind="stable")
-        columns = (rows, start[rows], end[rows], np.maximum.accumulate(end[rows]))
-        self._rows, self._starts, self._ends, self._latest_end = map(memoryview, columns)
+        columns: tuple[Any, ...] = (rows, start[rows], end[rows], np.maximum.accumulate(end[rows]))
+        self._rows, self._starts, self._ends, self._latest_end = (memoryview(column) for column in columns)
 
-    def running_at(self, moment):
+    def running_at(self, moment: int) -> int | None:
         """The row that began last of those that began before the moment and ended after it; None without one."""
         number = bisect.bisect_left(self._starts, moment) - 1
         while number >= 0 and self._latest_end[number] > moment:
@@ -136,7 +143,7 @@ class _Begun:
         return None
 
 
-def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict]:
+def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict[str, Any]]:
     """The longest times in which a device did nothing: [{"start_us", "us", "before", "after", "host"}], longest first.
 
     start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the
@@ -151,23 +158,16 @@ def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict]:
     after = by_start[np.searchsorted(rank.ts[by_start], high)]
     before = by_end[np.searchsorted(rank.end[by_end], low, side="right") - 1]
     times = [{"start_us": int(begin - first) / US, "us": int(end - begin) / US} for begin, end in zip(low, high)]
-    columns = (_names(rank, before), _names(rank, after), _doing(rank, window.launches(rank, after), (low + high) // 2))
+    calls, around = window.launches(rank, after), np.full(len(longest), -1)
+    for kind in (events.RUNTIME, events.CPU_OP, events.ANNOTATION):
+        around = np.where(around >= 0, around, attribution.by_thread(rank, calls, (low + high) // 2, kind))
+    columns = (rank.names_of(rows) for rows in (before, after, around))
     return [line | dict(zip(("before", "after", "host"), names)) for line, *names in zip(times, *columns)]
 
 
-def _doing(rank, calls, moments):
-    """What the thread of each call was in at the moment beside it: a call, else an operator, else an annotation."""
-    around = np.full(len(calls), -1)
-    for kind in (events.RUNTIME, events.CPU_OP, events.ANNOTATION):
-        around = np.where(around >= 0, around, attribution.by_thread(rank, calls, moments, kind))
-    return _names(rank, around)
-
-
-def _names(rank, rows):
-    return [rank.names[rank.name[row]] if row >= 0 else None for row in rows]
-
-
-def picture_of_gap(rank: Rank, rows: np.ndarray, kinds: np.ndarray, gaps: list[dict]) -> dict | None:
+def picture_of_gap(
+    rank: Rank, rows: np.ndarray, kinds: np.ndarray, gaps: list[dict[str, Any]]
+) -> dict[str, Any] | None:
     """The streams of a device, and the thread that launched what came next, around its longest gap; None without one.
 
     gaps: of gaps().  {"gap_us", "start_us": of the gap, "us", "lanes": [{"rank": None, "stream": a number or
@@ -203,7 +203,7 @@ def bars_of(
     low: int,
     high: int,
     names: "Names",
-) -> list[list]:
+) -> list[list[Any]]:
     """Ranges by start, as sequences of nanoseconds -> bars from low to high, cut at both.
 
     name_of(index): the name of a range; names: Names, in which a bar's is looked up.
@@ -231,27 +231,27 @@ def bars_of(
     ]
 
 
-class Names(dict):
+class Names(dict[str, int]):
     """Name -> its number, in the order in which they came."""
 
     def index(self, name: str) -> int:
         return self.setdefault(name, len(self))
 
 
-def bars_of_rows(rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int, high: int, names: Names) -> list[list]:
+def bars_of_rows(rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int, high: int, names: Names) -> list[list[Any]]:
     """Of device rows or calls, by start."""
     inside = (rank.end[rows] > low) & (rank.ts[rows] < high)
     rows, kinds = rows[inside], kinds[inside]
     order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))
     rows, kinds = rows[order], kinds[order]
 
-    def name_of(index):
+    def name_of(index: int) -> str:
         return rank.names[rank.name[rows[index]]]
 
     return bars_of(rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist(), name_of, low, high, names)
 
 
-def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict]:
+def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict[str, Any]]:
     """[{"name", "count", "sum_us"}] of host calls that wait for the device, longest first.
 
     counted: window.steps; with them only calls inside count, as the profiler itself waits for the device when it stops.
@@ -266,7 +266,7 @@ def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[di
     return sorted(lines, key=lambda line: -line["sum_us"])
 
 
-def items(rank: Rank, rows: np.ndarray) -> dict:
+def items(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
     """{"count", "sum_us"} of tensors of the device that the host read (.item(), float(), if): each waits for the
     device.
 

@@ -4,6 +4,7 @@ Type is HolisticTraceAnalysis' coarse division: computation, communication, memo
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from bench.analysis.trace.columns import (
     ns_by_combination,
     shared_ns,
 )
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 
 TYPES = ("COMPUTATION", "COMMUNICATION", "MEMORY")
 COMPUTATION, COMMUNICATION, MEMORY = range(3)
@@ -41,7 +42,7 @@ def unions(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[Intervals]:
     return [merged_intervals(rank.ts[mine], rank.end[mine]) for mine in (rows[kinds == kind] for kind in range(3))]
 
 
-def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict]:
+def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, Any]]:
     """[{"type", "sum_us", "pct"}]: exclusive and overlapping time of the types, pct of all busy time, longest first."""
     by_mask = ns_by_combination(unions(rank, rows, kinds))
     total, lines = sum(by_mask.values()), []
@@ -51,7 +52,7 @@ def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict]:
     return sorted(lines, key=lambda line: -line["sum_us"])
 
 
-def by_name(rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[Rule, ...] = RULES) -> list[dict]:
+def by_name(rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[Rule, ...] = RULES) -> list[dict[str, Any]]:
     """[{"name", "type", "category", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}], longest first."""
     lines = []
     for key, mine in groups(rank.name[rows].astype(np.int64) * len(TYPES) + kinds):
@@ -61,17 +62,17 @@ def by_name(rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[Rule, 
     return sorted(lines, key=lambda line: -line["sum_us"])
 
 
-def _durations(dur):
+def _durations(dur: np.ndarray) -> dict[str, Any]:
     """Nanoseconds, at least one -> count, sum, mean, min, max, standard deviation of a sample (n - 1; 0 for one)."""
     std_ns = dur.std(ddof=1) if len(dur) > 1 else np.zeros(1)
     ns = {"sum": dur.sum(), "mean": dur.sum() / len(dur), "min": dur.min(), "max": dur.max(), "std": std_ns}
     return {"count": len(dur)} | {f"{name}_us": value.item() / US for name, value in ns.items()}
 
 
-def by_category(table: list[dict]) -> list[dict]:
+def by_category(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The kernel table summed up by category, [{"category", "count", "sum_us", "pct"}], longest first."""
     total_us = sum(line["sum_us"] for line in table)
-    lines: dict[str, dict] = {}
+    lines: dict[str, dict[str, Any]] = {}
     for line in table:
         name = line["category"]
         summed = lines.setdefault(name, {"category": name, "count": 0, "sum_us": 0.0})
@@ -81,7 +82,7 @@ def by_category(table: list[dict]) -> list[dict]:
     return [line | {"pct": 100 * line["sum_us"] / total_us if total_us else 0.0} for line in longest_first]
 
 
-def breakdown(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict:
+def breakdown(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
     """{TIMES, "comm_us", "exposed_comm_us", "overlap_pct"} of one device.
 
     span: first start to last end; compute: time in which a computation kernel runs; non_compute: the rest of the busy
@@ -99,14 +100,15 @@ def breakdown(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict:
     return times | {"overlap_pct": 100 * hidden_ns / comm_ns if comm_ns else None}
 
 
-def _busy(rank, rows, kinds):
+def _busy(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int, int]:
     """Nanoseconds in which these rows ran, computed, communicated, and did both at once."""
     sets = unions(rank, rows, kinds)
-    merged = (merged_intervals(rank.ts[rows], rank.end[rows]), sets[COMPUTATION], sets[COMMUNICATION])
-    return *map(covered_ns, merged), shared_ns(sets[COMMUNICATION], sets[COMPUTATION])
+    compute, comm = sets[COMPUTATION], sets[COMMUNICATION]
+    busy = merged_intervals(rank.ts[rows], rank.end[rows])
+    return covered_ns(busy), covered_ns(compute), covered_ns(comm), shared_ns(comm, compute)
 
 
-def idle(rank: Rank, rows: np.ndarray) -> list[dict]:
+def idle(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """Why each stream waited: [{"device", "stream", "host_wait_us", "kernel_wait_us", "other_us"}].
 
     A gap before a row is a host wait if the host launched it only after the stream had run dry; else a kernel wait if
@@ -127,7 +129,7 @@ def idle(rank: Rank, rows: np.ndarray) -> list[dict]:
     return lines
 
 
-def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray, counted: Sequence[window.Step]) -> list[dict]:
+def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray, counted: Sequence[window.Step]) -> list[dict[str, Any]]:
     """One line a ProfilerStep: {"step", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us",
     "num_kernels"}.
 
@@ -144,7 +146,7 @@ def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray, counted: Sequence[win
     return lines
 
 
-def annotations(rank: Rank, kind: int = events.ANNOTATION, until_ns: int | None = None) -> list[dict]:
+def annotations(rank: Rank, kind: int = events.ANNOTATION, until_ns: int | None = None) -> list[dict[str, Any]]:
     """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges,
     longest first.
 

@@ -12,18 +12,20 @@ over.
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.analysis.trace import device_time, events, load, operators, window
 from bench.analysis.trace.columns import covered_ns, merged_intervals
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 from bench.analysis.trace.source import NoTrace
 
 NS_PER_MS = 1_000_000
 US_PER_MS = 1000
 UNKNOWN = ("(launched by no recorded operator)",)
 MAX_LINES = 10
+Lines = dict[tuple[str, ...], tuple[float, int]]  # key: (microseconds, count)
 
 
 def by_default(ranks: Iterable[Rank]) -> str:
@@ -31,7 +33,7 @@ def by_default(ranks: Iterable[Rank]) -> str:
     return "kernel" if all(len(rank.device_rows()) for rank in ranks) else "operator"
 
 
-def profile(rank: Rank, by: str = "kernel") -> dict:
+def profile(rank: Rank, by: str = "kernel") -> dict[str, Any]:
     """A Rank -> {"num_steps", "step_ms", "span_ms", "busy_ms", "lines": {key: {"ms", "count"}}, "categories": {name:
     ms}}, per step.
 
@@ -42,7 +44,10 @@ def profile(rank: Rank, by: str = "kernel") -> dict:
     rows, counted = window.device_rows(rank), window.steps(rank)
     num_steps = max(1, len(counted))
     table = device_time.by_name(rank, rows, device_time.types(rank, rows))
-    lines = _kernels(table) if by == "kernel" else _operators(rank, rows)
+    if by == "kernel":
+        lines = _summed(((line["name"],), line["sum_us"], line["count"]) for line in table)
+    else:
+        lines = _operators(rank, rows)
     # what the lines are made of: each device has its own timeline; without device rows all the host's threads are one
     timed = rows if len(rows) else window.host_rows(rank, events.CPU_OP, window.until(rank))
     start, end = rank.ts[timed], rank.end[timed]
@@ -61,11 +66,7 @@ def profile(rank: Rank, by: str = "kernel") -> dict:
     }
 
 
-def _kernels(table):
-    return _summed(((line["name"],), line["sum_us"], line["count"]) for line in table)
-
-
-def _operators(rank, rows):
+def _operators(rank: Rank, rows: np.ndarray) -> Lines:
     """With a line for kernels that no recorded operator launched, so that all of them are in some line."""
     time = "device_us" if len(rows) else "self_cpu_us"
     table = operators.table(rank, rows, window.until(rank))
@@ -77,16 +78,16 @@ def _operators(rank, rows):
     return lines | ({UNKNOWN: (rest_us, 0)} if rest_us > 1e-6 else {})
 
 
-def _summed(parts):
+def _summed(parts: Iterable[tuple[tuple[str, ...], float, int]]) -> Lines:
     """(key, microseconds, count) -> {key: (microseconds, count)}"""
-    lines = {}
+    lines: Lines = {}
     for key, us, count in parts:
         known_us, known_count = lines.get(key, (0.0, 0))
         lines[key] = (known_us + us, known_count + count)
     return lines
 
 
-def compare(a: dict, b: dict) -> dict:
+def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Two profiles -> {"of", of: [a, b], "num_steps", "change_ms", "explained_ms", "rest_ms", "idle_change_ms",
     "overlap_change_ms", "lines", "categories"}
 
@@ -106,42 +107,54 @@ def compare(a: dict, b: dict) -> dict:
     return _totals(a, b, lines) | {"lines": lines, "categories": categories}
 
 
-def _line(key, old, new):
+def _line(key: tuple[str, ...], old: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any]:
     """old, new: {"ms", "count"}, None where the trace does not have the line."""
     change_ms = (new["ms"] if new else 0.0) - (old["ms"] if old else 0.0)
     if old is None or new is None:
         status = "appeared" if old is None else "vanished"
     else:
         status = "changed" if change_ms or old["count"] != new["count"] else "same"
-    line = {"what": " ".join(part for part in key if part), "status": status}
-    line |= {"a_ms": old and old["ms"], "b_ms": new and new["ms"], "change_ms": change_ms}
-    return line | {"a_count": old and old["count"], "b_count": new and new["count"]}
+    return {
+        "what": " ".join(part for part in key if part),
+        "status": status,
+        "a_ms": old and old["ms"],
+        "b_ms": new and new["ms"],
+        "change_ms": change_ms,
+        "a_count": old and old["count"],
+        "b_count": new and new["count"],
+    }
 
 
-def _totals(a, b, lines):
+def _totals(a: dict[str, Any], b: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
     of = "step_ms" if a["step_ms"] is not None and b["step_ms"] is not None else "span_ms"
-    totals = {"of": of, of: [a[of], b[of]], "num_steps": [a["num_steps"], b["num_steps"]], "change_ms": None}
-    totals["explained_ms"] = sum(line["change_ms"] for line in lines)
+    totals = {"of": of, of: [a[of], b[of]], "num_steps": [a["num_steps"], b["num_steps"]]}
+    explained_ms = sum(line["change_ms"] for line in lines)
     if a[of] is None or b[of] is None:
-        return totals | dict.fromkeys(("rest_ms", "idle_change_ms", "overlap_change_ms"))
+        unknown = dict.fromkeys(("rest_ms", "idle_change_ms", "overlap_change_ms"))
+        return totals | {"change_ms": None, "explained_ms": explained_ms} | unknown
     sums_ms = [sum(line["ms"] for line in one["lines"].values()) for one in (a, b)]
-    totals["change_ms"] = b[of] - a[of]
+    change_ms = b[of] - a[of]
     return totals | {
-        "rest_ms": totals["change_ms"] - totals["explained_ms"],
+        "change_ms": change_ms,
+        "explained_ms": explained_ms,
+        "rest_ms": change_ms - explained_ms,
         "idle_change_ms": (b[of] - b["busy_ms"]) - (a[of] - a["busy_ms"]),
         "overlap_change_ms": (sums_ms[1] - b["busy_ms"]) - (sums_ms[0] - a["busy_ms"]),
     }
 
 
-def of_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str]) -> dict | None:
+def of_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str]) -> dict[str, Any] | None:
     """Run folders of A and of B -> {"a", "b": the files, "by", "step_ms" or "span_ms", "change_ms", "rest_ms", "lines"}
 
     The first run of each arm that has traces, the files of one name if there are some, else the first of each: the same
     window of the same rank.  Kernels are matched by name; without device rows, operators.  None without such traces.
     """
-    a_file, b_file = _of_same_window(_first_traces(a_folders), _first_traces(b_folders))
-    if a_file is None:
+    a_files, b_files = _first_traces(a_folders), _first_traces(b_folders)
+    if not a_files or not b_files:
         return None
+    b_by_name = {path.name: path for path in b_files}
+    same = [(path, b_by_name[path.name]) for path in a_files if path.name in b_by_name]
+    a_file, b_file = same[0] if same else (a_files[0], b_files[0])
     try:
         ranks = [load.load(path) for path in (a_file, b_file)]
     except NoTrace:
@@ -153,7 +166,7 @@ def of_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str])
     return files | difference | {"lines": lines[:MAX_LINES], "num_lines": len(lines)}
 
 
-def _first_traces(folders):
+def _first_traces(folders: Iterable[Path | str]) -> list[Path]:
     for folder in folders:
         traces = os.path.join(folder, "traces")
         if os.path.isdir(traces):
@@ -164,14 +177,6 @@ def _first_traces(folders):
     return []
 
 
-def _of_same_window(a_files, b_files):
-    if not a_files or not b_files:
-        return None, None
-    b_by_name = {path.name: path for path in b_files}
-    same = [(path, b_by_name[path.name]) for path in a_files if path.name in b_by_name]
-    return same[0] if same else (a_files[0], b_files[0])
-
-
-def _short_name(path):
+def _short_name(path: Path) -> str:
     """<run_id>/traces/<file>"""
     return "/".join(path.parts[-3:])

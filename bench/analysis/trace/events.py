@@ -80,12 +80,12 @@ class ExactEvent(Event, gc=False):
     ts: msgspec.Raw = msgspec.Raw(b"")
 
 
-DECODERS = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
+DECODERS: dict[bool, Any] = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
 
 
-def from_plain(value: dict) -> Event:
+def from_plain(value: dict[str, Any]) -> Event:
     """A dict from the json module -> Event, with all of it that can be used."""
-    args: dict = value["args"] if isinstance(value.get("args"), dict) else {}
+    args: dict[str, Any] = value["args"] if isinstance(value.get("args"), dict) else {}
     raw: dict[str, Any] = {
         key: msgspec.Raw(json.dumps(args[_ARG_NAMES[key]]).encode()) for key in _RAW if _ARG_NAMES[key] in args
     }
@@ -95,14 +95,14 @@ def from_plain(value: dict) -> Event:
     return Event(**words, **rest, args=Args(**plain, **raw))
 
 
-def _if(value, types):
+def _if(value: Any, types: Any) -> Any:
     return value if isinstance(value, types) else None
 
 
 _ARG_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Args)}
 
 
-def nanoseconds(values: list) -> np.ndarray:
+def nanoseconds(values: list[Any]) -> np.ndarray:
     """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is not a number becomes BAD."""
     kinds = set(map(type, values))
     if kinds == {msgspec.Raw}:
@@ -116,7 +116,7 @@ def nanoseconds(values: list) -> np.ndarray:
     return np.array([_one_ns(value) for value in values], np.int64)
 
 
-def _exact(values):
+def _exact(values: list[Any]) -> np.ndarray:
     """Stamps as JSON text -> int64 nanoseconds; those that all have as many digits, as Kineto's, at once."""
     texts = np.array([bytes(value) for value in values])
     width = texts.dtype.itemsize
@@ -128,14 +128,14 @@ def _exact(values):
     return np.array([_one_ns(value) for value in values], np.int64)
 
 
-def _floats(values):
+def _floats(values: list[Any]) -> np.ndarray:
     try:
         return np.array(values, np.float64)
     except OverflowError:  # a whole number of hundreds of digits: not a moment
         return np.array([value if abs(value) < LARGEST_US else np.nan for value in values], np.float64)
 
 
-def _one_ns(value):
+def _one_ns(value: Any) -> int:
     if value is None:
         return int(BAD)  # a moment is not a range, and a range without its start cannot be placed
     text = bytes(value).decode("ascii", "replace") if isinstance(value, msgspec.Raw) else str(value)
@@ -167,7 +167,7 @@ def whole(value: Any, otherwise: Any = None) -> int:
     return NO_NUMBER
 
 
-def integers(values: list) -> np.ndarray:
+def integers(values: list[Any]) -> np.ndarray:
     """Numbers however they are written -> int64; what is not a number, or does not fit, becomes NO_NUMBER."""
     try:
         if set(map(type, values)) == {int}:

@@ -5,13 +5,15 @@ stream, a graph, is one thing in its queue until the first of it starts.
 """
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from bench.analysis.trace import events, window
 from bench.analysis.trace.columns import US, covered_ns, groups, merged_intervals, shared_ns, take
 from bench.analysis.trace.events import whole
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
 LONG_DELAY_NS = 100_000
@@ -26,7 +28,7 @@ MAX_POINTS = 600  # of a stream's depth over time
 MAX_STREAMS = 6  # with a depth over time, those that most was launched on
 
 
-def statistics(rank: Rank, rows: np.ndarray) -> dict:
+def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
     """{TIMES and COUNTS: None where no launch was recorded, "num_launches", "num_graph_launches", "num_graph_rows",
     "num_unlinked"}
 
@@ -76,7 +78,7 @@ def of_graph(rank: Rank, calls: np.ndarray) -> np.ndarray:
     return take(rank.names_that(lambda name: "GraphLaunch" in name), take(rank.name, calls), False)
 
 
-def copies(rank: Rank, rows: np.ndarray) -> list[dict]:
+def copies(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """[{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; None without recorded sizes."""
     mine = rows[np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))]
     sizes = np.array([_bytes(extra) for extra in rank.extras] + [-1], np.int64)[rank.extra[mine]]
@@ -90,7 +92,7 @@ def copies(rank: Rank, rows: np.ndarray) -> list[dict]:
     return sorted(lines, key=lambda line: -line["sum_us"])
 
 
-def host_copies(rank: Rank, rows: np.ndarray) -> dict:
+def host_copies(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
     """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to a device; exposed: while nothing else ran."""
     is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
     mine, others = rows[is_mine], rows[~is_mine]
@@ -103,17 +105,17 @@ def host_copies(rank: Rank, rows: np.ndarray) -> dict:
     }
 
 
-def _bytes(extra):
+def _bytes(extra: tuple[Any, ...]) -> int:
     num_bytes = whole(extra[0])
     return num_bytes if 0 <= num_bytes < 2**62 else -1
 
 
-def queues(rank: Rank, rows: np.ndarray) -> list[dict]:
+def queues(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time."""
     return [_queue_line(rank, *one) for one in _queues_of_streams(rank, rows)]
 
 
-def depth(rank: Rank, rows: np.ndarray) -> list[dict]:
+def depth(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """[{"device", "stream", "at_us", "depth"}]: how many waited from each moment on, the streams with most first.
 
     at_us counts from the device's first row; of many moments the fullest and the emptiest of each stretch are kept.
@@ -129,7 +131,7 @@ def depth(rank: Rank, rows: np.ndarray) -> list[dict]:
     return lines
 
 
-def _queues_of_streams(rank, rows):
+def _queues_of_streams(rank: Rank, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """[(track, moments in order, how many wait from each on)]"""
     calls = window.launches(rank, rows)
     later = np.zeros(len(rows), bool)
@@ -147,7 +149,7 @@ def _queues_of_streams(rank, rows):
         yield number, moments[order], np.cumsum(change[order])
 
 
-def _queue_line(rank, track, moments, waiting):
+def _queue_line(rank: Rank, track: int, moments: np.ndarray, waiting: np.ndarray) -> dict[str, Any]:
     lasting = np.diff(moments)
     total = int(lasting.sum())
     mean = float((waiting[:-1] * lasting).sum() / total) if total else 0.0
@@ -156,7 +158,7 @@ def _queue_line(rank, track, moments, waiting):
     return line | {"max": int(waiting.max()), "mean": mean, "empty_pct": empty_pct}
 
 
-def _kept(waiting):
+def _kept(waiting: np.ndarray) -> np.ndarray:
     """Indices of at most MAX_POINTS moments, in order."""
     if len(waiting) <= MAX_POINTS:
         return np.arange(len(waiting))

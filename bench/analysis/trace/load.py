@@ -5,8 +5,9 @@ import gc
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,10 +36,12 @@ def load(path: str | Path, kinds: Collection[int] | None = None, num_parts: int 
         return _rank(path, [_read(path, kinds)])
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         with _pool(num_parts - 1) as pool:
-            others = [pool.submit(_read_into, folder, path, kinds, part, num_parts) for part in range(1, num_parts)]
+            reading = [pool.submit(_read_into, folder, path, kinds, part, num_parts) for part in range(1, num_parts)]
             first = _read(path, kinds, 0, num_parts)
-            others = [other.result() for other in others]
-        return _rank(path, [first, *map(_mapped, others)])  # once the processes that read are gone
+            others = [other.result() for other in reading]
+        for part in others:  # once the processes that read are gone
+            part["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part["columns"].items()}
+        return _rank(path, [first, *others])
 
 
 def load_all(paths: Sequence[str | Path]) -> list[Rank]:
@@ -63,7 +66,9 @@ def window_of(rank: Rank) -> str | None:
     return facts.get("window") if isinstance(facts, dict) else None
 
 
-def earliest_first(windows, rank_of=lambda one: one):
+def earliest_first(
+    windows: Mapping[str | None, list[Any]], rank_of: Callable[[Any], Rank] = lambda one: one
+) -> list[tuple[str | None, list[Any]]]:
     """{window: what has a Rank each} -> its items, by the first row of any."""
     first_ns = {
         name: min((int(rank.ts.min()) for rank in map(rank_of, members) if len(rank.ts)), default=0)
@@ -72,7 +77,7 @@ def earliest_first(windows, rank_of=lambda one: one):
     return sorted(windows.items(), key=lambda item: first_ns[item[0]])
 
 
-def over_files(work: Callable, paths: Sequence[str | Path], *given) -> Iterator:
+def over_files(work: Callable[..., Any], paths: Sequence[str | Path], *given: Any) -> Iterator[Any]:
     """Yields work(path, num_parts, *given) of each file in order, on all cores where they are large.
 
     work is a function of a module; num_parts: as load() has it.  This process has its share of the files too: another
@@ -101,7 +106,7 @@ def processes() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_one(path, num_parts):
+def _load_one(path: str | Path, num_parts: int | None) -> Rank:
     return load(path, num_parts=num_parts)
 
 
@@ -122,7 +127,7 @@ def find(word: str | Path) -> list[Path]:
     raise NoTrace(f"{word}: it holds no trace (.json, .json.gz); a run records traces with profile=window")
 
 
-def _looks_like_a_trace(path):
+def _looks_like_a_trace(path: Path) -> bool:
     try:
         next(iter(Source(path).chunks()), None)
     except (NoTrace, OSError):
@@ -130,11 +135,11 @@ def _looks_like_a_trace(path):
     return True
 
 
-def _pool(size):
+def _pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _read(path, kinds, part=0, num_parts=1):
+def _read(path: str | Path, kinds: Collection[int] | None, part: int = 0, num_parts: int = 1) -> dict[str, Any]:
     source, collector = Source(path), Collector(kinds)
     collects = gc.isenabled()
     gc.disable()  # a chunk is a hundred thousand objects in no circle
@@ -147,7 +152,9 @@ def _read(path, kinds, part=0, num_parts=1):
     return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
 
 
-def _read_into(folder, path, kinds, part, num_parts):
+def _read_into(
+    folder: str, path: str | Path, kinds: Collection[int] | None, part: int, num_parts: int
+) -> dict[str, Any]:
     """_read() with its columns in files: through a pipe the one who merges would hold them twice."""
     part_read = _read(path, kinds, part, num_parts)
     for name, column in part_read["columns"].items():
@@ -157,12 +164,7 @@ def _read_into(folder, path, kinds, part, num_parts):
     return part_read
 
 
-def _mapped(part_read):
-    part_read["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part_read["columns"].items()}
-    return part_read
-
-
-def _rank(path, parts):
+def _rank(path: str | Path, parts: list[dict[str, Any]]) -> Rank:
     head = next((part["head"] for part in parts if part["head"]), b"")
     tail = next((part["tail"] for part in parts if part["tail"]), b"")
     cut = next((part["cut"] for part in parts if part["cut"]), None)

@@ -10,18 +10,19 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from bench.analysis.trace import attribution, events, window
 from bench.analysis.trace.columns import US, Nest, groups, index_of, sums
 from bench.analysis.trace.events import whole
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 
 # ---- FLOPs, bytes and rates from recorded shapes
 
 
-def flops(name: str, dims: list | None) -> int | None:
+def flops(name: str, dims: list[Any] | None) -> int | None:
     """FLOPs of one call; None for an operator without a formula, without shapes, or with shapes that do not fit."""
     if not dims:
         return None
@@ -31,13 +32,13 @@ def flops(name: str, dims: list | None) -> int | None:
         return _product(a, b)
     if op == "linear":  # y = x W^T
         a, b = _sizes(dims, 0), _sizes(dims, 1)
-        return 2 * math.prod(a) * b[0] if a and len(b or ()) == 2 and a[-1] == b[1] else None
+        return 2 * math.prod(a) * b[0] if a and len(b) == 2 and a[-1] == b[1] else None
     if axes := _attention_axes(name, op):
         return _attention(dims, axes, "backward" in op)
     return None
 
 
-def product_shape(name: str, dims: list | None) -> tuple[int, int, int] | None:
+def product_shape(name: str, dims: list[Any] | None) -> tuple[int, int, int] | None:
     """(m, k, n) of a product of two matrices, or of rows of any number of axes by one; None for any other operator."""
     op = name.split("::")[-1]
     if op not in PRODUCTS and op != "linear" or not dims or not flops(name, dims):
@@ -48,7 +49,7 @@ def product_shape(name: str, dims: list | None) -> tuple[int, int, int] | None:
     return math.prod(a[:-1]), a[-1], b[0] if op == "linear" else b[1]
 
 
-def _attention_axes(name, op):
+def _attention_axes(name: str, op: str) -> tuple[int, int] | None:
     if "scaled_dot_product" in op or op.startswith("_cudnn_attention"):
         return HEADS_FIRST
     if op.startswith(("_flash_attention_", "_efficient_attention_")) or (
@@ -58,26 +59,25 @@ def _attention_axes(name, op):
     return None
 
 
-def _sizes(dims, number):
-    """The shape of an argument; None if there is none (a number, a list of tensors) or if no tensor has it."""
-    shape = dims[number] if number < len(dims) else None
-    if not isinstance(shape, list) or not 0 < len(shape) < 9:
-        return None
-    return shape if all(type(size) is int and 0 <= size < 2**40 for size in shape) else None
+def _sizes(dims: list[Any], number: int) -> list[int]:
+    """The shape of an argument; [] if there is none (a number, a list of tensors) or if no tensor has it."""
+    shape: Any = dims[number] if number < len(dims) else None
+    is_shape = isinstance(shape, list) and len(shape) < 9
+    return shape if is_shape and all(type(size) is int and 0 <= size < 2**40 for size in shape) else []
 
 
-def _product(a, b):
+def _product(a: list[int], b: list[int]) -> int | None:
     """[..., m, k] by [..., k, n]; None if they do not fit."""
-    if a is None or b is None or len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
         return None
     batch = a[:-2] if len(a) >= len(b) else b[:-2]
     return 2 * math.prod(batch) * a[-2] * a[-1] * b[-1]
 
 
-def _attention(dims, axes, is_backward):
+def _attention(dims: list[Any], axes: tuple[int, int], is_backward: bool) -> int | None:
     """The first three shapes are queries, keys and values; in backward the output's gradient stands before them."""
     shapes = [_sizes(dims, number) for number in range(is_backward, is_backward + 3)]
-    if any(shape is None or len(shape) != 4 for shape in shapes):
+    if any(len(shape) != 4 for shape in shapes):
         return None  # packed sequences: how long each is stands in no shape
     query, key, value = shapes
     heads, time = axes
@@ -85,7 +85,7 @@ def _attention(dims, axes, is_backward):
     return 2 * pairs * (3 * query[3] + 2 * value[3]) if is_backward else 2 * pairs * (query[3] + value[3])
 
 
-def traffic_bytes(name: str, dims: list | None, types: list | None) -> int | None:
+def traffic_bytes(name: str, dims: list[Any] | None, types: list[Any] | None) -> int | None:
     """Bytes that a product must move at least: both factors and the result once; None for any other operator."""
     op = name.split("::")[-1]
     if op not in PRODUCTS or op == "matmul" or not dims or not types or flops(name, dims) is None:
@@ -100,17 +100,17 @@ def traffic_bytes(name: str, dims: list | None, types: list | None) -> int | Non
     return batch * (BYTES[kinds[0]] * a[-2] * a[-1] + BYTES[kinds[1]] * b[-2] * b[-1] + out_bytes * a[-2] * b[-1])
 
 
-def precision(types: list | None) -> str | None:
+def precision(types: list[Any] | None) -> str | None:
     """The name in bench.machine.peak_rates of the first type that has a peak, None without one."""
     return next((PRECISIONS[str(kind).lower()] for kind in types or () if str(kind).lower() in PRECISIONS), None)
 
 
 def achieved(
-    lines: list[dict],
+    lines: list[dict[str, Any]],
     device_us: float | None,
     peak_of: Callable[[str], float | None],
     mem_bytes_per_s: float | None = None,
-) -> tuple[list[dict], dict]:
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Operators with known FLOPs -> (lines with their rates, whole), the longest first.
 
     lines: of operators.table; these get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound".  device_us:
@@ -135,7 +135,9 @@ def achieved(
     return sorted(rates, key=lambda line: -line["time_us"]), whole
 
 
-def _rate(line, peak_of, mem_bytes_per_s):
+def _rate(
+    line: dict[str, Any], peak_of: Callable[[str], float | None], mem_bytes_per_s: float | None
+) -> dict[str, Any]:
     rate = line["flop"] / (line["time_us"] / 1e6)
     kind, peak = peak_of_rate(line["precision"], rate, peak_of)
     intensity = line["flop"] / line["bytes"] if line["bytes"] else None
@@ -182,7 +184,7 @@ PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "_addmm_activation"), (
 HEADS_FIRST, TIME_FIRST = (1, 2), (2, 1)
 
 
-def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict]:
+def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
     """[{"name", "shapes", "precision", "count", times and bytes}], by device, then own CPU time.
 
     cpu_us, self_cpu_us: without the operators inside it.  device_us, num_kernels: of what the operator itself
@@ -227,7 +229,7 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
     return sorted(lines, key=lambda line: (-line["device_us"], -line["self_cpu_us"]))
 
 
-def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict:
+def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict[str, Any]:
     """{"name", "shapes", "types", "precision", "flop", "bytes"} of one call with this name and these arguments.
 
     name_index, extra_index: into rank.names and rank.extras, the latter -1 for none.
@@ -250,7 +252,7 @@ def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | No
     return str(extra[3]), whole(extra[4]), None if extra[8] is None else str(extra[8]), whole(extra[7])
 
 
-def _own_time(rank, ops, nests):
+def _own_time(rank: Rank, ops: np.ndarray, nests: list[Nest]) -> np.ndarray:
     """Nanoseconds of each operator without those directly inside it, on its thread."""
     own = np.zeros(len(ops), np.int64)
     for nest in nests:
@@ -259,7 +261,7 @@ def _own_time(rank, ops, nests):
     return own
 
 
-def _leaves(ops, nests, known):
+def _leaves(ops: np.ndarray, nests: list[Nest], known: np.ndarray) -> np.ndarray:
     """Which operators have FLOPs and no operator inside that has some: aten::mm in aten::matmul in aten::linear."""
     is_leaf = np.zeros(len(ops), bool)
     for nest in nests:
@@ -285,7 +287,7 @@ def leaves_with_flops(rank: Rank) -> np.ndarray:
     return is_leaf
 
 
-def _memory(rank, rows, ops):
+def _memory(rank: Rank, rows: np.ndarray, ops: np.ndarray) -> dict[str, np.ndarray]:
     """{"allocated_bytes": asked for by each operator itself, "net_bytes": less what it freed}; {}: not recorded."""
     moments = np.flatnonzero(rank.is_kind(events.MEMORY) & (rank.extra >= 0))
     if not len(moments):
@@ -299,13 +301,13 @@ def _memory(rank, rows, ops):
     return {"allocated_bytes": sums(index, len(ops), asked_for), "net_bytes": sums(index, len(ops), num_bytes)}
 
 
-def _believed(value):
+def _believed(value: Any) -> int:
     number = whole(value)
     return number if abs(number) < MAX_BYTES else 0
 
 
 @functools.lru_cache(maxsize=65536)
-def _parsed(raw):
+def _parsed(raw: bytes) -> list[Any] | None:
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):

@@ -4,10 +4,12 @@ Only what an analysis needs is decoded of each event; stamps are exact, in nanos
 """
 
 import copy
+import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,6 +26,7 @@ from bench.analysis.trace.events import (
     NO_NUMBER,
     ON_DEVICE,
     Args,
+    Event,
     from_plain,
     integers,
     nanoseconds,
@@ -40,7 +43,7 @@ _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
 _NO_ARGS = Args()
 
 
-def _merge(parts):
+def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Parts' tables of names, tracks and extras become one; their columns follow each other."""
     if len(parts) == 1:
         return parts[0]
@@ -50,7 +53,7 @@ def _merge(parts):
         "num_bad": sum(part["num_bad"] for part in parts),
     }
     for table, column in (("names", "name"), ("tracks", "track"), ("extras", "extra")):
-        index = {}
+        index: dict[Any, int] = {}
         for part in parts:
             new = np.array([index.setdefault(entry, len(index)) for entry in part[table]] or [0], np.int32)
             old = part["columns"][column]
@@ -69,28 +72,34 @@ class Collector:
     all.  Those that are not wanted are skipped undecoded (source.Skip), which saves half the time and memory.
     """
 
-    def __init__(self, kinds=None):
+    def __init__(self, kinds: Collection[int] | None = None) -> None:
         self._kind_of = _Kinds({name: kind for name, kind in KINDS.items() if kinds is None or kind in kinds})
         self._skip = None if kinds is None else Skip(name for name, kind in KINDS.items() if kind not in kinds)
-        self._names, self._extras = {}, {}
-        self._tracks = {}  # (is device, number or text, number or text) -> index
-        self._track_of = _Memo(self._track)  # the same by the raw values, which come again and again
+        self._names: dict[Any, int] = {}
+        self._extras: dict[tuple[Any, ...], int] = {}
+        self._tracks: dict[tuple[bool, Any, Any], int] = {}  # (is device, number or text, number or text) -> index
+        self._track_of = functools.cache(self._track)  # the same by the raw values, which come again and again
         self._columns = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
         self._num_rows = 0
-        self._exact = None
+        self._exact = False  # whether stamps are so large that a float would lose their nanoseconds
+        self._is_first = True
         self.num_events = self.num_bad = 0
 
-    def add(self, chunk):
+    def add(self, chunk: bytes) -> None:
         if self._skip is not None:
             chunk, num_skipped = self._skip(chunk)
             self.num_events += num_skipped
         self._add(chunk)
 
-    def _add(self, chunk):
-        if self._exact is None:
-            stamp = _LARGE.search(chunk)
-            self._exact = stamp is not None and int(stamp[1]) >= EXACT_BELOW
-        events, kind_of = self._decode(chunk), self._kind_of
+    def _add(self, chunk: bytes) -> None:
+        if self._is_first and (stamp := _LARGE.search(chunk)):
+            self._exact = int(stamp[1]) >= EXACT_BELOW
+        self._is_first = False
+        try:
+            events = DECODERS[self._exact].decode(b"[" + chunk + b"]")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            events = self._decode_one_by_one(chunk)
+        kind_of = self._kind_of
         kept = [one for one in events if kind_of[one.cat] is not None and (one.ph == "X" or one.name == MOMENT)]
         if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
             self._exact = True  # the chunks before had no stamp that shows it
@@ -100,13 +109,7 @@ class Collector:
         if kept:
             self._keep(kept, [kind_of[event.cat] for event in kept])
 
-    def _decode(self, chunk):
-        try:
-            return DECODERS[self._exact].decode(b"[" + chunk + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._decode_one_by_one(chunk)
-
-    def _decode_one_by_one(self, chunk):
+    def _decode_one_by_one(self, chunk: bytes) -> list[Event]:
         """A damaged or odd chunk: every event that can be read is read, the others are counted."""
         scan = json.JSONDecoder(strict=False, parse_float=str).raw_decode  # as text: no digit is lost
         text, at, events = chunk.decode("utf-8", "replace"), 0, []
@@ -124,7 +127,7 @@ class Collector:
             events.append(from_plain(value))
         return events
 
-    def _keep(self, kept, kinds):
+    def _keep(self, kept: list[Event], kinds: list[Any]) -> None:
         names, track_of, unset = self._names, self._track_of, msgspec.UNSET
         ts = nanoseconds([event.ts for event in kept])
         dur = nanoseconds([0 if kind == MEMORY else event.dur for kind, event in zip(kinds, kept)])
@@ -132,7 +135,7 @@ class Collector:
         columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
         facts = [event.args or _NO_ARGS for event in kept]
         columns["track"] = [
-            track_of[ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream]
+            track_of(ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream)
             for event, kind, args in zip(kept, kinds, facts)
         ]
         columns["correlation"] = integers([args.correlation for args in facts])
@@ -152,25 +155,24 @@ class Collector:
             column = np.asarray(columns[name], dtype)
             self._columns[name][first : self._num_rows] = column if good.all() else column[good]
 
-    def _grow(self, num_rows):
+    def _grow(self, num_rows: int) -> None:
         """Also to less.  In place: parts of a column that were joined at the end would need twice its memory."""
         for column in self._columns.values():
             column.resize(num_rows, refcheck=False)
 
-    def _track(self, key):
-        on_device, pid, tid, device, stream = key
+    def _track(self, on_device: bool, pid: Any, tid: Any, device: Any, stream: Any) -> int:
         track = (True, whole(device, pid), whole(stream, tid)) if on_device else (False, str(pid), str(tid))
         return self._tracks.setdefault(track, len(self._tracks))
 
-    def _extra(self, args):
+    def _extra(self, args: Args) -> int:
         dims = "" if args.dims is msgspec.UNSET else bytes(args.dims)
         types = "" if args.types is msgspec.UNSET else bytes(args.types)
         num_bytes = args.bytes if args.allocated is None else args.allocated
-        fact = (num_bytes, dims, types, args.collective, args.nelems, args.group, args.device_type)
-        fact += (args.group_size, args.dtype)
+        message = args.collective, args.nelems, args.group
+        fact = (num_bytes, dims, types, *message, args.device_type, args.group_size, args.dtype)
         return self._extras.setdefault(fact, len(self._extras))
 
-    def finish(self):
+    def finish(self) -> dict[str, Any]:
         self._grow(self._num_rows)
         for name in IDS:
             column = self._columns[name]
@@ -186,27 +188,15 @@ class Collector:
         }
 
 
-def _is_rounded(ts):
+def _is_rounded(ts: object) -> bool:
     """Whether a stamp in microseconds was read as a float that has lost its nanoseconds."""
     return type(ts) is float and abs(ts) >= EXACT_BELOW
 
 
-class _Memo(dict):
-    """What make(key) gave, remembered."""
-
-    def __init__(self, make):
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key):
-        value = self[key] = self._make(key)
-        return value
-
-
-class _Kinds(dict):
+class _Kinds(dict[str | None, int | None]):
     """Category -> kind, None if not wanted.  Categories come in capitals too: those seen are remembered."""
 
-    def __missing__(self, cat):
+    def __missing__(self, cat: str | None) -> int | None:
         kind = self.get(cat.lower()) if cat else None
         if len(self) < 1000:  # a hostile file may have a category an event
             self[cat] = kind
@@ -231,8 +221,11 @@ class Rank:
     correlation: np.ndarray
     external: np.ndarray
     extra: np.ndarray
+    rank: Any  # int, or None before load.number() gave it one
 
-    def __init__(self, path, parts, head, tail, cut):
+    def __init__(
+        self, path: str | Path, parts: list[dict[str, Any]], head: bytes, tail: bytes, cut: str | None
+    ) -> None:
         merged = _merge(parts)
         for name in events.COLUMNS:
             setattr(self, name, merged["columns"][name])
@@ -281,6 +274,10 @@ class Rank:
         """Mask over .names, False where it is empty; .is_named() gives it for rows."""
         return np.array([bool(predicate(name)) for name in self.names] or [False])
 
+    def names_of(self, rows: Iterable[int]) -> list[str | None]:
+        """Of each row its name, None for -1."""
+        return [self.names[self.name[row]] if row >= 0 else None for row in rows]
+
     def is_named(self, predicate: Callable[[str], object], rows: np.ndarray) -> np.ndarray:
         return self.names_that(predicate)[self.name[rows]]
 
@@ -299,9 +296,9 @@ class Rank:
         return list(first.values())
 
 
-def _meta(head, tail):
+def _meta(head: bytes, tail: bytes) -> dict[str, Any]:
     """What stands before and after the events, as a dict, without what cannot be read."""
-    meta = {}
+    meta: dict[str, Any] = {}
     for text in (head.rstrip().rstrip(b",") + b"}", b"{" + tail.lstrip().lstrip(b",")):
         try:
             value = json.loads(text.decode("utf-8-sig", "replace"), strict=False)
@@ -312,7 +309,7 @@ def _meta(head, tail):
     return meta
 
 
-def _number(value):
+def _number(value: Any) -> int | None:
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):

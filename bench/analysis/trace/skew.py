@@ -4,19 +4,21 @@ Clocks of different hosts are not compared.  A collective ends for all at about 
 ran shortest came last, and the others waited for it: wait = own duration - the shortest.
 """
 
+from typing import Any
+
 import numpy as np
 
 from bench.analysis.trace.columns import US
 from bench.analysis.trace.critical import MAX_LANES, Names, bars_of_rows
 from bench.analysis.trace.device_time import COMMUNICATION
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 
 NUM_WORST = 10
 LEAD, TAIL = 0.5, 0.15  # of the slowest collective's time that is shown before and after it
 Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, device_time.types of them
 
 
-def steps(by_rank: dict[int, list[dict]]) -> list[dict]:
+def steps(by_rank: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """{rank: lines of temporal.steps} -> [{"step", "fastest", "slowest", "skew_us"}] of steps that all ranks have.
 
     By own work: the step's busy time without communication that nothing hides, which is mostly waiting for others.
@@ -35,7 +37,7 @@ def steps(by_rank: dict[int, list[dict]]) -> list[dict]:
     return lines
 
 
-def waits(ranks: Ranks) -> tuple[list[dict], int]:
+def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
     """([{"name", "call", "late_rank", "rows", "wait_ns"}] of the collectives that all ranks share, calls not matched).
 
     The k-th communication kernel of a name on one rank meets the k-th on the others; names that do not occur equally
@@ -58,7 +60,7 @@ def waits(ranks: Ranks) -> tuple[list[dict], int]:
     return lines, num_unmatched
 
 
-def collectives(ranks: Ranks, matched: list[dict], num_unmatched: int) -> dict | None:
+def collectives(ranks: Ranks, matched: list[dict[str, Any]], num_unmatched: int) -> dict[str, Any] | None:
     """What waits() gave -> {"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst":
     [...]}, or None.
     """
@@ -77,7 +79,7 @@ def collectives(ranks: Ranks, matched: list[dict], num_unmatched: int) -> dict |
     return {"num_matched": len(matched), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
 
 
-def picture_of_collective(ranks: Ranks, calls: list[dict]) -> dict | None:
+def picture_of_collective(ranks: Ranks, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Ranks side by side around the collective for which one of them waited longest; None without one.
 
     calls: of waits().  {"name", "late_rank", "wait_us", "us", "lanes": [{"rank", "stream": None, "bars"}],
@@ -102,11 +104,11 @@ def picture_of_collective(ranks: Ranks, calls: list[dict]) -> dict | None:
     return facts | {"us": (longest_ns + lead + tail) / US, "lanes": lanes, "names": list(names)}
 
 
-def _sequences(rank, rows, kinds):
+def _sequences(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, list[int]]:
     """{name: rows in the order of start} of a rank's communication kernels."""
     mine = rows[kinds == COMMUNICATION]
     mine = mine[np.argsort(rank.ts[mine], kind="stable")]
-    by_name = {}
+    by_name: dict[str, list[int]] = {}
     for row in mine.tolist():
         by_name.setdefault(rank.names[rank.name[row]], []).append(row)
     return by_name

@@ -12,8 +12,9 @@ import collections
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,9 +53,10 @@ class Source:
     compressed one is read whole by every part, which then gives every num_parts-th chunk.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.head, self.tail, self.cut = b"", b"", None
+        self.head, self.tail = b"", b""
+        self.cut: str | None = None
         try:
             with plain_file.opened(path) as file:
                 magic = file.read(4)
@@ -73,7 +75,7 @@ class Source:
         else:
             yield from self._part(part, num_parts)
 
-    def _blocks(self, start, stop):
+    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
         with open(self.path, "rb") as file:
             file.seek(start)
             while start < stop:
@@ -83,7 +85,7 @@ class Source:
                 start += len(block)
                 yield block
 
-    def _unzipped(self):
+    def _unzipped(self) -> Iterator[bytes]:
         """Blocks of the decompressed stream, several members too; a cut or damaged one ends with .cut."""
         inflate, failed = _inflater()
         num_packed = num_bytes = 0
@@ -99,7 +101,10 @@ class Source:
                         return
                     num_bytes += len(block)
                     if num_bytes > max(RATIO_FROM_BYTES, MAX_RATIO * num_packed):
-                        self._refuse_bomb(num_bytes, num_packed)
+                        raise NoTrace(
+                            f"{self.path}: its first {num_packed:,} bytes unpack to more than {num_bytes:,}, over "
+                            f"{MAX_RATIO} times as many, as no trace does: gunzip it first, if it is yours"
+                        )
                     if block:
                         yield block
                     packed = engine.unconsumed_tail
@@ -109,19 +114,13 @@ class Source:
             if not engine.eof:
                 self.cut = "the compressed data end early"
 
-    def _refuse_bomb(self, num_bytes, num_packed):
-        raise NoTrace(
-            f"{self.path}: its first {num_packed:,} bytes unpack to more than {num_bytes:,}, over {MAX_RATIO} times "
-            "as many, as no trace does: gunzip it first, if it is yours"
-        )
-
-    def _whole(self, blocks):
+    def _whole(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         """Find the array, then give what lies between boundaries."""
         rest = yield from self._cut_up(self._after_head(blocks), blocks)
         if rest is not None:
             yield from self._last(rest)
 
-    def _cut_up(self, rest, blocks):
+    def _cut_up(self, rest: bytes, blocks: Iterator[bytes]) -> Generator[bytes, None, bytes | None]:
         """Chunks that end where an event ends.  Returns what follows the last one, None where an event has no end."""
         for block in blocks:
             rest += block
@@ -133,7 +132,7 @@ class Source:
                 return None
         return rest
 
-    def _after_head(self, blocks):
+    def _after_head(self, blocks: Iterator[bytes]) -> bytes:
         head = b""
         for block in blocks:
             head += block
@@ -152,7 +151,7 @@ class Source:
             "name a .json or .json.gz that torch.profiler wrote"
         )
 
-    def _last(self, rest):
+    def _last(self, rest: bytes) -> Iterator[bytes]:
         """The end of the array lies in what follows the last boundary."""
         end = _end_of_array(rest)
         if end is None:
@@ -162,7 +161,7 @@ class Source:
             self.tail = rest[end + 1 :]
             yield rest[:end]
 
-    def _part(self, part, num_parts):
+    def _part(self, part: int, num_parts: int) -> Iterator[bytes]:
         """Plain files: the head is read by all, then each part begins and ends at a boundary near its share."""
         blocks = self._blocks(0, self.num_bytes)
         first = self._after_head(blocks)
@@ -180,13 +179,13 @@ class Source:
         else:
             yield rest.rstrip().rstrip(b",")
 
-    def _offset_of_events(self, first, blocks):
+    def _offset_of_events(self, first: bytes, blocks: Iterator[bytes]) -> int:
         with open(self.path, "rb") as file:
             data = file.read(len(self.head) + HEAD_BYTES // 64 + 64)
         match = EVENTS.search(data, len(self.head))
         return match.end() if match else data.index(b"[") + 1
 
-    def _boundary_after(self, offset):
+    def _boundary_after(self, offset: int) -> int | None:
         """Offset of the first event that begins at or after offset; None: there is none."""
         rest, at = b"", offset
         for block in self._blocks(offset, self.num_bytes):
@@ -197,7 +196,7 @@ class Source:
         return None
 
 
-def _inflater():
+def _inflater() -> tuple[Callable[[], Any], Any]:
     """(maker of a decompressor of gzip streams, its error): isal's is twice as fast as zlib's."""
     try:
         from isal import isal_zlib
@@ -206,7 +205,7 @@ def _inflater():
     return (lambda: isal_zlib.decompressobj(31)), isal_zlib.error
 
 
-def _last_boundary(data, new_from):
+def _last_boundary(data: bytes, new_from: int) -> tuple[int, int] | None:
     """(end of an event, start of the next) of the last boundary, searched backwards in steps; None if there is none."""
     step = 1 << 14
     stop = len(data)
@@ -221,7 +220,7 @@ def _last_boundary(data, new_from):
     return None
 
 
-def _end_of_array(data):
+def _end_of_array(data: bytes) -> int | None:
     """Index of the ] that ends the array whose inside begins at 0; None if it never ends.  Strings are skipped."""
     depth = 0
     for match in _TOKENS.finditer(data):
@@ -241,19 +240,18 @@ class Skip:
     Nor has it CUDA's QUERIES (names that begin so): calls that start nothing on the device.
     """
 
-    def __init__(self, categories):
+    def __init__(self, categories: Iterable[str]) -> None:
         unwanted = [f'X", "cat": "{name}"' for name in categories]
         unwanted += [f'X", "cat": "cuda_runtime", "name": "{name}' for name in QUERIES]
         self._unwanted = (*FLOWS, *map(str.encode, unwanted))
-        self._between = None
+        self._between: bytes | None = None
 
-    def __call__(self, chunk):
-        if self._between is None:
-            match = BETWEEN.search(chunk)
-            if match is None:
-                return chunk, 0
-            self._between = match.group()
-        first, *events = chunk.split(self._between)
+    def __call__(self, chunk: bytes) -> tuple[bytes, int]:
+        match = BETWEEN.search(chunk) if self._between is None else None
+        between = self._between = match.group() if match else self._between
+        if between is None:
+            return chunk, 0
+        first, *events = chunk.split(between)
         unwanted = self._unwanted
         kept = [event for event in events if not event.startswith(unwanted)]
         if len(kept) == len(events):
@@ -262,10 +260,10 @@ class Skip:
             kept = [event for event in events if not event.startswith(unwanted) or ANOTHER in event]
         is_last_kept = kept and kept[-1] is events[-1]
         end = b"" if is_last_kept else b"}"  # all but the chunk's last event lack theirs
-        return self._between.join([first, *kept]) + end, len(events) - len(kept)
+        return between.join([first, *kept]) + end, len(events) - len(kept)
 
 
-def _num_objects(data):
+def _num_objects(data: bytes) -> int:
     """How many objects begin in it that are no value of a key, as "args": {...} is: no fewer than its events."""
     bytes_ = np.frombuffer(data, np.uint8)
     at = np.flatnonzero(bytes_ == ord("{"))

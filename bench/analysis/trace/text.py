@@ -1,7 +1,9 @@
 """An analysis of traces, or the difference of two, as a Document: what it means, what to know of it, tables."""
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bench.base import text_table
@@ -13,7 +15,8 @@ NUM_LINES = 10  # of a table in a text
 MAX_LINES = 200  # on a page
 MAX_OPEN = 4  # sentences; more are folded
 NOTHING_COUNTED = "no device rows are counted: nothing is known of the device's time"
-Column = tuple[str, str, Callable]  # (header, key of a line, format of a cell)
+Line = dict[str, Any]  # of an answer
+Column = tuple[str, str, Any]  # (header, key of a line, what makes a cell of its value)
 NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
 BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)")
 
@@ -32,47 +35,36 @@ def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
     return plain(head if bracket and is_call else text, limit)
 
 
-def decimals(num, per=1.0):
+def decimals(num: int, per: float = 1.0) -> Callable[[float | None], str]:
     """A format for cells: so many decimals of a number divided by per."""
     return lambda value: "" if value is None else f"{value / per:.{num}f}"
 
 
-def plain40(value):
-    return plain(value, 40)
-
-
-def short40(name):
-    return short(name, 40)
-
-
-def three_digits(value):
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-
-
+plain40, short40 = functools.partial(plain, limit=40), functools.partial(short, limit=40)
 MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB), decimals(1), decimals(2)
 
 
-def table(lines: Sequence[dict[str, Any]], columns: Sequence[Column], limit: int | None = None) -> Table:
+def table(lines: Sequence[Line], columns: Sequence[Column], limit: int | None = None) -> Table:
     """lines: dicts; columns: (head, key, format of a cell) each; limit: lines of a text, None: all."""
     cells = [[format_cell(line[key]) for _, key, format_cell in columns] for line in lines]
     right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]
     return Table([head for head, _, _ in columns], cells, right, "", limit, "; --json has all")
 
 
-def document(answer: dict[str, Any], title: str) -> Document:
+def document(answer: Line, title: str) -> Document:
     """answer: of analysis.of_files(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
     about = plain(title, 200)
     return Document(f"Trace analysis: {about}", [verdict(answer, about)], [*remarks(answer), *tables(answer)], answer)
 
 
-def verdict(answer: dict[str, Any], about: str = "") -> Verdict:
+def verdict(answer: Line, about: str = "") -> Verdict:
     """What stands out most in the first rank, and of how many it is the first."""
     first = next(iter(answer["ranks"].values()))
     none = "nothing stands out" if first["temporal"]["span_us"] else NOTHING_COUNTED
     return Verdict(next(iter(first["advice"]), none) + _rank(answer), "", about)
 
 
-def remarks(answer: dict[str, Any], is_first_said: bool = True) -> list[Block]:
+def remarks(answer: Line, is_first_said: bool = True) -> list[Block]:
     """What to know of the files, and what it means; is_first_said: without what verdict() says."""
     overall, ranks = answer["overall"], answer["ranks"]
     missing = overall["missing_ranks"]
@@ -86,27 +78,27 @@ def remarks(answer: dict[str, Any], is_first_said: bool = True) -> list[Block]:
     ]
 
 
-def _rank(answer):
+def _rank(answer: Line) -> str:
     shown, *others = answer["ranks"]
     return f" (rank {shown} of {1 + len(others)}; --json has all)" if others else ""
 
 
-def tables(answer: dict[str, Any]) -> list[Block]:
+def tables(answer: Line) -> list[Block]:
     """What a person looks up: folded on a page.  Of several ranks those of the first."""
     ranks, of_rank = answer["ranks"], _rank(answer)
     one = next(iter(ranks.values()))
-    blocks = [*_times(ranks, _part)]
-    for section in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
-        blocks += section(one, lambda name, lines, *columns, **limit: _part(name + of_rank, lines, *columns, **limit))
-    return [*blocks, *_over_ranks(answer["overall"], _part)]
+    blocks: list[Block] = [_times(ranks)]
+    for parts in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
+        for block in parts(one):
+            blocks.append(replace(block, title=block.title + of_rank) if isinstance(block, Section) else block)
+    return [*blocks, *_over_ranks(answer["overall"])]
 
 
-def _part(name, lines, *columns, limit=NUM_LINES):
-    if lines:
-        yield Section(name, [table(lines[:MAX_LINES], columns, limit)], is_folded=True)
+def _part(title: str, lines: Sequence[Line], *columns: Column, limit: int = NUM_LINES) -> Section:
+    return Section(title, [table(lines[:MAX_LINES], columns, limit)] if lines else [], is_folded=True)
 
 
-def _times(ranks, part):
+def _times(ranks: Line) -> Section:
     """One line a rank with device rows."""
     lines = []
     for rank, one in ranks.items():
@@ -117,7 +109,7 @@ def _times(ranks, part):
     shares = [
         (f"{name.replace('_', '-')} %", f"{name}_pct", TWO) for name in ("busy", "compute", "non_compute", "idle")
     ]
-    yield from part(
+    return _part(
         "Time of the device, ms and % of the span",
         lines,
         *[("rank", "rank", str), ("span", "span_us", MS2), *shares, ("overlap %", "overlap_pct", TWO)],
@@ -125,7 +117,7 @@ def _times(ranks, part):
     )
 
 
-def caveats(rank: str, one: dict) -> Iterator[str]:
+def caveats(rank: str, one: Line) -> Iterator[str]:
     """What a reader must know of the file of a rank before trusting its numbers, a sentence each."""
     if one["cut"] or one["num_bad_events"]:
         how = one["cut"] or "the file is whole"
@@ -147,18 +139,18 @@ def caveats(rank: str, one: dict) -> Iterator[str]:
         yield f"rank {rank}: {rows}: their launch was not recorded, so their step is not known"
 
 
-def _kernels(one, part):
-    yield from part(
+def _kernels(one: Line) -> Iterator[Block]:
+    yield _part(
         "Kernels by type, % of the busy time",
         one["kernel_types"],
         *[("type", "type", str.lower), ("ms", "sum_us", MS), ("%", "pct", ONE)],
     )
-    yield from part(
+    yield _part(
         "Categories, % of all kernels' time",
         one["categories"],
         *[("category", "category", str), ("ms", "sum_us", MS), ("%", "pct", ONE), ("kernels", "count", str)],
     )
-    yield from part(
+    yield _part(
         "Kernels",
         one["kernels"],
         *[("kernel", "name", short), ("category", "category", str), ("ms", "sum_us", MS), ("count", "count", str)],
@@ -168,10 +160,10 @@ def _kernels(one, part):
     by = [name for name in ("operator", "annotation", "module", "source") if any(line[name] for line in lines)]
     columns = [("kernel", "kernel", short40), *((name, name, plain40) for name in by)]
     counts = [("ms", "device_us", MS), ("count", "count", str)]
-    yield from part("Who launched them", lines, *columns, *counts)
+    yield _part("Who launched them", lines, *columns, *counts)
 
 
-def _operators(one, part):
+def _operators(one: Line) -> Iterator[Block]:
     times = [("device ms", "device_us", MS)] * bool(one["num_device_rows"]) + [("own CPU ms", "self_cpu_us", MS)]
     memory = [("MiB", "allocated_bytes", MIB3), ("net MiB", "net_bytes", MIB3)]
     for title, key, more in (
@@ -181,10 +173,10 @@ def _operators(one, part):
     ):
         leading = sorted((line for line in one["operators"] if line[key]), key=lambda line: -line[key])
         columns = [("operator", "name", plain), ("shapes", "shapes", plain40), *times, *more, ("count", "count", str)]
-        yield from part(f"Operators by {title}", leading, *columns)
+        yield _part(f"Operators by {title}", leading, *columns)
 
 
-def _rates(one, part):
+def _rates(one: Line) -> Iterator[Block]:
     whole, lines = one["achieved_whole"], one["achieved"]
     if whole["known_frac"] is None or not lines:
         return
@@ -194,28 +186,32 @@ def _rates(one, part):
     title = (
         f"{unit} of matrix products and attention, from their shapes: {rate} over the {known} for which they are known"
     )
+
+    def rate_text(rate: float) -> str:
+        return f"{rate * per:.3g}" if abs(rate * per) < 100 else f"{rate * per:.0f}"
+
     columns = [("operator", "name", plain), ("shapes", "shapes", plain40), ("ms", "time_us", MS)]
-    columns += [(unit, "tflop_per_s", lambda rate: three_digits(rate * per)), ("FLOP/byte", "flop_per_byte", ONE)]
+    columns += [(unit, "tflop_per_s", rate_text), ("FLOP/byte", "flop_per_byte", ONE)]
     if any(line["pct_of_peak"] is not None for line in lines):
         columns += [("% of peak", "pct_of_peak", ONE), ("of", "precision", plain), ("bound by", "bound", plain)]
-    yield from part(title, lines, *columns)
+    yield _part(title, lines, *columns)
 
 
-def _steps(one, part):
+def _steps(one: Line) -> Iterator[Block]:
     names = ("host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us")
     heads = ("host ms", "device busy ms", "compute ms", "comm. ms", "exposed comm. ms")
     columns = [*((head, name, MS) for head, name in zip(heads, names)), ("kernels", "num_kernels", str)]
     phase_columns = [("host ms", "host_us", MS), ("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
     if not one["num_device_rows"]:
         columns = phase_columns = [("ms", "host_us", MS)]
-    yield from part("Steps", one["steps"], ("step", "step", str), *columns)
-    yield from part("Phases", one["phases"], ("phase", "phase", str), *phase_columns)
+    yield _part("Steps", one["steps"], ("step", "step", str), *columns)
+    yield _part("Phases", one["phases"], ("phase", "phase", str), *phase_columns)
 
 
-def _by_name(one, part):
+def _by_name(one: Line) -> Iterator[Block]:
     """Annotations, modules, lines of Python."""
     for where, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
-        yield from part(
+        yield _part(
             f"Annotations of the {where}",
             [line for line in one[key] if not line["name"].startswith("ProfilerStep")],
             *[("annotation", "name", plain), ("ms", "sum_us", MS), ("count", "count", str)],
@@ -224,15 +220,15 @@ def _by_name(one, part):
     columns = [("own CPU ms", "cpu_us", MS), ("calls", "num_calls", str)]
     if one["num_device_rows"]:
         columns = [("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
-    yield from part("By nn.Module", one["modules"], ("module", "module", plain), *columns)
-    yield from part("By source line", one["sources"], ("source", "source", plain), *columns)
+    yield _part("By nn.Module", one["modules"], ("module", "module", plain), *columns)
+    yield _part("By source line", one["sources"], ("source", "source", plain), *columns)
 
 
-def _waiting(one, part):
+def _waiting(one: Line) -> Iterator[Block]:
     """Why streams were idle, how the host launched, what was queued and copied."""
     stream = [("device", "device", str), ("stream", "stream", str)]
     waits = [(name.replace("_", " "), f"{name}_us", MS) for name in ("host_wait", "kernel_wait", "other")]
-    yield from part("Idle time by stream, ms", one["idle"], *stream, *waits)
+    yield _part("Idle time by stream, ms", one["idle"], *stream, *waits)
     calls = one["launches"]
     if calls["num_launches"]:
         delays = (
@@ -245,15 +241,15 @@ def _waiting(one, part):
     if calls["num_graph_rows"]:
         yield Lines([f"{calls['num_graph_rows']} kernels were launched by {calls['num_graph_launches']} graphs."])
     queued = [("most", "max", str), ("mean", "mean", ONE), ("% of the time none", "empty_pct", ONE)]
-    yield from part("Queued launches", one["queues"], *stream, *queued)
+    yield _part("Queued launches", one["queues"], *stream, *queued)
     columns = [("copy", "name", plain), ("count", "count", str), ("MiB", "gib", decimals(3, 1 / 1024))]
     columns += [("ms", "sum_us", MS), ("GiB/s", "gib_per_s", TWO)]
-    yield from part("Copies and their bandwidth", one["copies"], *columns)
+    yield _part("Copies and their bandwidth", one["copies"], *columns)
     columns = [("call", "name", plain), ("count", "count", str), ("ms", "sum_us", MS)]
-    yield from part("The host waited for the device in", one["synchronisations"], *columns, limit=5)
+    yield _part("The host waited for the device in", one["synchronisations"], *columns, limit=5)
 
 
-def _critical_path(one, part):
+def _critical_path(one: Line) -> Iterator[Block]:
     """Of the whole span, and of a step: the mean over the steps, whose shares say what bounds it; then the gaps."""
     names = ("compute", "communication", "memory", "launch", "host", "wait")
     of_steps = one["critical_path_of_steps"]
@@ -263,7 +259,7 @@ def _critical_path(one, part):
         if path["span_us"]:
             words = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in names)
             yield Lines([f"{title}: {path['span_us'] / num / 1000:.2f} ms: {words}"])
-    yield from part(
+    yield _part(
         "Largest gaps of the device",
         one["gaps"],
         *[("at ms", "start_us", MS), ("us", "us", ONE)],
@@ -275,30 +271,30 @@ def _critical_path(one, part):
     )
 
 
-def _over_ranks(overall, part):
+def _over_ranks(overall: Line) -> Iterator[Block]:
     if matched := overall["collectives"]:
         title = f"Who waited for whom: {matched['num_matched']} collectives matched"
         columns = [("rank", "rank", str), ("waited ms", "wait_us", MS), ("came last", "num_last", str)]
-        yield from part(title, matched["waits"], *columns)
+        yield _part(title, matched["waits"], *columns)
         columns = [("collective", "name", short), ("call", "call", str), ("rank that came last", "late_rank", str)]
         columns.append(("longest wait ms", "longest_wait_us", MS))
-        yield from part("The longest waits", matched["worst"], *columns, limit=5)
+        yield _part("The longest waits", matched["worst"], *columns, limit=5)
     columns = [("step", "step", str), ("slowest rank", "slowest", str), ("fastest", "fastest", str)]
-    yield from part("Own work of a step", overall["step_skew"], *columns, ("skew ms", "skew_us", MS))
+    yield _part("Own work of a step", overall["step_skew"], *columns, ("skew ms", "skew_us", MS))
 
 
 CHANGE3, MS3, COUNT1 = "{:+.3f}".format, decimals(3), decimals(1)
 TIMES = (("A ms", "a_ms", MS3), ("B ms", "b_ms", MS3))
 
 
-def difference(found: dict[str, Any], a: str, b: str) -> Document:
+def difference(found: Line, a: str, b: str) -> Document:
     """found: diff.compare() with "by", kernel or operator; a, b: the names of the two traces."""
     name = "Difference of two traces"
     title = f"{name}: {plain(b, 80)} against {plain(a, 80)}"
     return Document(title, [difference_verdict(found, a, b)], difference_tables(found), found, name)
 
 
-def difference_verdict(found: dict[str, Any], a: str, b: str) -> Verdict:
+def difference_verdict(found: Line, a: str, b: str) -> Verdict:
     """By how much a step changed, and of what that is the sum."""
     if found["change_ms"] is None:
         return Verdict("There is no time to compare: one of the two has no steps and no rows.", "")
@@ -313,7 +309,7 @@ def difference_verdict(found: dict[str, Any], a: str, b: str) -> Verdict:
     return Verdict(f"{what}: {pair}: {found['change_ms']:+.3f} ms", "", more=parts)
 
 
-def difference_tables(found: dict[str, Any]) -> list[Block]:
+def difference_tables(found: Line) -> list[Block]:
     """Kernels by what they do, then the lines that changed, the largest first."""
     change = ("ms a step", "change_ms", CHANGE3)
     counts = (("A count", "a_count", COUNT1), ("B count", "b_count", COUNT1))

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.analysis.trace import events
 from bench.analysis.trace.columns import index_of, take
-from bench.analysis.trace.load import Rank
+from bench.analysis.trace.rank import Rank
 
 Step = tuple[int, int, int]  # number, start ns, end ns
 NOT_LAUNCHED = np.iinfo(np.int64).max

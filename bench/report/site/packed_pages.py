@@ -1,16 +1,19 @@
-"""The pages of many runs, packed: all in 256 files that a browser opens from disk, without a server.
+"""The pages and the curves of many runs in a few files each, which a browser opens from disk, without a server.
 
-runs/run.html?RUN_ID loads the pack of that run, NNN.js (JSON {run_id: html}, deflated, in base64), and becomes its
-page.  A pack is made again only where a record in it, or the pages' code, changed.
+runs/run.html?RUN_ID loads the pack of that run, one of 256: NNN.js (JSON {run_id: html}, deflated, in base64), and
+becomes its page.  curves.html loads the files of the runs that are chosen, curves/*.js: addCurves("...") of JSON
+{run_id: curves.packed()} in the same form.  A file is made again only where a record in it, or the pages' code, has
+changed.  Which runs share one depends on their ids alone: a new run changes one file and not those of all later runs.
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,16 +23,19 @@ from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.machine import processes
 from bench.record.rows import Row
-from bench.report import run_page
+from bench.report import curves, run_page
 from bench.web.page import page, tag
 
 Links = Sequence[tuple[str, str]]  # (words, page) of runs of the same config
+Runs = Sequence[tuple[str, str]]  # (run id, its folder)
 Job = tuple[str, dict[str, tuple[str, list[Any], Links]], dict[str, Any]]  # name, members, what is known of it
 
 NUM_BESIDE = 3  # before, and after
 NUM_PAGES = 1000  # of a site: each takes 5 ms and 12 KB (120 steps)
 NUM_PACKS = 256  # as in pages.js
 MIN_PARALLEL = 64  # packs: fewer are made as fast by one process
+RUNS_A_FILE = 64  # of curves, on average
+MIN_PARALLEL_CURVES = 500  # runs to read, from which on two processes are quicker
 HEAD, TAIL = 'window.packed = "', '";\n'
 MADE = ".made.json"
 WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
@@ -46,14 +52,13 @@ def of_rows(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
     result = {}
     for group in groups.values():
         group.sort(key=lambda row: row["started_at"] or "")
-        links = [(_words(row), f"run.html?{quote(row['run_id'])}") for row in group]
+        links = []
+        for row in group:
+            started = (row["started_at"] or "an unknown time")[:16].replace("T", " ")
+            links.append((f"seed {row['seed']} of {started}", f"run.html?{quote(row['run_id'])}"))
         for num, row in enumerate(group):
             result[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
     return result
-
-
-def _words(row: Row) -> str:
-    return f"seed {row['seed']} of {(row['started_at'] or 'an unknown time')[:16].replace('T', ' ')}"
 
 
 def write(
@@ -160,7 +165,11 @@ def _html(folder: str, home: Path | str, others: Links = ()) -> tuple[str | None
 
 
 def _packed(pages: Mapping[Any, str]) -> str:
-    return HEAD + base64.b64encode(zlib.compress(json.dumps(pages).encode(), 6)).decode() + TAIL
+    return HEAD + _deflated(pages, 6) + TAIL
+
+
+def _deflated(value: Mapping[Any, Any], level: int) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode(), level)).decode()
 
 
 def _unpacked(path: Path) -> dict[str, str]:
@@ -187,3 +196,65 @@ def _version() -> str:
             if path.is_file() and path.suffix in (".py", ".js", ".css"):
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+# ---- curves
+
+
+@contextlib.contextmanager
+def making_curves(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[..., Path]]:
+    """[(run folder, row)] -> site/curves.html, which needs site/assets, and its files.
+
+    In the block two processes read the steps of many runs; what it gives, called after the block with link(run_id) ->
+    from site to the run's page, or None, does the rest and returns the path.
+    """
+    by_id = sorted({row["run_id"]: (folder, row) for folder, row in runs}.items())
+    folder, max_points = site / "curves", curves.points_of(len(by_id))
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _files([(run_id, of_run) for run_id, (of_run, _) in by_id])
+    made = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES)
+    stamps = {}
+    for name, part in files.items():
+        changed = [[run_id, _changed_ns(f"{of_run}/steps.csv")] for run_id, of_run in part]
+        stamps[name] = [_version(), max_points, *changed]
+    stale = [name for name in files if made.get(name) != stamps[name] or not (folder / f"{name}.js").exists()]
+    for path in folder.glob("*.js"):
+        if path.stem not in files:
+            path.unlink()
+
+    def finish(link: Callable[[str], str | None]) -> Path:
+        if stale or made.keys() != stamps.keys():
+            atomic.write_text(folder / MADE, json.dumps(stamps), durable=False)
+        numbers = {run_id: number for number, part in enumerate(files.values()) for run_id, _ in part}
+        newest = sorted((row for _, (_, row) in by_id), key=lambda row: row["started_at"] or "", reverse=True)
+        lines = [curves.line_of(row, None, link(row["run_id"]), numbers[row["run_id"]]) for row in newest]
+        index = {"columns": curves.COLUMNS, "rows": lines, "files": list(files)}
+        atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
+        return site / "curves.html"
+
+    jobs = [(folder / f"{name}.js", files[name]) for name in stale]
+    are_many = sum(len(part) for _, part in jobs) >= MIN_PARALLEL_CURVES
+    with processes.started(functools.partial(_write_curves, max_points), jobs, are_many) as written:
+        yield finish
+        list(written)
+
+
+def _files(runs: Runs) -> dict[str, Runs]:
+    """[(run id, folder)] by id -> {name of a file: its runs}; a file ends after an id whose hash says so."""
+    files: dict[str, Runs] = {}
+    part: list[tuple[str, str]] = []
+    for run in runs:
+        part.append(run)
+        if zlib.crc32(run[0].encode()) % RUNS_A_FILE == 0 or run is runs[-1]:
+            files[f"{zlib.crc32(part[0][0].encode()):08x}"] = part
+            part = []
+    return files
+
+
+def _write_curves(max_points: int, job: tuple[Path, Runs]) -> None:
+    path, runs = job
+    of_runs = {}
+    for run_id, folder in runs:
+        with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
+            of_runs[run_id] = curves.packed(curves.curves_of_run(folder, max_points))
+    atomic.write_text(path, f'addCurves("{_deflated(of_runs, 3)}");\n', durable=False)

@@ -103,6 +103,8 @@ def _score(entry: Entry, board: Board) -> str | None:
 def _line(record: Record, board: Board) -> tuple[object, ...]:
     what = record["what"] or ("the first" if record["change_pct"] is None else None)
     change = None if record["change_pct"] is None else f"{record['change_pct']:+.2f} %"
+    run_ids = enumerate(record["run_ids"][:MAX_LOGS], 1)
+    logs = [tag("a", str(number), href=packed_pages.link(run_id)) for number, run_id in run_ids]
     return (
         record["number"],
         tag("b", _score(record, board)),
@@ -113,16 +115,8 @@ def _line(record: Record, board: Board) -> tuple[object, ...]:
         record["n"],
         _number(record["val_loss"], ".4f"),
         record["certificate"],
-        _logs(record),
+        tag("span", *(part for link in logs for part in (link, " "))),
     )
-
-
-def _logs(record: Record) -> Safe:
-    links = [
-        tag("a", str(number), href=packed_pages.link(run_id))
-        for number, run_id in enumerate(record["run_ids"][:MAX_LOGS], 1)
-    ]
-    return tag("span", *(part for link in links for part in (link, " ")))
 
 
 def _entry(entry: Entry, board: Board) -> tuple[object, ...]:

@@ -1,34 +1,152 @@
 """A results folder as static pages: all runs (filter, sort, group, tick), records, races, a page a run.
 
-FOLDER/site/index.html opens from a file.  What was made before is made again only where it changed.
+FOLDER/site/index.html opens from a file.  What was made before is made again only where it changed.  A run whose record
+cannot be read has a row of the table as well, with what is wrong with it.
 """
 
+import functools
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from bench.base import atomic
-from bench.record import race_folder, sweep
+from bench.base.text_table import counted
+from bench.record import certificates, configs, index, race_folder, run_folder, sweep
+from bench.record.rows import COLUMNS as OF_A_ROW
 from bench.record.rows import Row
-from bench.report import curve_files, race_page, sweep_page, sweep_results
-from bench.report.site import packed_pages, record_chart, run_rows
-from bench.web.document import badge, marked_up
+from bench.report import race_page, sweep_page, sweep_results, table_groups
+from bench.report.site import packed_pages, record_chart
+from bench.web.document import badge
 from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
 
-Boards = Callable[[], Iterable[record_chart.Board]]
-Line = tuple[object, ...]  # of a table
-
+# fmt: off
+TABLE_COLUMNS = (  # what a user can choose, in this order; site.js says which are shown first
+    "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "track", "device", "started_at", "run_id", "status",
+    "validity", "why", "certificate", "config_id", "seed", "model", "size", "num_params", "optim", "data", "num_shards",
+    "epochs", "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps",
+    "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "target_reached", "num_deviations", "dtype", "torch",
+    "sweep_id", "race_id", "arm", "commit", "source", "provenance", "session_id", "comparability_id",
+)
+NUM_HEADLINE = 4  # of them, which the settings that differ follow
+# fmt: on
+OF_THE_SITE = ("short", "group", "counts", "page")  # of each row, in no column of their own
+UNREAD: dict[str, Any] = dict.fromkeys(OF_A_ROW)
 RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
 SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
 SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
 STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
 HELP = "A click on a head sorts, words below it filter (numbers take <, > and =), ticked runs stand side by side."
+Boards = Callable[[], Iterable[record_chart.Board]]
+Line = tuple[object, ...]  # of a table
+RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(-\d+)?")
+
+
+@dataclass
+class Results:
+    """A results folder, read."""
+
+    folder: Path
+    runs: list[tuple[str, Row]]  # by track, then time; a copy of a run is not in it
+    damaged: dict[str, str]  # folder of a run that cannot be read: why
+    num_copies: int
+
+    @property
+    def num_runs(self) -> int:
+        """With the damaged."""
+        return len(self.runs) + len(self.damaged)
+
+
+def read(folder: Path | str) -> Results:
+    """ValueError where there is no run."""
+    folders = {f"{parent}/{name}" for parent, name, _ in run_folder.walk(os.path.abspath(folder))}
+    if not folders:
+        remedy = "./speedrun.sh makes some; ./run.sh report results/published shows the published"
+        raise ValueError(f"{folder}: there is no run in it yet: {remedy}")
+    result = index.read_rows([folder], on_error=lambda message: None)
+    folders -= {path for path, _ in result}
+    faults = {path: index.fault_of(path) for path in sorted(folders)}
+    damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in faults.items() if why}
+    result.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
+    by_id: dict[str, tuple[str, Row]] = {}
+    for path, row in result:
+        by_id.setdefault(row["run_id"], (path, row))
+    return Results(Path(folder), list(by_id.values()), damaged, len(result) - len(by_id))
+
+
+def table_columns(results: Results, faults: Mapping[str, str]) -> dict[str, list[Any]]:
+    """{column: a value for each run}, COLUMNS, the settings in which the runs differ, and OF_THE_SITE.
+
+    faults: {run_id: why it has no page}.
+    """
+    rows: list[Any] = [row for _, row in results.runs]
+    for row, (path, _) in zip(rows, results.runs):
+        row["certificate"] = certificates.outcome(path)
+    varied = [name for name in configs.varied(rows) if name not in TABLE_COLUMNS]
+    configs.add(rows, varied)
+    group_of: dict[str, int] = {}
+    counts: set[str] = set()
+    for number, members in enumerate(table_groups.members_of(rows)):
+        group_of |= {row["run_id"]: number for row in members}
+        counts |= {row["run_id"] for row in table_groups.counted(members)}
+    shown = []
+    for row in rows:
+        run_id = row["run_id"]
+        settings = {name: row[name] for name in varied}
+        settings |= {name: " ".join(map(str, cell)) for name, cell in settings.items() if isinstance(cell, list)}
+        places = {"group": group_of[run_id], "counts": run_id in counts, "page": run_id not in faults}
+        shown.append(_shown(row, faults.get(run_id)) | settings | places)
+    for path, why in results.damaged.items():
+        parent, name = os.path.split(path)
+        facts = {"run_id": name, "name": name, "track": os.path.basename(parent), "status": "damaged", "why": why}
+        shown.append(UNREAD | facts | {"source": None, "group": -1, "counts": False, "page": False})
+    for row, short in zip(shown, short_ids([row["run_id"] for row in shown]), strict=True):
+        row["short"] = short
+    names = (*TABLE_COLUMNS[:NUM_HEADLINE], *varied, *TABLE_COLUMNS[NUM_HEADLINE:], *OF_THE_SITE)
+    return {name: [row.get(name) for row in shown] for name in names}
+
+
+def _shown(row: Mapping[str, Any], fault: str | None) -> dict[str, Any]:
+    shown = {name: row.get(name) for name in TABLE_COLUMNS}
+    shown |= {"why": row["failure"], "source": row["source_sha256"] and row["source_sha256"][:8]}
+    if fault:
+        shown |= {"status": "damaged", "why": fault}
+    elif row["discarded"] and row["status"] == "complete":
+        shown["status"] = "warm-up"  # of a race's arm: in the ledger, in no mean
+    if row["status"] != "complete":
+        shown["validity"] = None  # a run that did not complete has no number to be valid
+    return shown
+
+
+def short_ids(run_ids: Iterable[str]) -> list[str]:
+    """Time of day, config_id and seed of each; with the date, or whole, where two would be alike."""
+    forms = [_forms(run_id) for run_id in run_ids]
+    shorts = [form[0] for form in forms]
+    for number in (1, 2):
+        num_alike = Counter(shorts)
+        shorts = [form[number] if num_alike[short] > 1 else short for form, short in zip(forms, shorts)]
+    return shorts
+
+
+def _forms(run_id: str) -> tuple[str, str, str]:
+    match = RUN_ID.fullmatch(run_id)
+    if not match:
+        return run_id, run_id, run_id
+    date, time, name, seed, copy = match.groups()
+    rest = f"{name.rpartition('-')[2]}{seed}{copy or ''}"
+    is_unknown = date == "00000000"  # of a log that does not say when it began
+    return (rest, run_id, run_id) if is_unknown else (f"{time}-{rest}", f"{date}-{time}-{rest}", run_id)
+
+
+# ---- the pages
 
 
 def write(
-    results: run_rows.Results,
+    results: Results,
     out: Path,
     boards: Boards = list,
     say: Callable[[int, int], object] = lambda done, total: None,
@@ -43,19 +161,29 @@ def write(
         if path.is_symlink():
             raise ValueError(f"{path}: is a link, and pages are written only into the folder named: remove it")
     out.mkdir(parents=True, exist_ok=True)
-    _copy_assets(out / "assets")
-    with curve_files.making(out, results.runs) as finish_curves:
-        standing, fault = _standing(boards)
+    (out / "assets").mkdir(exist_ok=True)
+    for asset in ASSETS.iterdir():
+        with atomic.replacing(out / "assets" / asset.name, durable=False) as file:  # an error names it, not the source
+            file.write(asset.read_bytes())
+    standing, fault = list[record_chart.Board](), None
+    with packed_pages.making_curves(out, results.runs) as finish_curves:
+        try:
+            standing = list(boards())
+        except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
+            fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
     paged = packed_pages.chosen(results.runs, record_chart.linked(standing), num_pages)
     limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
     faults = packed_pages.write(paged, out, say)
     packed_pages.write_viewer(out, limits)
     finish_curves(lambda run_id: None if run_id in faults else packed_pages.link(run_id))
-    data = {"columns": _packed(run_rows.columns(results, faults))}
+    data = {"columns": _packed(table_columns(results, faults))}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
+    about = f"{counted(results.num_runs, 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}."
+    if results.num_copies:
+        about += f" {results.num_copies:,} {'copy' if results.num_copies == 1 else 'copies'} of a run not shown."
     body = [
         tag("h1", "Results"),
-        soft(f"{_about(results, tracks)} {HELP} {limits.format('RUN')}"),
+        soft(f"{about} {HELP} {limits.format('RUN')}"),
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
@@ -70,26 +198,7 @@ def write(
     return out / "index.html"
 
 
-def _standing(boards: Boards) -> tuple[list[record_chart.Board], str | None]:
-    """(boards, None) or ([], why it is not known what stands), whatever is wrong with one record or the ledger."""
-    try:
-        return list(boards()), None
-    except Exception as error:
-        return [], f"The leaderboard cannot be made: {error or type(error).__name__}."
-
-
-def _about(results: run_rows.Results, tracks: Sequence[str]) -> str:
-    words = [f"{_num(results.num_runs, 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}."]
-    if results.num_copies:
-        words.append(f"{_num(results.num_copies, 'copy', 'copies')} of a run not shown.")
-    return " ".join(words)
-
-
-def _num(count: int, word: str, words: str | None = None) -> str:
-    return f"{count:,} {word if count == 1 else words or word + 's'}"
-
-
-def _damaged(results: run_rows.Results, faults: Mapping[str, str]) -> Safe:
+def _damaged(results: Results, faults: Mapping[str, str]) -> Safe:
     lines = [(Path(path).name, why) for path, why in results.damaged.items()] + sorted(faults.items())
     if not lines:
         return Safe("")
@@ -108,13 +217,6 @@ def _packed(columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
             codes = {value: code for code, value in enumerate(distinct)}
             packed[name] = {"values": distinct, "codes": [codes[value] for value in values]}
     return packed
-
-
-def _copy_assets(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    for path in ASSETS.iterdir():
-        with atomic.replacing(folder / path.name, durable=False) as file:  # an error names the folder, not the source
-            file.write(path.read_bytes())
 
 
 def races(results: Path | str, out: Path) -> Safe:
@@ -139,7 +241,10 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
-        link = join([tag("a", race["race_id"], href=_race_page(folder, out)), _staircase(folder, out, race)])
+        href = _page_of(folder, race_page.PAGE, out, "races", race_page.html)
+        link = join([tag("a", race["race_id"], href=href)])
+        if stairs := race_page.staircase(folder, out, race):
+            link = join([link, stairs.markup], "; ")
         return started, _verdict_lines(race, started[:16].replace("T", " "), link)
     except Exception as error:  # whatever is wrong with one race, the others are shown
         words = f"{type(error).__name__}: {error}"[:300]
@@ -152,9 +257,8 @@ def _verdict_lines(race: race_folder.Race, started: str, link: Safe) -> list[Lin
         return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
     lines: list[Line] = []
     for name, one in against.items():
-        word = badge(str(one.get("verdict"))).markup
         arms = f"{name} against {race['baseline']}"
-        lines.append((started, link, arms, word, _change(one)))
+        lines.append((started, link, arms, badge(str(one.get("verdict"))).markup, _change(one)))
     return lines
 
 
@@ -172,18 +276,13 @@ def _badge(word: str, colour: str) -> Safe:
     return tag("span", word.replace("_", " "), class_=f"badge {colour}")
 
 
-def _staircase(folder: Path, out: Path, race: race_folder.Race) -> object:
-    link = race_page.staircase(folder, out, race)
-    return join(["; ", marked_up(link)]) if link else ""
-
-
-def _race_page(folder: Path, out: Path) -> str:
-    """From the index to the race's page."""
-    path = folder / "race.html"
+def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path, Path], str]) -> str:
+    """From the index to the page of a race or a sweep; one that was never made is made, in out/KIND/."""
+    path = folder / name
     if not path.exists():
-        path = out / "races" / f"{folder.name}.html"
+        path = out / kind / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, race_page.html(folder, path.parent), durable=False)
+        atomic.write_text(path, make(folder, path.parent), durable=False)
     return quote(os.path.relpath(path, out))
 
 
@@ -205,7 +304,8 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
 def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Line:
     try:
         result = sweep_results.read(folder, runs)
-        link = tag("a", folder.name, href=_sweep_page(folder, result, out))
+        make = functools.partial(sweep_page.html, result=result)
+        link = tag("a", folder.name, href=_page_of(folder, sweep_page.NAME, out, "sweeps", make))
         complete = sum(row["status"] == "complete" for row in result.rows)
         counts = f"{complete} complete" + "".join(
             f", {num} {word}" for num, word in ((len(result.lost), "lost"), (len(result.not_run), "not run")) if num
@@ -214,20 +314,4 @@ def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Lin
         started = result.facts["started_at"][:16].replace("T", " ")
         return started, link, over, counts, sweep_results.best(result).partition("; ")[0]
     except Exception as error:  # whatever is wrong with one sweep, the others are shown
-        return (
-            None,
-            folder.name,
-            None,
-            tag("span", "damaged", class_="badge bad"),
-            f"{type(error).__name__}: {error}"[:300],
-        )
-
-
-def _sweep_page(folder: Path, result: sweep_results.Results, out: Path) -> str:
-    """From the index to the sweep's page."""
-    path = folder / sweep_page.NAME
-    if not path.exists():
-        path = out / "sweeps" / f"{folder.name}.html"
-        path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, sweep_page.html(folder, path.parent, result), durable=False)
-    return quote(os.path.relpath(path, out))
+        return None, folder.name, None, _badge("damaged", "bad"), f"{type(error).__name__}: {error}"[:300]

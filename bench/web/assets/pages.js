@@ -1,4 +1,4 @@
-// runs/run.html?RUN_ID: finds the run's page in its pack (bench/report/site_pages.py) and becomes it.
+// runs/run.html?RUN_ID: finds the run's page in its pack (bench/report/site/packed_pages.py) and becomes it.
 "use strict";
 (async function () {
   const id = decodeURIComponent(location.search.slice(1));
