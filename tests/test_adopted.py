@@ -9,7 +9,7 @@ import pytest
 import real_runs
 
 from bench.launch import allocation, ranks
-from bench.launch.nodes import adopted, joining
+from bench.launch.nodes import joining
 from bench.record import ledger
 
 TORCHRUN = {
@@ -46,33 +46,38 @@ def place(found):
 
 
 def test_a_process_that_nobody_started_as_a_rank_is_none():
-    assert adopted.found({}) is None
+    assert allocation.externally_launched({}) is None
     # a batch script of SLURM is no task of a step, and a step of one task is not a group
-    assert adopted.found({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
-    assert adopted.found({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-    assert adopted.found({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert allocation.externally_launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+    assert allocation.externally_launched({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert allocation.externally_launched({"WORLD_SIZE": "1", "RANK": "0"}) is None
 
 
 def test_each_launcher_is_read_from_its_own_variables():
-    found = adopted.found(TORCHRUN)
+    found = allocation.externally_launched(TORCHRUN)
     assert place(found) == ("torchrun", 3, 1, 4, 2, 1, 2)
     assert (found.host, found.has_store) == ("10.0.0.1", True)
-    found = adopted.found({**SRUN, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"})
+    found = allocation.externally_launched({**SRUN, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"})
     assert (place(found), found.job_id) == (("srun", 2, 0, 4, 2, 1, 2), "17")
-    found = adopted.found(MPIRUN)
+    found = allocation.externally_launched(MPIRUN)
     assert (place(found), found.host) == (("mpirun", 1, 1, 2, 2, 0, 1), "127.0.0.1")
     by_hand = {name: TORCHRUN[name] for name in TORCHRUN if name not in ("TORCHELASTIC_RUN_ID", "GROUP_RANK")}
-    assert place(adopted.found(by_hand)) == ("variables", 3, 1, 4, 2, 1, 2)
+    assert place(allocation.externally_launched(by_hand)) == ("variables", 3, 1, 4, 2, 1, 2)
 
 
 def test_torchrun_within_srun_is_torchrun():
-    assert adopted.found(SRUN | TORCHRUN).by == "torchrun"
+    assert allocation.externally_launched(SRUN | TORCHRUN).by == "torchrun"
 
 
 def test_ranks_of_one_launch_meet_at_the_same_ports_and_those_of_two_do_not():
-    of_rank = [adopted.found({**TORCHRUN, "RANK": str(rank), "GROUP_RANK": str(rank // 2)}) for rank in range(4)]
+    of_rank = [
+        allocation.externally_launched({**TORCHRUN, "RANK": str(rank), "GROUP_RANK": str(rank // 2)})
+        for rank in range(4)
+    ]
     assert len({tuple(one.ports) for one in of_rank}) == 1
-    assert not set(of_rank[0].ports) & set(adopted.found({**TORCHRUN, "TORCHELASTIC_RUN_ID": "s"}).ports)
+    assert not set(of_rank[0].ports) & set(
+        allocation.externally_launched({**TORCHRUN, "TORCHELASTIC_RUN_ID": "s"}).ports
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,20 +93,20 @@ def test_ranks_of_one_launch_meet_at_the_same_ports_and_those_of_two_do_not():
 )
 def test_half_a_launch_is_refused_with_what_to_do(environ, words):
     with pytest.raises(ValueError) as refused:
-        adopted.found(environ)
+        allocation.externally_launched(environ)
     assert words in str(refused.value)
 
 
 def test_what_slurm_writes_of_nodes():
     assert allocation.tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-    assert allocation.hostnames("n[01-03,7],gpu-a") == ["n01", "n02", "n03", "n7", "gpu-a"]
-    assert allocation.hostnames("r[1-2]n[1-2]-ib") == ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]
+    assert allocation.first_hostname("n[01-03,7],gpu-a") == "n01" and allocation.first_hostname("") is None
+    assert [allocation.first_hostname(word) for word in ("r[1-2]n[3-4]-ib,x", "gpu-a,b")] == ["r1n3-ib", "gpu-a"]
     with pytest.raises(ValueError, match="not as SLURM writes it"):
         allocation.tasks_per_node("two")
 
 
 def test_the_launch_decides_how_many_ranks_there_are():
-    found = adopted.found(TORCHRUN)
+    found = allocation.externally_launched(TORCHRUN)
     asked = joining.effective(["seed=1", "hardware.num_processes=4"], found)
     assert asked == ["seed=1", "hardware.num_processes=4", "hardware.nodes=2"]
     for word in ("hardware.num_processes=8", "hardware.nodes=1", "hardware.rendezvous=a:1"):

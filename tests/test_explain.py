@@ -14,7 +14,7 @@ from bench.analysis.explain.explained import add_recorded_events, of_record
 from bench.analysis.trace import load, operators
 from bench.base.units import GIB
 from bench.cli import explain as verb
-from bench.machine.passport import figures
+from bench.machine.passport import kept
 from bench.record import step_files
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
@@ -62,7 +62,7 @@ def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
     assert answer["limit_ms"] == pytest.approx(0.002171)
 
 
-MEASURED = figures.Ceilings(
+MEASURED = kept.Ceilings(
     [
         {"kind": "gemm", "precision": "bfloat16", "shape": [8192, 8192, 8192], "high": 800.0},
         {"kind": "gemm", "precision": "bfloat16", "shape": [1024, 1024, 1024], "high": 400.0},

@@ -32,7 +32,6 @@ NOT_RACED = {
     "bench/record/failures.py": "records how a rank failed",
     "bench/base/private.py": "hides private words in records",
     "bench/base/credentials.py": "hides credentials in records",
-    "bench/machine/env_values.py": "hides in records what of a variable is no known setting",
     "bench/base/paths.py": "finds folders",
     "bench/machine/code_copy.py": "copies what is run, and hashes it at the end",
     "bench/machine/signals.py": "how a launcher is interrupted",

@@ -14,7 +14,9 @@ import pytest
 import real_runs
 
 from bench.cli import main as program
-from bench.launch.nodes import carried, facts, joining, leader, peer, seal, store
+from bench.config import schema
+from bench.launch import ranks
+from bench.launch.nodes import carried, facts, joining, leader, seal, store
 from bench.launch.nodes import member as member_module
 from bench.machine import environment
 from bench.record import run_folder
@@ -48,7 +50,7 @@ def only_record(pair):
 def test_the_offset_is_that_of_the_soonest_answer():
     now_ns = iter([0, 900, 1000, 1100, *range(2000, 2000 + 20 * 500, 500)])  # asked, back, asked, back ...
     of_other = {0: 7000, 1: 6050}
-    found = store.measured(
+    found = facts.measured(
         lambda number: {"t_ns": of_other.get(number, 9000), "utc_s": 50.0}, lambda: next(now_ns), lambda: 20.0
     )
     assert found["round_trip_ns"] == 100
@@ -139,7 +141,7 @@ def leader_of(leading, folder):
     vars(result).update(
         _store=leading, _folder=folder, _bad_files=[], _ends=leader._Ends(), _group=None, _has_begun=True
     )
-    result._peers = {1: peer.Peer(1, 1, 1, 1, 0, {}, folder="/nowhere", clock={"offset_ns": 0}, has_ended=True)}
+    result._peers = {1: facts.Peer(1, 1, 1, 1, 0, {}, folder="/nowhere", clock={"offset_ns": 0}, has_ended=True)}
     return result
 
 
@@ -169,7 +171,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_arrive(met, tmp_path
 @pytest.mark.parametrize("end, why", [("left", "it left"), (None, "it sent nothing for 1 s")])
 def test_a_node_that_ends_while_its_files_travel_is_a_warning_and_no_cut_file(met, tmp_path, end, why):
     leading, member = met
-    member._outbox.put((lambda _: member._send_piece("logs/a.log", None, b"half"), None))
+    member._outbox.put(lambda: member._send_piece("logs/a.log", None, b"half"))
     if end:
         member.send(end, why="it ended")
     run = {"warnings": [], "nodes": []}
@@ -252,6 +254,39 @@ def test_a_clock_that_is_not_told_is_a_refusal(met, monkeypatch, ask, why):
     vars(waiting).update(_store=member)
     with pytest.raises(member_module.Refused, match=rf"tell its clock at the end \({why}\)"):
         waiting._measured("end")
+
+
+@pytest.mark.parametrize(
+    "kind, why", [("refuse", "node 0 starts no run"), ("bye", "the run has ended before it began")]
+)
+def test_a_message_without_its_fields_is_a_refusal(met, kind, why):
+    leading, member = met
+    waiting = member_module.Member.__new__(member_module.Member)
+    vars(waiting).update(_store=member, _waiting=[], _group=None)
+    leading.tell(1, kind)
+    with pytest.raises(member_module.Refused, match=why):
+        waiting._wait_for("start")
+
+
+@pytest.mark.parametrize("name", ["sent/1", "alive/1"])
+def test_a_key_that_a_stranger_removes_keeps_the_leader_waiting_for_nobody(met, name):
+    leading, _ = met
+    other, until_s = stranger(leading), time.monotonic() + 5
+    came = []
+    while not came and time.monotonic() < until_s:  # the member may have set it again meanwhile
+        other.delete_key(name)
+        began_s = time.monotonic()
+        came = leading.take()
+        assert time.monotonic() - began_s < 2.0
+        if name == "alive/1":
+            assert came == []
+            return
+    assert came == [(1, {"kind": store.GONE, "why": seal.NOT_VERIFIED})]
+
+
+def test_ranks_are_not_told_the_launchers_secret(monkeypatch):
+    monkeypatch.setenv(seal.KEY, "theirs")
+    assert seal.KEY not in ranks.environment(schema.HardwareConfig(device="cpu", num_processes=1, num_threads=1))
 
 
 def stranger(leading):

@@ -52,10 +52,10 @@ def write(path, text):
     return path
 
 
-def faults(arch, args=None, optim="adamw"):
+def faults(arch, args=None, methods=()):
     """What the process that has torch answers."""
     shape = {"num_layers": 2, "num_heads": 2, "width": 16, "vocab_size": 64, "seq_len": 8}
-    return own_model.faults_of({"arch": arch, "args": args, "optim": optim, **shape})
+    return own_model.faults_of({"arch": arch, "args": args, "methods": methods, **shape})
 
 
 # ---- groups
@@ -257,7 +257,7 @@ def test_a_record_keeps_the_files_and_a_race_knows_an_edit(project, tmp_path):
 
 def test_one_message_names_all_that_a_model_lacks(project):
     write(project / "net.py", "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width, depth): pass\n")
-    found = "\n".join(faults("net.py:Net", {"dept": 1}, optim="muon"))
+    found = "\n".join(faults("net.py:Net", {"dept": 1}, ["hidden_matrices"]))
     for lacking in (
         "forward(",
         "init_weights(",
@@ -337,7 +337,7 @@ def test_a_model_that_the_meta_device_cannot_make_is_tried_by_the_run(project):
 
 
 def test_the_models_of_init_are_fine_and_the_refusal_comes_before_any_run(project):
-    assert faults("my_model.py:MyModel", {"mlp_ratio": 2}, "muon") == []
+    assert faults("my_model.py:MyModel", {"mlp_ratio": 2}, ["hidden_matrices"]) == []
     with pytest.raises(
         ValueError, match=r"model.arch=my_model.py:MyModel cannot be trained:\n  - model.args.mlp_ratioo"
     ):

@@ -8,7 +8,7 @@ import torch
 from bench.base.units import GIB, MIB
 from bench.cli import doctor
 from bench.config.schema import HardwareConfig
-from bench.machine.passport import figures, kept
+from bench.machine.passport import kept
 from bench.machine.passport import report as judged
 from bench.plans.passport import rank, session, works
 
@@ -34,7 +34,7 @@ ENDS = ("low", "value", "high")
 
 def figure(kind, what, value, spread=0.0, **facts):
     ends = {"low": value * (1 - spread), "value": value, "high": value * (1 + spread)}
-    return {"kind": kind, "what": what, "unit": figures.UNIT[kind], **ends, "num_samples": 10, **facts}
+    return {"kind": kind, "what": what, "unit": kept.UNIT[kind], **ends, "num_samples": 10, **facts}
 
 
 def gemm(precision, shape, value, spread=0.0, **facts):
@@ -123,8 +123,8 @@ def test_a_launch_is_timed_by_the_host_and_waits_once_a_call_or_once_a_block(mon
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
-    assert figures.bus_bytes("all_reduce", 80, 8) == 140  # 2 * 7/8
-    assert figures.bus_bytes("all_gather", 80, 8) == figures.bus_bytes("reduce_scatter", 80, 8) == 70
+    assert kept.bus_bytes("all_reduce", 80, 8) == 140  # 2 * 7/8
+    assert kept.bus_bytes("all_gather", 80, 8) == kept.bus_bytes("reduce_scatter", 80, 8) == 70
 
 
 def test_gpus_are_measured_in_every_precision_that_they_have_and_ranks_only_together():
@@ -159,7 +159,7 @@ def test_the_clock_is_read_while_the_load_runs(tmp_path):
 
 
 def test_ceilings_are_the_best_tenth_of_the_nearest_case():
-    of = figures.Ceilings(
+    of = kept.Ceilings(
         [
             gemm("bfloat16", (4096, 4096, 4096), 700.0, 0.1),
             gemm("bfloat16", (512, 512, 512), 100.0),

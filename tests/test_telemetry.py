@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -479,7 +480,8 @@ def test_metrics_of_energy_and_of_the_clock_by_hand():
 
 def test_processes_are_looked_for_seldom(monkeypatch):
     asked, now = [], [0.0]
-    monkeypatch.setattr(telemetry_sampler, "_descendants", lambda pid: asked.append(pid) or [])
+    alone = types.SimpleNamespace(pid=7, children=lambda recursive: [])
+    monkeypatch.setattr(telemetry_sampler.psutil, "Process", lambda pid: asked.append(pid) or alone)
     family = telemetry_sampler.Family(7, now_s=lambda: now[0])
     for now[0] in (0.0, 1.0, 9.9, 10.0):
         family.pids()

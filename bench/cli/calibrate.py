@@ -103,7 +103,7 @@ def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
     words = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
     runs = []
-    for run in launcher.launch_each(jobs, command, words, tag):
+    for run in launcher.launch_each(jobs, command, words, first_plan={"race": tag}):
         runs.append(run)
         if run["status"] != "complete":
             break

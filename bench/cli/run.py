@@ -152,7 +152,8 @@ def _run_job(job: Job, args: argparse.Namespace, argv: list[str], leading: Any) 
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
-    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race, leader=leading)
+    plan = {"race": race} if race else None
+    run = launcher.launch(job, ["run", *(args.overrides if race else argv)], plan=plan, leader=leading)
     if leading:
         leading.bye(run)
     say("run", summary.last_words(run), always=True)

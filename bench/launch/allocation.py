@@ -1,68 +1,24 @@
-"""The SLURM allocation that this process runs in, when a batch script or salloc started it: its nodes become the run's.
+"""What started this process: a job of SLURM, or torchrun, srun or mpirun as one of several ranks; by its variables.
 
-Within one, hardware.nodes=N needs no rendezvous and no second command: srun starts the other nodes' part for each run
-(nodes/leader.py), so that races, sweeps and speedruns span nodes as well.
+Within an allocation that a batch script or salloc has, hardware.nodes=N needs no rendezvous and no second command: srun
+starts the other nodes' part for each run (nodes/leader.py), so that races, sweeps and speedruns span nodes as well.
+Ranks that others start (torch.distributed.run, srun(1), Open MPI's mpirun(1)) say which they are by
+
+    torchrun    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID
+    srun        SLURM_PROCID SLURM_LOCALID SLURM_STEP_NUM_TASKS SLURM_NODEID SLURM_STEP_TASKS_PER_NODE SLURM_JOB_ID
+    mpirun      OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE
+
+where torchrun within srun is torchrun.
 """
 
+import hashlib
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-NODE_ADDR = re.compile(r"\bNodeAddr=(\S+)")
-
-
-def tasks_per_node(word: str) -> list[int]:
-    """SLURM_STEP_TASKS_PER_NODE, "2(x3),1" -> [2, 2, 2, 1].  ValueError."""
-    result = []
-    for part in word.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={word}: not as SLURM writes it, 2(x3),1")
-        result += [int(match[1])] * int(match[2] or 1)
-    return result
-
-
-def hostnames(word: str) -> list[str]:
-    """A host list, "n[01-03,7],gpu-a" -> ["n01", "n02", "n03", "n7", "gpu-a"]."""
-    result = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", word):
-        result += _expanded(part)
-    return result
-
-
-def _expanded(part) -> Iterable[str]:
-    match = re.match(r"([^\[]*)\[([^\]]*)\](.*)", part)
-    if match is None:
-        return [part]
-    before, ranges, after = match.groups()
-    numbers = []
-    for one in ranges.split(","):
-        first, _, last = one.partition("-")
-        numbers += [f"{num:0{len(first)}d}" for num in range(int(first), int(last or first) + 1)]
-    return [f"{before}{number}{rest}" for number in numbers for rest in _expanded(after)]
-
-
-def address_of_first(environ: Mapping[str, str]) -> str | None:
-    """Of the first node of this step, where rank 0 is: its NodeAddr, else its name if that can be looked up."""
-    names = hostnames(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
-    if not names:
-        return None
-    try:
-        words = ["scontrol", "show", "node", names[0]]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        answer = ""
-    match = NODE_ADDR.search(answer)
-    if match:
-        return match[1]
-    try:
-        return socket.getaddrinfo(names[0], None)[0][4][0]
-    except OSError:
-        return environ.get("SLURM_LAUNCH_NODE_IPADDR")
-
+from typing import Any
 
 ASK_S = 5.0  # for scontrol, while the job has KillWait to end, 30 s where nobody set it
 WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETING by its reason
@@ -74,6 +30,12 @@ WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETI
     "OUT_OF_MEMORY": "because it took more memory than it asked for",
     "DEADLINE": "at its deadline",
 }
+NUM_PORTS = 8  # tried one after the other, where another program has some of them
+PORTS = range(20000, 32000)  # below those that systems give away by themselves (Linux: 32768 and above)
+KNOWN = "use torchrun, srun or Open MPI's mpirun, or give each process RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR"
+
+
+# ---- a job of SLURM's
 
 
 @dataclass(frozen=True)
@@ -84,7 +46,7 @@ class Allocation:
     num_nodes: int
     num_restarts: int  # how often the job was requeued
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """run.json["launched_by"]."""
         return {"by": "slurm", "job_id": self.job_id, "num_restarts": self.num_restarts}
 
@@ -110,14 +72,158 @@ def ending(environ: Mapping[str, str] = os.environ) -> Ending:
     job = found(environ)
     if job is None:
         return Ending(False, "")
-    try:
-        command = ["scontrol", "show", "job", "--oneliner", job.job_id]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return Ending(False, "")
-    facts = dict(re.findall(r"(JobState|Reason|Restarts)=(\S+)", said))
-    is_requeued = int(facts.get("Restarts", "0")) > job.num_restarts
-    if is_requeued:
+    facts = dict(re.findall(r"(JobState|Reason|Restarts)=(\S+)", _scontrol("job", job.job_id)))
+    if int(facts.get("Restarts", "0")) > job.num_restarts:
         return Ending(True, f": SLURM starts job {job.job_id} again (a lost node, a preemption or scontrol requeue)")
     why = WHY.get(facts.get("JobState", "")) or WHY.get(facts.get("Reason", ""))
     return Ending(False, f": SLURM ended job {job.job_id}, {why}" if why else "")
+
+
+def first_hostname(word: str) -> str | None:
+    """Of a host list, "n[01-03,7],gpu-a" -> "n01".  None: it is empty."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", word)
+    return first and re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
+
+
+def address_of_first(environ: Mapping[str, str]) -> str | None:
+    """Of the first node of this step, where rank 0 is: its NodeAddr, else its name if that can be looked up."""
+    name = first_hostname(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
+    if name is None:
+        return None
+    if match := re.search(r"\bNodeAddr=(\S+)", _scontrol("node", name, timeout_s=30)):
+        return match[1]
+    try:
+        return str(socket.getaddrinfo(name, None)[0][4][0])
+    except OSError:
+        return environ.get("SLURM_LAUNCH_NODE_IPADDR")
+
+
+def _scontrol(what: str, name: str, timeout_s: float = ASK_S) -> str:
+    """What scontrol shows of it; "" where it does not."""
+    try:
+        command = ["scontrol", "show", what, "--oneliner", name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+# ---- externally launched ranks
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """This process among those that a launcher started."""
+
+    by: str  # torchrun, srun, mpirun; "variables": somebody set RANK and its like
+    rank: int
+    local_rank: int
+    world_size: int
+    local_size: int  # ranks on this node
+    node: int
+    host: str | None  # where rank 0 is; None: not known
+    key: str  # the same in all processes of this launch, and in no other
+    job_id: str | None = None  # SLURM's
+    has_store: bool = False  # MASTER_ADDR and MASTER_PORT are given, for torch's process group
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.world_size // self.local_size)
+
+    @property
+    def ports(self) -> list[int]:
+        """Where rank 0's launcher may listen: from the key, so that no process need say it to another."""
+        first = int(hashlib.sha256(self.key.encode()).hexdigest(), 16)
+        return [PORTS[(first + number) % len(PORTS)] for number in range(NUM_PORTS)]
+
+    def words(self) -> str:
+        """E.g. "torchrun started 2 ranks"."""
+        return f"{self.by} started {self.world_size} ranks"
+
+
+def externally_launched(environ: Mapping[str, str] = os.environ) -> Adopted | None:
+    """None where nobody started this process as one of several ranks.  ValueError: somebody did, and it is not clear
+    how."""
+    if "LOCAL_RANK" in environ and "RANK" in environ and "WORLD_SIZE" in environ:
+        return _torchrun(environ)
+    if _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1 and "SLURM_PROCID" in environ:
+        return _srun(environ)
+    if _number(environ, "OMPI_COMM_WORLD_SIZE", 1) > 1:
+        return _mpirun(environ)
+    for name in ("WORLD_SIZE", "PMI_SIZE"):
+        if _number(environ, name, 1) > 1:
+            raise ValueError(f"{name}={environ[name]}, but not which rank of this node this process is: {KNOWN}")
+    return None
+
+
+def tasks_per_node(word: str) -> list[int]:
+    """SLURM_STEP_TASKS_PER_NODE, "2(x3),1" -> [2, 2, 2, 1].  ValueError."""
+    sizes: list[int] = []
+    for part in word.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={word}: not as SLURM writes it, 2(x3),1")
+        sizes += [int(match[1])] * int(match[2] or 1)
+    return sizes
+
+
+def _torchrun(environ: Mapping[str, str]) -> Adopted:
+    world_size, local_rank = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_RANK")
+    by = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "variables"
+    local_size, host = _number(environ, "LOCAL_WORLD_SIZE", world_size), environ.get("MASTER_ADDR")
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    key = ":".join(environ.get(name, "") for name in names)
+    if by == "variables" and world_size > 1 and not ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
+        raise ValueError(f"WORLD_SIZE={world_size} without MASTER_ADDR and MASTER_PORT: {KNOWN} and MASTER_PORT")
+    rank = _number(environ, "RANK")
+    node = _number(environ, "GROUP_RANK", rank // local_size)
+    return _adopted(by, rank, local_rank, world_size, local_size, node, host, key, has_store=world_size > 1)
+
+
+def _srun(environ: Mapping[str, str]) -> Adopted:
+    rank, world_size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
+    node = _number(environ, "SLURM_NODEID")
+    sizes = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
+    if len(set(sizes)) > 1:
+        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={sizes}: use as many ranks on each node: srun --ntasks-per-node=N")
+    key = ":".join(environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"))
+    host = address_of_first(environ) if len(sizes) > 1 else None
+    where = ("srun", rank, _number(environ, "SLURM_LOCALID"), world_size, sizes[0], node, host, key)
+    return _adopted(*where, job_id=environ.get("SLURM_JOB_ID"))
+
+
+def _mpirun(environ: Mapping[str, str]) -> Adopted:
+    rank, world_size = _number(environ, "OMPI_COMM_WORLD_RANK"), _number(environ, "OMPI_COMM_WORLD_SIZE")
+    local_size = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size)
+    host = environ.get("MASTER_ADDR")
+    if host is None and local_size < world_size:
+        raise ValueError(
+            f"mpirun started {world_size} ranks on several nodes: give mpirun -x MASTER_ADDR=HOST, rank 0's"
+        )
+    key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
+    local_rank = _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
+    return _adopted("mpirun", rank, local_rank, world_size, local_size, rank // local_size, host, key)
+
+
+def _adopted(
+    by: str,
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_size: int,
+    node: int,
+    host: str | None,
+    key: str,
+    **more: Any,
+) -> Adopted:
+    if local_size >= world_size:
+        host, local_size = "127.0.0.1", world_size  # also where the machine cannot look its own name up
+    return Adopted(by, rank, local_rank, world_size, local_size, node, host, key, **more)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    word = environ.get(name)
+    if word is None and default is not None:
+        return default
+    if word is None or not word.isdigit():
+        raise ValueError(f"{name}={word}: it must be a number: {KNOWN}")
+    return int(word)

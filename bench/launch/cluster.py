@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.base.paths import REPO, results_root, shown, working_folder
 from bench.config import overrides
 from bench.launch.console import Bars, say, show
 from bench.launch.progress import Progress
-from bench.machine.signals import Interrupted, raise_interrupted
+from bench.machine.signals import Interrupted, Signals, raise_interrupted
 from bench.record import run_folder
 
 FOLDER = "jobs"  # in the results folder: the scripts and what they printed
@@ -71,22 +72,18 @@ def asked(words: list[str]) -> Asked | None:
     options = [f"--{option}={value}" for option, value in given.items() if value is not None]
     if wanted.requeue is not None:
         options.append("--requeue" if wanted.requeue else "--no-requeue")
-    num_nodes = _num_nodes(rest)
+    # the most that any run of the command asks for, in sweeps and arms too
+    counts = [int(number) for word in rest for number in re.findall(r"\bhardware\.nodes=(\d+)", word)]
+    num_nodes = max(counts, default=1)
     if wanted.nodes and wanted.nodes < num_nodes:
         raise ValueError(f"cluster.nodes={wanted.nodes}: a run of it has hardware.nodes={num_nodes}: give as many")
     return Asked(rest, wanted.nodes or num_nodes, options + shlex.split(wanted.options or ""))
 
 
-def _num_nodes(words):
-    """The most that any run of the command asks for, in sweeps and arms too."""
-    counts = [int(number) for word in words for number in re.findall(r"\bhardware\.nodes=(\d+)", word)]
-    return max(counts, default=1)
-
-
 def script_of(verb: str, want: Asked, log: Path) -> str:
     """The text that sbatch gets, for a person to read and to submit again."""
     options = [f"--nodes={want.num_nodes}", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append"]
-    lines = [f"#SBATCH {one}" for one in [*options, *want.options]]
+    lines = [f"#SBATCH {option}" for option in [*options, *want.options]]
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept |= {"SPEEDRUN_RESULTS": str(results_root().absolute()), "SPEEDRUN_CWD": working_folder()}
     command = shlex.join([sys.executable, "-m", "bench", verb, *want.words])
@@ -122,17 +119,17 @@ def go(verb: str, want: Asked) -> int:
             "slurm", f"no longer followed; the job goes on: squeue -j {job_id} shows it, scancel {job_id} ends it", True
         )
         return 1
-    for result in sorted(set(_folders()) - before):
-        run = atomic.read_json(result / "run.json", {})
+    for folder_of_run in sorted(set(_folders()) - before):
+        run = atomic.read_json(folder_of_run / "run.json", {})
         if (run.get("launched_by") or {}).get("job_id") == job_id:
-            say("slurm", f"{run['status']}: {shown(result)}", always=True)
+            say("slurm", f"{run['status']}: {shown(folder_of_run)}", always=True)
     if state != "COMPLETED":
         remedy = REMEDIES.get(state, "")
         say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}{remedy}", always=True)
     return exit_code or (0 if state == "COMPLETED" else 1)
 
 
-def _submit(path):
+def _submit(path: Path) -> str:
     try:
         done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True)
     except OSError as error:
@@ -142,16 +139,16 @@ def _submit(path):
     return done.stdout.strip().partition(";")[0]
 
 
-def _follow(job_id, log, before, signals):
+def _follow(job_id: str, log: Path, before: set[Path], signals: Signals) -> tuple[str, int]:
     """To the end of the job -> (its state, its exit code)."""
-    offset, said, progress = 0, None, None
+    offset, told, progress = 0, None, None
     with Bars() as bars:
         while True:
             signals.check()
             state, exit_code, why = _state(job_id)
             offset = _show_new(log, offset)
-            if state in WAITING and (state, why) != said:
-                said = state, why
+            if state in WAITING and (state, why) != told:
+                told = state, why
                 say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")
             if progress is None and bars.are_live:
                 progress = _progress(job_id, before, bars)
@@ -164,17 +161,17 @@ def _follow(job_id, log, before, signals):
             time.sleep(LOOK_EVERY_S)
 
 
-def _state(job_id):
+def _state(job_id: str) -> tuple[str, int, str]:
     """(state, exit code, reason) as scontrol has it, which keeps a job for some minutes after its end."""
     done = subprocess.run(["scontrol", "show", "job", "--oneliner", job_id], capture_output=True, text=True)
-    words = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", done.stdout))
-    if not words:
+    facts = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", done.stdout))
+    if not facts:
         raise ValueError(f"job {job_id}: SLURM no longer lists it ({done.stderr.strip()}): its log has the rest")
-    code, _, signal = words["ExitCode"].partition(":")
-    return words["JobState"], int(code) or (1 if signal not in ("0", "") else 0), words.get("Reason", "")
+    code, _, signal = facts["ExitCode"].partition(":")
+    return facts["JobState"], int(code) or (1 if signal not in ("0", "") else 0), facts.get("Reason", "")
 
 
-def _show_new(log, offset):
+def _show_new(log: Path, offset: int) -> int:
     """Print the whole lines that the job has written since; where the next ones begin."""
     try:
         with open(log, "rb") as file:
@@ -187,14 +184,14 @@ def _show_new(log, offset):
     return offset + len(whole) + (1 if whole else 0)
 
 
-def _progress(job_id, before, bars):
+def _progress(job_id: str, before: set[Path], bars: Bars) -> Progress | None:
     """The bar of the job's run that is running, None before it has one.  Its lines are in the log already."""
-    for result in set(_folders()) - before:
-        run = atomic.read_json(result / "run.json", {})
+    for folder in set(_folders()) - before:
+        run = atomic.read_json(folder / "run.json", {})
         if run.get("status") == "running" and (run.get("launched_by") or {}).get("job_id") == job_id:
-            return Progress(result, None, bars, blind=True)
+            return Progress(folder, None, bars, blind=True)
     return None
 
 
-def _folders():
+def _folders() -> Iterable[Path]:
     return run_folder.find_runs([results_root()]) if results_root().is_dir() else []

@@ -8,14 +8,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
 
 from bench.base import text_table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 BAR_CHARS = 16
 _quiet = False
 
 
-def add_options(parser: argparse.ArgumentParser, json_help: str):
+def add_options(parser: argparse.ArgumentParser, json_help: str) -> argparse._MutuallyExclusiveGroup:
     """--quiet and --json of a verb, for output().  Returns the group of --json, of which only one may be given."""
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings, failures and the result")
     form = parser.add_mutually_exclusive_group()
@@ -68,21 +72,21 @@ class Bars:
 
     def __init__(self, wanted: bool = True):
         self._wanted = wanted
-        self._progress = None
-        self._tasks = {}
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     @property
     def are_live(self) -> bool:
         return self._progress is not None
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         if self._wanted and is_live():
             self._progress = _progress()
             self._progress.start()
             self._progress.console.show_cursor(True)  # a killed program could not bring it back
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -97,19 +101,23 @@ class Bars:
         self._progress.refresh()
 
 
-def _progress():
+def _progress() -> "Progress":
     """No thread redraws it: the run beside it would pay.  On a narrow terminal the words are cut, not the bar."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
     from rich.text import Text
 
     class Words(ProgressColumn):
-        def render(self, task):
+        def render(self, task: Task) -> Text:
             return Text(task.fields["words"], no_wrap=True, overflow="ellipsis")
 
-    name = TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True))
-    bar = BarColumn(BAR_CHARS, table_column=Column(no_wrap=True))
-    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)  # printed lines stay whole
-    kept = {"auto_refresh": False, "transient": True, "redirect_stderr": sys.stderr.isatty()}
-    return Progress(name, bar, Words(), console=console, **kept)
+    return Progress(
+        TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(BAR_CHARS, table_column=Column(no_wrap=True)),
+        Words(),
+        console=Console(soft_wrap=True, highlight=False, markup=False, emoji=False),  # printed lines stay whole
+        auto_refresh=False,
+        transient=True,
+        redirect_stderr=sys.stderr.isatty(),
+    )

@@ -5,23 +5,37 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
 
 from bench.analysis.diagnosis import stalls as diagnosis_stalls
 from bench.analysis.diagnosis.stalls import UNEXPLAINED
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
+from bench.launch.progress import EdgePipe
 from bench.machine import environment
+from bench.machine.meters import RunClock
 from bench.record import failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
+from bench.record.shape import Record, Section
 
+Run = Section  # run.json on its way to a shape.Record
 MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
 
 # kind of a failure that is none of the run's own: status
 ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped"}
 
 
-def finish(folder, run, exit_code, failure, clock, edges=None):
+def finish(
+    folder: Path,
+    run: Run,
+    exit_code: int | None,
+    failure: Section | None,
+    clock: RunClock,
+    edges: EdgePipe | None = None,
+) -> None:
     """Complete run, the record as it was while the run lasted, and write it.
 
     exit_code: of the ranks, None if the launcher ended it; failure: why it did (failures.failure), else None.
@@ -36,26 +50,29 @@ def finish(folder, run, exit_code, failure, clock, edges=None):
         _write(folder, run)
 
 
-def _unfinished(folder, error, words):
+def _unfinished(folder: Path, error: OSError, words: str) -> Section:
     """The failure of a run whose last files cannot be written."""
     if folder.is_dir() and not isinstance(error, FileNotFoundError):
         return failures.failure(failures.kind_of(error), f"{words} ({error})")
     return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
 
 
-def _finish(folder, run, exit_code, failure, clock, edges):
+def _finish(
+    folder: Path, run: Run, exit_code: int | None, failure: Section | None, clock: RunClock, edges: EdgePipe | None
+) -> None:
     failure = failure or failures.classify(folder, exit_code)
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    result = atomic.read_json(folder / run_folder.RESULT, {})
-    if failure is None and not result:
+    measured = atomic.read_json(folder / run_folder.RESULT, {})
+    if failure is None and not measured:
         failure = failures.failure("exception", "the workers ended well but left no result")
-    if failure is None and result.get("stopped_at"):
-        failure = failures.failure("stopped", failures.WINDOW_ENDED, step=result["stopped_at"])
-    _merge(run, result, failure, clock, edges)
+    if failure is None and measured.get("stopped_at"):
+        failure = failures.failure("stopped", failures.WINDOW_ENDED, step=measured["stopped_at"])
+    _merge(run, measured, failure, clock, edges)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)
-    run["warnings"] = [one | {"error": private.redact(one["error"], REPO)} for one in run["warnings"]]
+    for warning in run["warnings"]:
+        warning["error"] = private.redact(warning["error"], REPO)
     with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
         for event in stalls:
             step_files.append_event(folder, event)
@@ -71,43 +88,44 @@ def _finish(folder, run, exit_code, failure, clock, edges):
     run_folder.remove_temporary(folder)
 
 
-def _merge(run, result, failure, clock, edges):
+def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, edges: EdgePipe | None) -> None:
     """What the workers measured, and how they ended, into the record."""
     if failure:
         failure["message"] = private.redact(failure["message"], REPO)
     run["status"] = "complete" if failure is None else ENDED_BY.get(failure["kind"], "failed")
     run["failure"] = failure
     run["ended_at"] = run["heartbeat_at"] = utc.now()
-    run["model"] = result.get("model", run["model"])
-    run["environment"] |= result.get("torch_facts", {})
+    run["model"] = measured.get("model", run["model"])
+    run["environment"] |= measured.get("torch_facts", {})
     own = {"wall_s": clock.lasted_s(), "launcher_peak_mem_gib": environment.peak_rss_gib()}
-    run["measured"] = private.redact_all(result.get("measured", {}), REPO) | own
-    run["instrument_summaries"] = result.get("instrument_summaries", {})
-    run["referee"] = run.get("referee", {}) | private.redact_all(result.get("referee", {}), REPO)
+    run["measured"] = private.redact_all(measured.get("measured", {}), REPO) | own
+    run["instrument_summaries"] = measured.get("instrument_summaries", {})
+    run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)
     if edges and failure is None:
         run["referee"]["clock"] = edges.clock((run["measured"].get("train_s_by_rank") or [None])[0])
     of_clock = [("clock", words) for words in clock.doubts()]
     if failure is None and "clock" in run["referee"]:
         of_clock += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
-    run["doubts"] = result.get("doubts", [])
+    run["doubts"] = measured.get("doubts", [])
     run["doubts"] += [{"rank": None, "instrument": name, "doubt": words} for name, words in of_clock]
-    run["warnings"] += result.get("warnings", [])
+    run["warnings"] += measured.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
 
 
-def _diagnose(folder, run, rows):
+def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Section]:
     """Put into run what its events cost; returns those that only this diagnosis shows.  It spoils no record."""
     try:
-        result = diagnosis_stalls.event_costs(folder, run, rows)
+        costs = diagnosis_stalls.event_costs(folder, run, rows)
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-        run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": words})
+        why = f"{type(error).__name__}: {error}"
+        run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": why})
         return []
-    run["costs"], run["skew"] = result["costs"], result["skew"]
-    return result["events"]
+    run["costs"], run["skew"] = costs["costs"], costs["skew"]
+    events: list[Section] = costs["events"]
+    return events
 
 
-def _stood_still(run, stalls):
+def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
     """A doubt where steps took far longer than the usual, and nothing is known to have been done meanwhile.
 
     Not one of the machine's, which would exclude the run from a race: a program may stand still by its own fault.  A
@@ -117,11 +135,11 @@ def _stood_still(run, stalls):
     stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
     if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
         steps = ", ".join(str(event["step"]) for event in unexplained[:3])
-        words = f"it stood still for {stood_s:.2f} of its {train_s:.2f} s for an unknown reason, at steps {steps}"
-        yield {"rank": None, "instrument": "stalls", "doubt": f"{words} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
+        what = f"it stood still for {stood_s:.2f} of its {train_s:.2f} s for an unknown reason, at steps {steps}"
+        yield {"rank": None, "instrument": "stalls", "doubt": f"{what} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 
-def _write(folder, run):
+def _write(folder: Path, run: Run) -> None:
     """run.json, then the ledger; what cannot be written is named on standard error, and makes the run a failed one."""
     try:
         _twice(lambda: atomic.write_json(folder / "run.json", run))
@@ -131,12 +149,12 @@ def _write(folder, run):
         print(f"{folder}: run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
     results = folder.parent.parent
     try:
-        _twice(lambda: ledger.ended(results, folder, run))
+        _twice(lambda: ledger.ended(results, folder, cast(Record, run)))
     except (OSError, Damaged) as error:
         print(f"{results}: the ledger lacks the end of {folder.name} ({error})", file=sys.stderr)
 
 
-def _twice(write):
+def _twice(write: Callable[[], object]) -> None:
     """A disk that refuses once may take it when it is written anew; a run is not to be lost for that."""
     try:
         write()

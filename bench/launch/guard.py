@@ -28,7 +28,7 @@ GONE_WITHIN_S = 30.0  # of what has been killed; a process that waits for a dead
 LOOK_EVERY_S = 0.1  # while something is being ended
 
 
-def main(folder, member=None):
+def main(folder: str, member: str | None = None) -> None:
     processes.adopt_orphans()
     orders = _Orders()
     line = orders.line()
@@ -51,7 +51,7 @@ def main(folder, member=None):
 class _Orders:
     """What comes in on standard input, and signals that wake this process: the end of a child, SIGTERM as STOP."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.is_open, self.is_goodbye, self.is_stop = True, False, False
         self._woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
@@ -59,7 +59,7 @@ class _Orders:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *args: None)
 
-    def line(self):
+    def line(self) -> bytes:
         """The first line, as soon as it is here; b"" where GOODBYE or the end of the pipe came in its place."""
         data = b""
         while self.is_open and b"\n" not in data and data != GOODBYE:
@@ -69,7 +69,7 @@ class _Orders:
         self._take(more if newline else data[:1])
         return line if newline else b""
 
-    def wait(self, timeout_s):
+    def wait(self, timeout_s: float | None) -> None:
         """Until something comes, at most so long (None: for ever)."""
         watched = [self._woken, *([0] if self.is_open else [])]
         ready = select.select(watched, [], [], timeout_s)[0]
@@ -80,12 +80,12 @@ class _Orders:
             self.is_open = bool(orders)
             self._take(orders)
 
-    def _take(self, orders):
+    def _take(self, orders: bytes) -> None:
         self.is_goodbye |= GOODBYE in orders
         self.is_stop |= STOP in orders
 
 
-def _run(words, env, orders):
+def _run(words: list[str], env: dict[str, str], orders: _Orders) -> int | None:
     """Start it, wait for it -> its exit code, of a signal negative; None where the kernel does not let it go."""
     # its own session: Ctrl-C and a closed terminal are the launcher's to act upon
     child = subprocess.Popen(

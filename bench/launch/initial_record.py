@@ -1,10 +1,14 @@
 """A job -> the record that its run begins with: its folder, run.json, and everything that goes into the run."""
 
 import contextlib
+import functools
+import operator
 import os
 import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import yaml
 
@@ -13,16 +17,18 @@ from bench.base.paths import REPO
 from bench.config import compose, groups, schema
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
+from bench.launch.prepare import Job
 from bench.launch.script import script, work_folder
-from bench.machine import code_state, environment
+from bench.machine import code_state, environment, processes
 from bench.record import ledger, run_folder, step_files
 from bench.record.exporters import dashboards
+from bench.record.shape import Record
 from bench.training import clock
 from bench.training.clock import TIMING_PROTOCOL
 from bench.training.instruments import registry
 
 
-def folder_of(config, run, results):
+def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path:
     """A new run folder; its ledger entry is written before its run.json, so that every run on disk is in the ledger.
 
     ValueError where nothing can be written there: then no folder stays, and a run that the ledger already knows is
@@ -30,30 +36,43 @@ def folder_of(config, run, results):
     """
     folder = None
     try:
-        folder = run_folder.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
+        folder = run_folder.new_folder(results, config.track.name, str(config.name), run["config_id"], config.seed)
         run["run_id"] = folder.name
         atomic.reserve(folder)  # first: a disk on which this does not fit takes no run
-        run["ledger_sha256"] = ledger.started(results, folder, run, schema.shape(config))
+        run["ledger_sha256"] = ledger.started(results, folder, cast(Record, run), schema.shape(config))
         atomic.write_json(folder / "run.json", run)
     except OSError as error:
         with contextlib.suppress(OSError):
-            _undo(results, folder, run)
-        words = f"{results}: no record can be written there ({error.strerror})"
-        raise ValueError(f"{words}: free space, or name another folder with SPEEDRUN_RESULTS=/path") from None
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)  # frees the space that the ledger needs
+                if "ledger_sha256" in run:
+                    name = ledger.name_of(results, folder)
+                    ledger.append(results, "end", run=name, status="aborted", validity="invalid", run_json_sha256=None)
+        why = f"{results}: no record can be written there ({error.strerror})"
+        raise ValueError(f"{why}: free space, or name another folder with SPEEDRUN_RESULTS=/path") from None
     return folder
 
 
-def _undo(results, folder, run):
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)  # frees the space that the ledger needs
-        if "ledger_sha256" in run:
-            name = ledger.name_of(results, folder)
-            ledger.append(results, "end", run=name, status="aborted", validity="invalid", run_json_sha256=None)
-
-
-def record_of(job, env: dict, command: Sequence[str]) -> dict:
+def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
     """run.json of a run that has not begun: running, and invalid until it is complete."""
-    config, code = job.config, code_state.state(job.code, job.own_sources, REPO, lambda: _yamls(job))
+    config = job.config
+
+    def yamls() -> list[Path]:  # that the config is composed of
+        return [groups.path_of(*choice) for choice in compose.origins(job.overrides, None)[1]]
+
+    code = code_state.state(job.code, job.own_sources, REPO, yamls)
+    warnings = dashboards.warnings(config.exporters)
+    if "git_failure" in code:  # nothing says which commit the run was, or how its code differs from it
+        warnings.append({"rank": None, "instrument": "git", "edge": "start", "error": code["git_failure"]})
+    of_some: dict[str, Any] = {"script": job.script.facts()} if job.script else {}
+    if job.secrets:  # settings that the record does not show as they were given
+        of_some["redacted"] = [".".join(map(str, path)) for path in job.secrets]
+        seen = f"{', '.join(of_some['redacted'])}: looks like a credential and is recorded as {credentials.SECRET}"
+        remedy = "this run cannot be claimed: log in (wandb login, hf auth login) so that it needs none"
+        warnings.append({"rank": None, "instrument": "launcher", "edge": "run start", "error": f"{seen}; {remedy}"})
+    protocol = script.TIMING_PROTOCOL
+    if not job.script:
+        protocol = TIMING_PROTOCOL | clock.gc_protocol(config.hardware.gc, config.hardware.gc_every_steps)
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "run_id": None,
@@ -67,15 +86,15 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "started_at": utc.now(),
         "heartbeat_at": utc.now(),
         "ended_at": None,
-        "launcher": environment.this_process(),
+        "launcher": processes.identity(os.getpid()),
         "command": [_public(word, job) for word in [*command, *groups.as_typed()]],
         "seed": config.seed,
         "config_id": job.config_id,
         "comparability_id": None,
         "session_id": environment.session_id(env),
         "world_size": config.hardware.num_processes,
-        "model": {"arch": job.script.path.name if job.script else config.model.arch},
-        "optim": "unknown" if job.script else config.optim.name,
+        "model": {"arch": job.script.path.name if job.script else config.model and config.model.arch},
+        "optim": "unknown" if job.script else config.optim and config.optim.name,
         "goal": {
             "target_val_loss": config.goal.target_val_loss,
             "target_gap_nats": config.goal.target_gap_nats,
@@ -86,70 +105,32 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "hardware": schema.to_dict(config.hardware) | {"rendezvous": None},  # an address, and no part of the run
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
-        "timing_protocol": _timing_protocol(job) | {"instruments": registry.in_timed_region(config.instruments)},
+        "timing_protocol": protocol | {"instruments": registry.in_timed_region(config.instruments)},
         "code": code | {"copy": job.code.name},
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
-        "warnings": [*dashboards.warnings(config.exporters), *_of_git(code), *_of_secrets(job)],
+        "warnings": warnings,
         "measured": {},
         "metrics": {},
         "artifacts": [],
-    } | _of_some(job)
+    } | of_some
 
 
-def _of_git(code):
-    """A warning where git failed: nothing says which commit the run was, or how its code differs from it."""
-    if "git_failure" not in code:
-        return []
-    return [{"rank": None, "instrument": "git", "edge": "start", "error": code["git_failure"]}]
-
-
-def _yamls(job):
-    """Those that the config is composed of."""
-    return [groups.path_of(*choice) for choice in compose.origins(job.overrides, None)[1]]
-
-
-def _of_some(job):
-    """Of a script; of settings that the record does not show as they were given."""
-    result = {"script": job.script.facts()} if job.script else {}
-    return result | ({"redacted": [".".join(map(str, path)) for path in job.secrets]} if job.secrets else {})
-
-
-def _of_secrets(job):
-    if not job.secrets:
-        return []
-    words = f"{', '.join(_of_some(job)['redacted'])}: looks like a credential and is recorded as {credentials.SECRET}"
-    remedy = "this run cannot be claimed: log in (wandb login, hf auth login) so that it needs none"
-    return [{"rank": None, "instrument": "launcher", "edge": "run start", "error": f"{words}; {remedy}"}]
-
-
-def _public(word, job):
+def _public(word: str, job: Job) -> str:
     """What was typed, without private paths, addresses and credentials."""
     key = word.partition("=")[0]
     for path, text in job.secrets.items():
         if ".".join(map(str, path)).startswith(key.lstrip("+")):
-            word = word.replace(text, _at(schema.to_dict(job.config), path))
+            shown: Any = functools.reduce(operator.getitem, path, schema.to_dict(job.config))
+            word = word.replace(text, shown)
     return f"{key}=HOST:PORT" if key == "hardware.rendezvous" else private.redact(word, REPO)
 
 
-def _at(values, path):
-    for key in path:
-        values = values[key]
-    return values
-
-
-def _timing_protocol(job):
-    hardware = job.config.hardware
-    if job.script:
-        return script.TIMING_PROTOCOL
-    return TIMING_PROTOCOL | clock.gc_protocol(hardware.gc, hardware.gc_every_steps)
-
-
-def _data(job):
+def _data(job: Job) -> dict[str, Any]:
     dataset, config = job.dataset, job.config
     root = data_root()
 
-    def facts(shard):
+    def facts(shard: datasets.ShardFile) -> dict[str, Any]:
         inside = shard.path.is_relative_to(root)
         name = str(shard.path.relative_to(root)) if inside else private.redact(str(shard.path), REPO)
         return {"file": name} | {key: getattr(shard, key) for key in ("num_tokens", "num_bytes", "sha256")}
@@ -164,14 +145,21 @@ def _data(job):
     } | ({"origin": dataset.origin} if dataset.origin else {})
 
 
-def of_secrets(job) -> dict:
+def of_secrets(job: Job) -> dict[str, Any]:
     """Of the launch file: what workers must know that config.yaml does not show."""
-    return (
-        {} if job.script or not job.secrets else {"secrets": [[list(path), text] for path, text in job.secrets.items()]}
-    )
+    secrets = [] if job.script else [[list(path), text] for path, text in job.secrets.items()]
+    return {"secrets": secrets} if secrets else {}
 
 
-def write_inputs(folder, job, env, started_s, code, pipes=(), edge_pipe=None):
+def write_inputs(
+    folder: Path,
+    job: Job,
+    env: dict[str, Any],
+    started_s: float,
+    code: dict[str, Any],
+    pipes: Sequence[str] = (),
+    edge_pipe: str | None = None,
+) -> None:
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
     started_s: when the launcher began, by time.monotonic().  code: record_of()["code"].  pipes: of a script's ranks,
@@ -190,7 +178,12 @@ def write_inputs(folder, job, env, started_s, code, pipes=(), edge_pipe=None):
     own = work_folder.used_sources(job.script) if job.script else job.own_sources
     code_state.write(job.code, folder / "code", own, code, REPO)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
+    launched: dict[str, Any] = {
+        "folder": str(folder.resolve()),
+        "launcher_pid": os.getpid(),
+        "started_s": started_s,
+        "shards": paths,
+    }
     launched |= of_secrets(job) | ({"edge_pipe": edge_pipe} if edge_pipe else {})
     if job.own_folder:
         launched["own"] = job.own_folder

@@ -1,6 +1,6 @@
 """Can a model class of the user's own be trained?  Asked before anything is started, and answered with all it lacks.
 
-The launcher has no torch, so a process of its own imports the class, and makes the model on torch's meta device, where
+The launcher has no torch, so a process of its own imports the class, and tries the model on torch's meta device, where
 no memory is needed:  python -m bench.launch.own_model < questions.json
 """
 
@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import models
 from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
@@ -22,15 +23,17 @@ METHODS = {  # what a run calls: what it must do
     "init_weights": "init_weights(generator): draw every parameter again, from a CPU torch.Generator",
     "flops_per_token": "flops_per_token(seq_len): of forward and backward, for MFU",
     "flops_per_token_causal": "flops_per_token_causal(seq_len): the same without masked pairs of tokens",
+    # from here on only some runs
     "set_window": "set_window(window_tokens): how far back it looks from now on, as the run's stages say",
     "set_untied": "set_untied(untied): whether its embedding is apart from the head, as the run's stages say",
     "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon and optim=groups may take",
     "logits": "logits(tokens_BT): the scores of the next token, [B, T, V], from which the referee computes the loss; "
     "track=free accepts models without it",
 }
+OF_EVERY_RUN = ("forward", "init_weights", "flops_per_token", "flops_per_token_causal")
 OF_STAGES = {"window_tokens": "set_window", "untied": "set_untied"}
-SOMETIMES = ("hidden_matrices", "logits", *OF_STAGES.values())  # not in every run
-INHERITED = {  # what LanguageModel's methods use: what it must be
+MATRIX_OPTIMIZERS = ("muon", "groups")
+INHERITED = {  # what LanguageModel's methods use: what a subclass must have
     "logits": "logits(tokens_BT): [B, T, V], which LanguageModel.forward needs",
     "blocks": "self.blocks: an nn.ModuleList, whose 2-D weights are the hidden matrices",
     "num_heads": "self.num_heads: attention heads, for flops_per_token",
@@ -38,7 +41,6 @@ INHERITED = {  # what LanguageModel's methods use: what it must be
     "head_weight": "head_weight(): the [V, D] matrix of the output, for flops_per_token",
 }
 CHILDREN_WITHIN_S = 5.0
-MATRIX_OPTIMIZERS = ("muon", "groups")
 REMEDY = (
     "class {name}(LanguageModel) with `from models.base import LanguageModel` inherits forward, flops_per_token and "
     "hidden_matrices; `./run.sh init` writes an example"
@@ -52,16 +54,25 @@ def check(config: schema.Config) -> None:
 
 
 def refusals(configs: Sequence[schema.Config]) -> list[str]:
-    """What check() says of each config, "" of one that may be trained; one process makes all models."""
-    is_asked = [bool(user_code.is_import_path(one.model.arch) or one.model.args or _of_stages(one)) for one in configs]
-    asked = [config for config, asks in zip(configs, is_asked, strict=True) if asks]
-    faults = iter(faults_of_configs(asked) if asked else ())
+    """What check() says of each config, "" of one that may be trained; one process tries all models."""
+
+    tried = [
+        user_code.is_import_path(_model(config).arch) or bool(_model(config).args or _of_stages(config))
+        for config in configs
+    ]
+    faults = iter(faults_of_configs([config for config, is_tried in zip(configs, tried, strict=True) if is_tried]))
     return [
-        _words_of(next(faults), one.model.arch) if asks else "" for one, asks in zip(configs, is_asked, strict=True)
+        _refusal(_model(config).arch, next(faults)) if is_tried else ""
+        for config, is_tried in zip(configs, tried, strict=True)
     ]
 
 
-def _words_of(faults, arch):
+def _model(config: schema.Config) -> schema.ModelConfig:
+    assert config.model is not None  # it is no script's
+    return config.model
+
+
+def _refusal(arch: str, faults: Sequence[str]) -> str:
     if not faults:
         return ""
     lines = "".join(f"\n  - {fault}" for fault in faults)
@@ -70,44 +81,52 @@ def _words_of(faults, arch):
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
-    """Of each config's model all that it lacks, [] for nothing; one process makes them all."""
-    own = filter(user_code.is_import_path, [config.model.arch for config in configs])
+    """Of each config's model all that it lacks, [] for nothing; one process tries them all."""
+    if not configs:
+        return []
+    own = [_model(config).arch for config in configs if user_code.is_import_path(_model(config).arch)]
     files = code_state.raced_files(CODE, user_code.sources(own))
-    return _answers(json.dumps([_question(config) for config in configs], default=str), tuple(files.items()))
+    questions = [
+        schema.to_dict(_model(config))
+        | {"seq_len": config.data.seq_len}
+        | {
+            "methods": [
+                *_of_stages(config),
+                *(["hidden_matrices"] if config.optim and config.optim.name in MATRIX_OPTIMIZERS else []),
+                *(["logits"] if config.track.name != "free" else []),
+            ]
+        }
+        for config in configs
+    ]
+    return _answers(json.dumps(questions, default=str), tuple(files.items()))
 
 
-def _question(config):
-    return schema.to_dict(config.model) | {
-        "seq_len": config.data.seq_len,
-        "optim": config.optim.name,
-        "methods": [*_of_stages(config), *(["logits"] if config.track.name != "free" else [])],
-    }
-
-
-def _of_stages(config):
-    """What the model must have for them."""
+def _of_stages(config: schema.Config) -> list[str]:
+    """Methods that the model must have for them."""
     stages = config.stages or ()
     return [name for key, name in OF_STAGES.items() if any(getattr(stage, key) is not None for stage in stages)]
 
 
 @functools.lru_cache(maxsize=256)  # a sweep asks for every point
-def _answers(questions, files):
+def _answers(questions: str, files: tuple[tuple[str, str], ...]) -> list[list[str]]:
     env = os.environ | {"SPEEDRUN_CWD": working_folder(), CHECKOUT: str(REPO)}
-    words = [sys.executable, "-m", "bench.launch.own_model"]
-    done = subprocess.run(words, cwd=CODE, env=env, input=questions, capture_output=True, text=True)
+    command = [sys.executable, "-m", "bench.launch.own_model"]
+    done = subprocess.run(command, cwd=CODE, env=env, input=questions, capture_output=True, text=True)
     try:
-        return json.loads(done.stdout.splitlines()[-1])
+        answers: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
+        return answers
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        words = f"importing it ended the process with exit code {done.returncode}: {last}"
-        return [[words] for _ in json.loads(questions)]
+        why = f"importing it ended the process with exit code {done.returncode}: {last}"
+        return [[why] for _ in json.loads(questions)]
 
 
 # ---- in the process that has torch
 
 
-def faults_of(question: dict) -> list[str]:
-    """A ModelConfig's values with seq_len and optim -> sentences, each something that the class lacks."""
+def faults_of(question: Mapping[str, Any]) -> list[str]:
+    """A ModelConfig's values with seq_len and methods, those that this run needs beside OF_EVERY_RUN -> sentences, each
+    something that the class lacks."""
     import torch
 
     try:
@@ -117,45 +136,33 @@ def faults_of(question: dict) -> list[str]:
         return [str(error).partition(": ")[2]]
     if not issubclass(model_class, torch.nn.Module):
         return [f"{model_class.__name__} is not a torch.nn.Module"]
-    shape = {name: question[name] for name in ("seq_len", "num_layers", "num_heads", "width")}
-    arguments = {"vocab_size": question["vocab_size"] or 64, **shape}
-    faults = _faults_of_methods(model_class, question["optim"], question.get("methods", ()))
-    wrong_arguments = _faults_of_arguments(model_class, arguments, question["args"] or {})
-    faults += wrong_arguments
-    if not wrong_arguments:
-        faults += _faults_of_model(model_class, arguments | (question["args"] or {}), question, bool(faults))
-    return faults
+    needed = [name for name in METHODS if name in (*OF_EVERY_RUN, *question["methods"])]
+    faults = [f"it lacks {METHODS[name]}" for name in needed if not callable(getattr(model_class, name, None))]
+    if getattr(model_class, "forward", None) is torch.nn.Module.forward:
+        faults.insert(0, f"it lacks {METHODS['forward']}")
+    given = {"vocab_size": question["vocab_size"] or 64}
+    given |= {name: question[name] for name in ("seq_len", "num_layers", "num_heads", "width")}
+    args = question["args"] or {}
+    if wrong_arguments := _faults_of_arguments(model_class, given, args):
+        return faults + wrong_arguments
+    return faults + _faults_of_model(model_class, given | args, question["methods"], are_whole=not faults)
 
 
-def _faults_of_methods(model_class, optim, more):
-    """more: methods that this run asks for beside those of every run."""
-    import torch
-
-    more = [*more, *(["hidden_matrices"] if optim in MATRIX_OPTIMIZERS else [])]
-    wanted = {name: words for name, words in METHODS.items() if name not in SOMETIMES or name in more}
-    lacking = [name for name in wanted if not callable(getattr(model_class, name, None))]
-    if model_class.forward is torch.nn.Module.forward:
-        lacking.insert(0, "forward")
-    return [f"it lacks {wanted[name]}" for name in lacking]
-
-
-def _faults_of_arguments(model_class, arguments, args):
+def _faults_of_arguments(model_class: type, given: Collection[str], args: Collection[str]) -> list[str]:
+    """given: what the harness gives; args: what model.args gives."""
     parameters = _parameters_of(model_class)
-    named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    needed = {one.name for one in parameters if one.name in named and one.default is one.empty}
-    faults = [
-        f"model.args.{name} is given by the harness: remove it from model.args" for name in arguments if name in args
-    ]
-    if not takes_all:
-        faults += [f"its __init__ must take {name}" for name in arguments if name not in named]
-        has = ", ".join(sorted(named - arguments.keys() - {"residual_dtype"})) or "no more than the usual ones"
-        faults += [f"model.args.{name}: its __init__ takes {has}" for name in args if name not in named]
-    unset = sorted(needed - arguments.keys() - args.keys())
+    named = {parameter.name: parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    faults = [f"model.args.{name} is given by the harness: remove it from model.args" for name in given if name in args]
+    if len(named) == len(parameters):  # it takes no **options
+        faults += [f"its __init__ must take {name}" for name in given if name not in named]
+        takes = ", ".join(sorted(named.keys() - {*given, "residual_dtype"})) or "no more than the usual ones"
+        faults += [f"model.args.{name}: its __init__ takes {takes}" for name in args if name not in named]
+    unset = [name for name, parameter in named.items() if parameter.default is parameter.empty]
+    unset = sorted(set(unset) - {*given, *args})
     return faults + [f"its __init__ needs {name}: give model.args.{name}" for name in unset]
 
 
-def _parameters_of(model_class):
+def _parameters_of(model_class: type) -> list[inspect.Parameter]:
     """Of its __init__, and where that hands on **options, of those of its bases up to the first that does not.
 
     LanguageModel and what it is made of take none: what is handed on to them the class takes itself.
@@ -164,80 +171,72 @@ def _parameters_of(model_class):
 
     from models.base import LanguageModel
 
-    result = []
+    parameters: list[inspect.Parameter] = []
     for base in model_class.__mro__:
         if base in (LanguageModel, torch.nn.Module):
             break
         if "__init__" in vars(base):
-            result = [one for one in result if one.kind is not one.VAR_KEYWORD]
-            result += list(inspect.signature(base.__init__).parameters.values())[1:]
-            if not any(one.kind is one.VAR_KEYWORD for one in result):
+            own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+            own = [parameter for parameter in own if parameter.kind is not parameter.VAR_POSITIONAL]
+            parameters = [known for known in parameters if known.kind is not known.VAR_KEYWORD] + own
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
                 break
-    return result
+    return parameters
 
 
-def _faults_of_model(model_class, arguments, question, has_faults):
-    """What only a model that is made can show.  What the meta device cannot do is not a fault."""
+def _faults_of_model(
+    model_class: type, arguments: Mapping[str, Any], methods: Collection[str], are_whole: bool
+) -> list[str]:
+    """What only a model that is made and called can show.  What the meta device cannot do is not a fault.
+
+    are_whole: whether the class has all methods, so that they can be called.
+    """
     import torch
+
+    from models.base import LanguageModel
+
+    def failure(error: Exception, what: str) -> list[str]:
+        if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
+            return []
+        message = f"{type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"
+        return [f"{what}: {message}"]
 
     try:
         with torch.device("meta"):
             model = model_class(**arguments)
     except Exception as error:
-        return [] if _is_of_meta(error) else [f"it cannot be made with {_words(arguments)}: {_failure(error)}"]
-    faults = _faults_of_inherited(model, question["optim"])
-    if has_faults or faults:
-        return faults
+        return failure(error, f"it cannot be made with {', '.join(f'{name}={arguments[name]}' for name in arguments)}")
+    unmet = [f"it lacks {text}" for name, text in INHERITED.items() if not hasattr(model, name)]
+    if not are_whole:
+        return unmet if isinstance(model, LanguageModel) else []
+    seq_len, vocab_size = arguments["seq_len"], arguments["vocab_size"]
+    tokens_BT = torch.zeros(1, seq_len, dtype=torch.int64, device="meta")
+    faults: list[str] = []
     try:
-        tokens_BT = torch.zeros(1, question["seq_len"], dtype=torch.int64, device="meta")
         with torch.no_grad():
-            loss = model(tokens_BT, tokens_BT)
-        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        if shape != ():
-            faults.append(f"forward must return one number, the mean loss as a tensor of shape (); it returns {shape}")
-        if "logits" in question.get("methods", ()):
-            faults += _faults_of_logits(model, tokens_BT, arguments["vocab_size"])
-        model.flops_per_token(question["seq_len"]), model.flops_per_token_causal(question["seq_len"])
+            if (shape := _shape(model(tokens_BT, tokens_BT))) != ():
+                what = "forward must return one number, the mean loss as a tensor of shape ()"
+                faults.append(f"{what}; it returns {shape}")
+            if "logits" in methods:
+                shape = _shape(model.logits(tokens_BT))
+                if isinstance(shape, str) or shape[:-1] != (1, seq_len) or shape[-1] < vocab_size:
+                    wanted = f"(1, {seq_len}, {vocab_size})"
+                    faults.append(f"logits must return {wanted} for one sequence; it returns {shape}")
+        if "hidden_matrices" in methods:
+            model.hidden_matrices()
+        model.flops_per_token(seq_len), model.flops_per_token_causal(seq_len)
     except Exception as error:
-        faults += [] if _is_of_meta(error) else [f"a forward pass fails: {_failure(error)}"]
+        if isinstance(model, LanguageModel) and isinstance(error, AttributeError) and unmet:
+            return faults + unmet
+        faults += failure(error, "a forward pass fails")
     return faults
 
 
-def _faults_of_logits(model, tokens_BT, vocab_size):
+def _shape(value: object) -> tuple[int, ...] | str:
+    """Of what a method returned; of what is no tensor its type's name."""
     import torch
 
-    with torch.no_grad():
-        logits_BTV = model.logits(tokens_BT)
-    shape = tuple(logits_BTV.shape) if isinstance(logits_BTV, torch.Tensor) else type(logits_BTV).__name__
-    if isinstance(shape, tuple) and shape[:-1] == tuple(tokens_BT.shape) and shape[-1] >= vocab_size:
-        return []
-    return [f"logits must return (1, {tokens_BT.shape[1]}, {vocab_size}) for one sequence; it returns {shape}"]
-
-
-def _faults_of_inherited(model, optim):
-    from models.base import LanguageModel
-
-    def inherits(name):
-        return getattr(type(model), name, None) is getattr(LanguageModel, name)
-
-    used = ["logits"] if inherits("forward") else []
-    if inherits("hidden_matrices") and (optim in MATRIX_OPTIMIZERS or inherits("flops_per_token")):
-        used += ["blocks"]
-    if inherits("flops_per_token") or inherits("flops_per_token_causal"):
-        used += [name for name in ("blocks", "num_heads", "head_dim", "head_weight") if name not in used]
-    return [f"it lacks {INHERITED[name]}" for name in used if not hasattr(model, name)]
-
-
-def _is_of_meta(error):
-    return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
-
-
-def _failure(error):
-    return f"{type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"
-
-
-def _words(arguments):
-    return ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 if __name__ == "__main__":

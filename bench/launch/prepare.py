@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.base import credentials, private
 from bench.base.paths import CODE, REPO, of_user
@@ -32,7 +33,7 @@ class Job:
     script: Script | None = None  # what runs in place of our own training
     code: Path = CODE  # the folder that its processes import from; of frozen() a copy
     copied: Mapping[str, Path] | None = None  # of frozen(): own_sources' copies
-    secrets: Mapping[tuple, str] = dataclasses.field(default_factory=dict)  # {where in config: as given} of SECRETs
+    secrets: Mapping[tuple[Any, ...], str] = dataclasses.field(default_factory=dict)  # {where in config: as given}
 
     @property
     def config_id(self) -> str:
@@ -71,7 +72,7 @@ class Job:
         return user_code.import_paths(schema.to_dict(self.config))
 
     @property
-    def own_sources(self) -> dict[str, Path]:
+    def own_sources(self) -> Mapping[str, Path]:
         """user_code.sources() of those classes, or their copies; {} without any."""
         return self.copied if self.copied is not None else user_code.sources(self.own)
 
@@ -79,7 +80,7 @@ class Job:
     def own_folder(self) -> str | None:
         """Where a frozen() job's own classes are imported from (user_code.use_copies); None without any."""
         path = next((path for name, path in (self.copied or {}).items() if name.startswith("own/")), None)
-        return path and str(next(folder for folder in path.parents if code_copy.is_copy(folder)) / "own")
+        return str(next(folder for folder in path.parents if code_copy.is_copy(folder)) / "own") if path else None
 
     @property
     def source_sha256(self) -> str:
@@ -109,8 +110,8 @@ def frozen(job: Job) -> Iterator[Job]:
 
 def this_machine() -> schema.Machine:
     """What resolve() may ask: GPUs that this process sees, and CPUs that it may use."""
-    result = gpus.visible()
-    return schema.Machine(len(result), environment.usable_cpus(), gpus.smallest_gib(result))
+    visible = gpus.visible()
+    return schema.Machine(len(visible), environment.usable_cpus(), gpus.smallest_gib(visible))
 
 
 def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
@@ -154,7 +155,7 @@ def prepare(
     return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets=secrets)
 
 
-def _recorded(config):
+def _recorded(config: schema.Config) -> tuple[schema.Config, dict[tuple[Any, ...], str]]:
     """-> the config as a record has it and as config_id names it, {path: text as given} of each credential in it.
 
     What is exported, and how, is no part of the run, and is redacted where it is written.

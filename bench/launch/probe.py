@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.reading import plain_file
@@ -43,8 +44,8 @@ class Answers:
     """found, failed: in rank order, of those that left one.  exit_code: of the ranks, None: the time was exceeded."""
 
     num_ranks: int
-    found: list[dict]
-    failed: list[dict]
+    found: list[dict[str, Any]]
+    failed: list[dict[str, Any]]
     exit_code: int | None
     output: str
 
@@ -67,7 +68,7 @@ class Answers:
 
 def of_ranks(
     module: str,
-    asked: dict,
+    question: dict[str, Any],
     hardware: HardwareConfig,
     num_ranks: int,
     num_threads: int,
@@ -81,7 +82,7 @@ def of_ranks(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "logs").mkdir()
-        (folder / "asked.json").write_text(json.dumps(asked))
+        (folder / "asked.json").write_text(json.dumps(question))
         try:
             with (
                 ranks.Guard(folder) as guard,
@@ -91,20 +92,20 @@ def of_ranks(
             output = plain_file.text(folder / "logs" / ranks.LOG, plain_file.MAX_LINES_BYTES, errors="replace")
         except ranks.CannotStart as error:
             exit_code, output = 1, str(error)
-        result, failed = (
-            [one for rank in range(num_ranks) if (one := atomic.read_json(folder / f"{name.format(rank)}.json"))]
+        found, failed = (
+            [left for rank in range(num_ranks) if (left := atomic.read_json(folder / f"{name.format(rank)}.json"))]
             for name in ("rank{}.answer", "logs/rank{}.failure")  # one that a rank could not finish is none
         )
-    return Answers(num_ranks, result, failed, exit_code, output)
+    return Answers(num_ranks, found, failed, exit_code, output)
 
 
-def answer(folder: str, of: Callable[[Path, dict], dict]) -> None:
+def answer(folder: str, of: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
     """One rank: leaves of(folder, the question), or why it failed."""
     path, rank = Path(folder), int(os.environ.get("RANK", 0))
     flight_recorder.enable_stack_dumps(path)
     try:
-        result = of(path, json.loads((path / "asked.json").read_text()))
-        (path / f"rank{rank}.answer.json").write_text(json.dumps(result))
+        given = of(path, json.loads((path / "asked.json").read_text()))
+        (path / f"rank{rank}.answer.json").write_text(json.dumps(given))
     except BaseException as error:
         failures.write(path, rank, None, error)
         raise
@@ -112,21 +113,21 @@ def answer(folder: str, of: Callable[[Path, dict], dict]) -> None:
 
 def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[Check]:
     """hardware: resolved; timeout_s: of one collective.  What fails is a Check that says so."""
-    num_ranks = max(NUM_CPU_RANKS, hardware.num_processes) if hardware.device == "cpu" else hardware.num_processes
+    num_ranks = max(hardware.num_processes or 1, NUM_CPU_RANKS if hardware.device == "cpu" else 1)
 
-    def wait(group, _):
+    def wait(group: ranks.Group, _: Path) -> bool:
         return group.has_ended(START_S + 4 * timeout_s)
 
-    asked = {"device": hardware.device, "timeout_s": timeout_s}
-    given = of_ranks("bench.launch.probe", asked, hardware, num_ranks, 1, wait)
-    if len(given.found) < num_ranks:
-        return [given.why_missing(timeout_s)]
-    return judge(hardware.device, given.found)
+    question = {"device": hardware.device, "timeout_s": timeout_s}
+    answers = of_ranks("bench.launch.probe", question, hardware, num_ranks, 1, wait)
+    if len(answers.found) < num_ranks:
+        return [answers.why_missing(timeout_s)]
+    return judge(hardware.device, answers.found)
 
 
-def judge(device, result):
+def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:
     """What every rank answered, in rank order -> list of Check."""
-    first, num_ranks = result[0], len(result)
+    first, num_ranks = answers[0], len(answers)
     facts = first["torch_facts"]
     software = f"torch {facts['torch']}"
     if device == "cuda":
@@ -135,15 +136,15 @@ def judge(device, result):
     if first["all_reduce_ms"] is None:
         checks.append(Check("collective", "ok", "one process: nothing to communicate with"))
     else:
-        slowest_ms, num_bytes = max(one["all_reduce_ms"] for one in result), first["num_bytes"]
+        slowest_ms, num_bytes = max(answer["all_reduce_ms"] for answer in answers), first["num_bytes"]
         # Bus bandwidth of an all-reduce, 2 (n - 1) / n of the bytes over the time: nccl-tests, PERFORMANCE.md
         gib_per_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / GIB / (slowest_ms / 1e3)
         speed = f"all-reduce of {num_bytes / MIB:g} MiB {slowest_ms:.2f} ms, {gib_per_s:.3g} GiB/s a rank"
         checks.append(Check("collective", "ok", f"{num_ranks} ranks agree; {speed}"))
-    return [*checks, gpu_speed([one["matmul_tflop_per_s"] for one in result])] if device == "cuda" else checks
+    return [*checks, gpu_speed([answer["matmul_tflop_per_s"] for answer in answers])] if device == "cuda" else checks
 
 
-def gpu_speed(rates):
+def gpu_speed(rates: list[float]) -> Check:
     """TFLOP/s of a matrix multiplication on each GPU, all at once, as a Check: the slowest sets everybody's pace."""
     median = statistics.median(rates)
     slow = [f"GPU {rank} {rate:.0f}" for rank, rate in enumerate(rates) if rate < (1 - SLOW_FRAC) * median]
@@ -156,11 +157,11 @@ def gpu_speed(rates):
 # ---- in a rank
 
 
-def main(folder):
-    answer(folder, lambda _, asked: _answer(asked["device"], asked["timeout_s"]))
+def main(folder: str) -> None:
+    answer(folder, lambda _, question: _answer(question["device"], question["timeout_s"]))
 
 
-def _answer(device_type, timeout_s):
+def _answer(device_type: str, timeout_s: float) -> dict[str, Any]:
     import torch
 
     from bench.machine import environment
@@ -189,7 +190,7 @@ def _answer(device_type, timeout_s):
     return facts
 
 
-def _matmul_tflop_per_s(device):
+def _matmul_tflop_per_s(device: Any) -> float:
     import torch
 
     a = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
@@ -200,7 +201,7 @@ def _matmul_tflop_per_s(device):
     return MATMUL_REPEATS * 2 * MATMUL_SIZE**3 / (ms / 1e3) / 1e12
 
 
-def _median_ms(work, device):
+def _median_ms(work: Callable[[], object], device: Any) -> float:
     from bench.training import distributed
 
     spent_ms = []

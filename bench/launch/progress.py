@@ -7,15 +7,17 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Self
 
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import format_about_s
+from bench.config.schema import HardwareConfig
 from bench.launch.console import Bars, show
 from bench.machine import stamped_pipes
-from bench.record import outside_clock, run_folder
+from bench.record import failures, outside_clock, run_folder
 from bench.training.step_writer import NOTE
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
@@ -24,6 +26,7 @@ VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
 PACE_STEPS = 10  # between which a run's pace is taken, at least
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 NUM_LOOKS = 10  # within the timeout
+MARGIN_S = 60.0  # for ranks to end after their own timeout
 IDLE_CORES = 0.05  # of all the run's processes together; a sampler and an agent that wait take 0.02 (assumed limit)
 MAX_EDGES = 200_000  # two a validation; more are no clock's
 
@@ -42,55 +45,61 @@ class Progress:
         self._rest = b""  # a line that is not finished
         self._next = {False: 0, True: 0}  # step from which on the next line is shown, of steps and of validations
         self._started_s = time.monotonic()
-        self._first = self._seen = None  # (seconds, step) when the first step was seen, and the last one
-        self.step = None
-        self.sign = None  # changes whenever the run gets on: a step, or a line that rank 0 printed
-        self.validations = []  # (step, val_loss in nats per token) of each seen so far
+        self._first: tuple[float, int] | None = None  # (seconds, step) when the first step was seen
+        self._seen: tuple[float, int] | None = None  # and the last one
+        self.step: int | None = None
+        self.sign: Hashable = None  # changes whenever the run gets on: a step, or a line that rank 0 printed
+        self.validations: list[tuple[int, float]] = []  # (step, nats per token) of each seen so far
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self.show()
 
     def show(self) -> None:
         progress = run_folder.progress(self._folder)
         self.step = progress.get("step")
-        self.sign = self.step, self._log_bytes()
+        with contextlib.suppress(OSError):
+            self.sign = self.step, os.stat(self._folder / "logs" / "rank0.log").st_size
         self._num_steps = progress.get("num_steps", self._num_steps)
         if self.step:
             self._seen = time.monotonic(), self.step
             self._first = self._first or self._seen
         if not self._blind:
             lines = self._new_lines()
-            result = filter(None, map(VALIDATION.match, lines))
-            self.validations += [(int(match[1]), float(match[2])) for match in result]
+            matches = filter(None, map(VALIDATION.match, lines))
+            self.validations += [(int(match[1]), float(match[2])) for match in matches]
             show(list(self._chosen(lines)))
         if self._bars.are_live:
             self._draw(progress)
 
     def whole_s(self) -> float | None:
         """Seconds from launch to the last step at this run's own pace; None until it has some steps behind it."""
-        if self._first is None or self._seen[1] - self._first[1] < PACE_STEPS:
+        left_s = self._left_s(PACE_STEPS)
+        return None if left_s is None or self._seen is None else self._seen[0] - self._started_s + left_s
+
+    def _left_s(self, min_steps: int) -> float | None:
+        """By the pace of the steps seen so far; None: those are fewer than min_steps."""
+        if self._first is None or self._seen is None or self._num_steps is None:
             return None
-        return self._seen[0] - self._started_s + self._left_s()
+        num_seen = self._seen[1] - self._first[1]
+        if num_seen < min_steps:
+            return None
+        return (self._seen[0] - self._first[0]) / num_seen * (self._num_steps - self._seen[1])
 
-    def _left_s(self):
-        (first_s, first_step), (seen_s, step) = self._first, self._seen
-        return (seen_s - first_s) / (step - first_step) * (self._num_steps - step)
-
-    def _draw(self, progress):
+    def _draw(self, progress: Mapping[str, Any]) -> None:
         if not self.step:
             self._bars.draw("run", 0, None, f"loading, warming up ({time.monotonic() - self._started_s:.0f} s)")
             return
-        words = [f"step {self.step}/{self._num_steps}"]
+        shown = [f"step {self.step}/{self._num_steps}"]
         if not self._blind:
-            if self.step > self._first[1]:
-                words.append(f"{format_about_s(self._left_s())} to go")
-            words += self._measured(progress)
-        self._bars.draw("run", self.step, self._num_steps, ", ".join(words))
+            if (left_s := self._left_s(1)) is not None:
+                shown.append(f"{format_about_s(left_s)} to go")
+            shown += self._measured(progress)
+        self._bars.draw("run", self.step, self._num_steps, ", ".join(shown))
 
-    def _measured(self, progress):
+    def _measured(self, progress: Mapping[str, Any]) -> Iterator[str]:
         if "step_avg_ms" in progress:
             yield f"step_avg {progress['step_avg_ms']:.2f} ms"
         if progress.get("tokens_per_s") is not None:  # not of a script
@@ -101,9 +110,10 @@ class Progress:
         if power_w is not None:
             yield f"{power_w:,.0f} W"
 
-    def _chosen(self, lines):
+    def _chosen(self, lines: list[str]) -> Iterator[str]:
         """Notes, validations and steps: on a terminal no mere step, else about NUM_LINES of each."""
-        every = -(-self._num_steps // NUM_LINES)
+        num_steps = self._num_steps or 1
+        every = -(-num_steps // NUM_LINES)
         for line, after in zip(lines, [*lines[1:], ""], strict=False):
             if line.startswith(NOTE):
                 yield line.removeprefix(NOTE)
@@ -114,12 +124,12 @@ class Progress:
             if not is_validation and (self._brief or self._bars.are_live):
                 continue
             step = int(match[1])
-            if step >= min(self._next[is_validation], self._num_steps) or self._bars.are_live:
+            if step >= min(self._next[is_validation], num_steps) or self._bars.are_live:
                 self._next[is_validation] = (step // every + 1) * every
                 if not after.startswith(line.partition(" ")[0] + " "):  # a validation of this step, which says it too
                     yield line
 
-    def _power_w(self):
+    def _power_w(self) -> float | None:
         """Of all GPUs together at the last whole tick of telemetry.csv; None without."""
         try:
             with plain_file.opened(self._folder / "telemetry.csv") as file:
@@ -132,13 +142,7 @@ class Progress:
             return None
         return sum(watts) if watts else None
 
-    def _log_bytes(self):
-        try:
-            return os.stat(self._folder / "logs" / "rank0.log").st_size
-        except OSError:
-            return None
-
-    def _new_lines(self):
+    def _new_lines(self) -> list[str]:
         try:
             with plain_file.opened(self._folder / "logs" / "rank0.log") as file:
                 file.seek(self._offset)
@@ -150,37 +154,51 @@ class Progress:
         return [line.decode(errors="replace").removesuffix("\r") for line in lines]
 
 
-class Stall:
-    """timeout_s: how long a run may stand still; None: for ever.  cpu_s(): {pid: CPU seconds} of its processes.
+class Limits:
+    """How long a run may last, and stand still.  cpu_s(): {pid: CPU seconds} of its processes.
 
     A long validation, a compilation and a GPU that is waited for print nothing, but use a core: only where no sign of
     progress comes and the run's processes compute nothing either, it stands still.  A loop without an end computes.
     """
 
-    def __init__(self, timeout_s: float | None, cpu_s: Callable[[], dict[int, float]], now_s: float):
-        self._timeout_s, self._cpu_s = timeout_s, cpu_s
-        self._sign = self._cpu_before_s = None
-        self._alive_s = self._looked_s = now_s
+    def __init__(self, hardware: HardwareConfig, cpu_s: Callable[[], dict[int, float]]):
+        self._hardware, self._cpu_s = hardware, cpu_s
+        self._began_s = self._alive_s = self._looked_s = time.monotonic()
+        self._sign: Hashable = None
+        self._cpu_before_s: dict[int, float] | None = None
+        self._stall_s = hardware.stall_timeout_s
+        if self._stall_s is not None and (hardware.num_processes or 1) > 1:
+            # ranks that wait have a timeout that says more
+            self._stall_s = max(self._stall_s, hardware.collective_timeout_s + MARGIN_S)
 
-    def stands_still(self, sign: Hashable, now_s: float) -> bool:
+    def exceeded(self, progress: Progress) -> dict[str, Any] | None:
+        """The failure of a run that has to be ended, None where it goes on."""
+        hardware, now_s = self._hardware, time.monotonic()
+        if self._stands_still(progress.sign, now_s):
+            why = f"no step and no line for hardware.stall_timeout_s={hardware.stall_timeout_s:g}, and nothing computed"
+            return failures.failure("stalled", why, step=progress.step)
+        if hardware.wall_timeout_s is not None and now_s > self._began_s + hardware.wall_timeout_s:
+            why = f"exceeded hardware.wall_timeout_s={hardware.wall_timeout_s}"
+            return failures.failure("wall_timeout", why, step=progress.step)
+        return None
+
+    def _stands_still(self, sign: Hashable, now_s: float) -> bool:
         """sign: changes whenever the run gets on."""
-        if self._timeout_s is None:
+        if self._stall_s is None:
             return False
         if sign != self._sign:
             self._sign, self._cpu_before_s = sign, None
             self._alive_s = self._looked_s = now_s
             return False
-        if now_s - self._looked_s < self._timeout_s / NUM_LOOKS:
+        if now_s - self._looked_s < self._stall_s / NUM_LOOKS:
             return False
         before_s, self._cpu_before_s = self._cpu_before_s, self._cpu_s()
-        if before_s is None:  # the first look: silence before it counts only if it goes on
-            self._looked_s = now_s
-            return False
-        used_s = sum(spent_s - before_s.get(pid, 0.0) for pid, spent_s in self._cpu_before_s.items())
-        if used_s > IDLE_CORES * (now_s - self._looked_s):
-            self._alive_s = now_s
+        if before_s is not None:  # else the first look: silence before it counts only if it goes on
+            used_s = sum(spent_s - before_s.get(pid, 0.0) for pid, spent_s in self._cpu_before_s.items())
+            if used_s > IDLE_CORES * (now_s - self._looked_s):
+                self._alive_s = now_s
         self._looked_s = now_s
-        return now_s - self._alive_s >= self._timeout_s
+        return before_s is not None and now_s - self._alive_s >= self._stall_s
 
 
 class EdgePipe:
@@ -191,29 +209,30 @@ class EdgePipe:
     """
 
     def __init__(self, folder: Path):
-        self.path = str(folder.absolute() / ".clock.pipe.tmp")
-        self._edges, self._rest, self._why = [], b"", None
+        self.path: str | None = str(folder.absolute() / ".clock.pipe.tmp")
+        self._edges: list[tuple[int, int, str]] = []
+        self._rest, self._why = b"", ""
         try:
             self.fd = stamped_pipes.opened(self.path)
         except OSError as error:
             self.path, self._why = None, f"the launcher could not create a pipe for its clock ({error.strerror})"
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         if self.path is not None:
             self._stack.callback(os.close, self.fd)
             self._reader = self._stack.enter_context(stamped_pipes.StampedPipes([self]))
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
     def take(self, data: bytes, t_ns: int, late_ns: int) -> None:
         """What rank 0 wrote, as of stamped_pipes.Sink."""
-        *words, self._rest = (self._rest + data).split(b"\n")
+        *edges, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[:64]
         if len(self._edges) < MAX_EDGES:
-            self._edges += [(t_ns, late_ns, word.decode("ascii", "replace")[:64]) for word in words]
+            self._edges += [(t_ns, late_ns, edge.decode("ascii", "replace")[:64]) for edge in edges]
 
     def clock(self, claimed_train_s: float | None) -> outside_clock.Clock:
         """After the block.  claimed_train_s: by rank 0's own clock; None: it left none."""

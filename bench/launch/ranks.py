@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from bench.base import atomic
 from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
@@ -32,6 +33,7 @@ from bench.machine.signals import held
 from bench.training import flight_recorder
 
 WORKER = (sys.executable, "-m", "bench.training.worker")
+NODES_KEY = "SPEEDRUN_NODES_KEY"  # the secret that all launchers of a run share, of which no rank needs to know
 IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is not a run
 LOG, LEFT = "agent.log", ".torchrun.tmp"  # what torchrun prints, and a rank before it has a log; what it writes
 LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
@@ -51,6 +53,7 @@ class CannotStart(OSError):
 def environment(hardware: HardwareConfig) -> dict[str, str]:
     """hardware: resolved -> the ranks' environment variables; environment.json records these, not the launcher's."""
     env = dict(os.environ) | {"SPEEDRUN_CWD": working_folder(), CHECKOUT: str(REPO)}
+    env.pop(NODES_KEY, None)  # the launchers' own secret
     env["OMP_NUM_THREADS"] = str(hardware.num_threads)
     if hardware.device == "cpu":
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower
@@ -59,7 +62,7 @@ def environment(hardware: HardwareConfig) -> dict[str, str]:
         if (capability := env.get("ATEN_CPU_CAPABILITY")) is not None:
             cache = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}_{capability}"
             env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    for name, value in flight_recorder.variables(hardware.num_processes).items():
+    for name, value in flight_recorder.variables(hardware.num_processes or 1).items():
         env.setdefault(name, value)
     if hardware.deterministic:
         env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -83,22 +86,25 @@ class Place:
     def words(self, program: Sequence[str], folder: Path) -> list[str]:
         """What is started, in whose words the folder is the last."""
         own = [*program, str(folder)]
-        if not self.by_torchrun:
+        if not self.by_torchrun or self.master is None:
             return own
-        where = (f"--nnodes={self.num_nodes}", f"--node-rank={self.node}", f"--nproc-per-node={self.num_ranks}")
-        where += (f"--master-addr={self.master[0]}", f"--master-port={self.master[1]}")
-        how = ("--max-restarts=0", "--rdzv-backend=static", f"--monitor-interval={MONITOR_S}")
-        how += (f"--log-dir={folder / LEFT}", "--no-python")
+        where = [f"--nnodes={self.num_nodes}", f"--node-rank={self.node}", f"--nproc-per-node={self.num_ranks}"]
+        where += [f"--master-addr={self.master[0]}", f"--master-port={self.master[1]}"]
+        how = ["--max-restarts=0", "--rdzv-backend=static", f"--monitor-interval={MONITOR_S}"]
+        how += [f"--log-dir={folder / LEFT}", "--no-python"]
         return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
     def variables(self) -> dict[str, str]:
         """Of a rank that is started directly, what torchrun gives; TORCHELASTIC_USE_AGENT_STORE not: there is none."""
         if self.by_torchrun:
             return {}
-        given = {"RANK": self.first_rank, "LOCAL_RANK": self.local_rank, "ROLE_RANK": self.first_rank}
+        given: dict[str, int | str] = {
+            "RANK": self.first_rank,
+            "LOCAL_RANK": self.local_rank,
+            "ROLE_RANK": self.first_rank,
+        }
         given |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), self.world_size)
-        given |= {"LOCAL_WORLD_SIZE": self.local_size or self.num_ranks, "GROUP_RANK": self.node}
-        given |= {"GROUP_WORLD_SIZE": self.num_nodes, "ROLE_NAME": "default"}
+        given |= {"GROUP_RANK": self.node, "GROUP_WORLD_SIZE": self.num_nodes, "ROLE_NAME": "default"}
         if self.master:
             given |= {"MASTER_ADDR": self.master[0], "MASTER_PORT": self.master[1]}
             given |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
@@ -149,12 +155,12 @@ class Guard:
     def __init__(self, folder: Path, code: Path = CODE, is_member: bool = False):
         self._words = [sys.executable, "-m", "bench.launch.guard", str(folder), *(["member"] if is_member else [])]
         self._code = code
-        self._answer = None
+        self._answer: bytes | None = None
         self.left: list[int] = []  # processes that the kernel keeps, in a driver or at a dead disk; after the end
         self.exit_code: int | None = None  # of what was started; of the guard where that ended first
         self.was_killed = False  # the guard, before it could say how what it started ended
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         with held():  # a signal between fork and here would leave a child without an owner
             self._process = subprocess.Popen(
                 self._words,
@@ -168,7 +174,7 @@ class Guard:
             )
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         with held():
             if exc_info[0] is None:  # else the record may not be finished, which is then the guard's to do
                 self._tell(guard.GOODBYE)
@@ -186,8 +192,10 @@ class Guard:
 
     def has_ended(self, within_s: float) -> bool:
         """Whether within so many seconds what was started has ended, and all that it left."""
-        if self._answer is None and select.select([self._process.stdout], [], [], within_s)[0]:
-            self._answer = self._process.stdout.readline()
+        out = self._process.stdout
+        assert out is not None
+        if self._answer is None and select.select([out], [], [], within_s)[0]:
+            self._answer = out.readline()
             if self._answer:
                 answer = json.loads(self._answer)
                 self.exit_code, self.left = answer["exit_code"], answer["left"]
@@ -203,9 +211,10 @@ class Guard:
         """{pid: CPU seconds so far} of the run's processes."""
         return processes.cpu_s(processes.descendants(self.pid))
 
-    def _tell(self, order):
+    def _tell(self, order: bytes) -> None:
         self._process.send_signal(signal.SIGCONT)  # a guard that somebody has stopped too
         with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, or this has closed the pipe
+            assert self._process.stdin is not None
             self._process.stdin.write(order)
 
 
@@ -215,7 +224,7 @@ class Group:
     failures: [{"rank", "exit_code", "failed_at_s"}] of those that failed first, after has_ended().
     """
 
-    failure = None  # that nobody but the ranks could report
+    failure: dict[str, Any] | None = None  # that nobody but the ranks could report
 
     def __init__(
         self,
@@ -227,20 +236,18 @@ class Group:
         log: str = LOG,
     ):
         self._guard, self._place, self._folder, self._log = guarded, place, folder, folder / "logs" / log
-        self._words, self._env = place.words(program, folder), env | place.variables() | {IN_RUN: "1"}
+        self._words, self._env = place.words(program, folder), {**env, **place.variables(), IN_RUN: "1"}
         if place.by_torchrun:  # it takes options from there that would start ranks again, or elsewhere
             self._env = {name: value for name, value in self._env.items() if not name.startswith("PET_")}
             self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
-        self._failed_s = None
-        self.pid = guarded.pid
-        self.cpu_s = guarded.cpu_s
-        self.failures: list[dict] = []
+        self._failed_s: float | None = None
+        self.failures: list[dict[str, Any]] = []
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._guard.start(self._words, self._env, self._log)
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         with held():
             if not self.has_ended(0.0):
                 self._guard.stop()
@@ -264,9 +271,8 @@ class Group:
         """[(rank, exit code)] of those that failed first; the first of the group where nothing says which."""
         if not self.exit_code():
             return []
-        return [(one["rank"], one["exit_code"]) for one in self.failures] or [
-            (self._place.first_rank, self.exit_code())
-        ]
+        ends = [(failed["rank"], failed["exit_code"]) for failed in self.failures]
+        return ends or [(self._place.first_rank, self.exit_code())]
 
     def stop(self) -> None:
         """Tell all ranks to end; has_ended() says when they have."""
@@ -276,7 +282,7 @@ class Group:
         """0 where all ended well.  After has_ended()."""
         return 1 if self._guard.exit_code is None else self._guard.exit_code
 
-    def _failures(self):
+    def _failures(self) -> list[dict[str, Any]]:
         if self._guard.was_killed:
             return []
         if not self._place.by_torchrun:
@@ -300,21 +306,21 @@ def started(
         yield group
 
 
-def write_failures(folder: Path, failed: list[dict]) -> None:
+def write_failures(folder: Path, failed: list[dict[str, Any]]) -> None:
     """Group.failures for failures.classify(), in folder/logs/agent.json."""
     if failed:
         with contextlib.suppress(OSError):
             atomic.write_json(folder / "logs" / "agent.json", {"failures": failed}, durable=False)
 
 
-def failures_of_report(text: str, monotonic_s: float) -> list[dict]:
+def failures_of_report(text: str, monotonic_s: float) -> list[dict[str, Any]]:
     """What torchrun prints in the end -> [{"rank", "exit_code", "failed_at_s"}], by its whole seconds.
 
     monotonic_s: seconds since the epoch at which time.monotonic() was 0.
     """
-    found = []
+    failed = []
     for match in FAILURE.finditer(text):
         at_s = time.mktime(time.strptime(match["time"], "%Y-%m-%d_%H:%M:%S"))
-        number = {"rank": int(match["rank"]), "exit_code": int(match["exit_code"])}
-        found.append(number | {"failed_at_s": at_s - monotonic_s})
-    return found
+        rank, exit_code = int(match["rank"]), int(match["exit_code"])
+        failed.append({"rank": rank, "exit_code": exit_code, "failed_at_s": at_s - monotonic_s})
+    return failed

@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from bench.base import text_table
 from bench.base.paths import REPO, results_root
 from bench.launch.console import confirmed
+from bench.launch.prepare import Job
 from bench.machine import code_state, environment, preflight
 
 BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
@@ -15,9 +17,9 @@ ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 
 def checks(
-    job, env: dict | None = None, foreign_cores: float | None = None, code: dict | None = None
+    job: Job, env: dict[str, Any] | None = None, foreign_cores: float | None = None, code: dict[str, Any] | None = None
 ) -> list[preflight.Check]:
-    """The quick checks for this run, now.  job: of bench/launch/prepare.py; code: of its record; None: asked here."""
+    """The quick checks for this run, now.  code: of its record; None: asked here."""
     if env is None:
         env, foreign_cores = environment.environment(), preflight.sample_foreign_cores(SAMPLE_S)
     hardware = dataclasses.replace(job.config.hardware, num_processes=job.config.hardware.ranks_of_node, nodes=None)
@@ -26,14 +28,14 @@ def checks(
     return [*of_machine, preflight.git(failure, REPO), epochs(job)]
 
 
-def epochs(job) -> preflight.Check:
+def epochs(job: Job) -> preflight.Check:
     """Whether a run sees training tokens again, which makes its loss another one."""
-    num_shards, asked = len(job.dataset.train), job.config.data.num_train_shards
-    result = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
+    num_shards, num_chosen = len(job.dataset.train), job.config.data.num_train_shards
+    found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
     if job.epochs <= 1:
-        return preflight.Check("epochs", "ok", result)
-    more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if asked else ""
-    return preflight.Check("epochs", "warn", f"{result}: tokens are seen again", f"fewer steps{more}")
+        return preflight.Check("epochs", "ok", found)
+    more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if num_chosen else ""
+    return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{more}")
 
 
 def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:
@@ -44,7 +46,7 @@ def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:
     return odd
 
 
-def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown=False) -> None:
+def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown: bool = False) -> None:
     """Say what is not well, unless are_shown; ask before going on where other programs run or a check fails.
 
     anyway: do not ask.  what: what would be worthless on a busy machine, then refused where nobody can be asked; None:

@@ -8,6 +8,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 from bench.base.paths import results_root
 from bench.base.text_table import counted
@@ -22,16 +23,16 @@ def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, flo
     """{config_id: seconds that its latest complete runs took, start to end}, for those that have some."""
     wanted, folders = set(config_ids), [results_root() / track for track in tracks]
     rows = [row for _, row in index.read_rows(folder for folder in folders if folder.is_dir())]
-    rows = [row for row in rows if row["config_id"] in wanted and row["wall_s"] is not None]
-    result = {}
+    walls_s_of: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row["started_at"] or "", reverse=True):
-        result.setdefault(row["config_id"], []).append(row["wall_s"])
-    return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in result.items()}
+        if row["config_id"] in wanted and row["wall_s"] is not None:
+            walls_s_of.setdefault(str(row["config_id"]), []).append(row["wall_s"])
+    return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in walls_s_of.items()}
 
 
-def in_budget(num_fitting: int | None, num_left: int, budget_s: float) -> str:
+def in_budget(num_fitting: int | None, num_left: int, budget_s: float | None) -> str:
     """How many runs of those left a budget is foreseen to be enough for, behind a plan; "" for None: unknown."""
-    if num_fitting is None:
+    if num_fitting is None or budget_s is None:
         return ""
     all_of = "all" if num_fitting >= num_left else f"{num_fitting} of {num_left}"
     return f"; {all_of} fit in the budget, {format_about_s(budget_s).removeprefix('about ')}"
@@ -54,13 +55,14 @@ class Series:
         budget_s: float | None = None,
     ):
         self._kinds, self._known_s = list(kinds), known_s
-        self._paced_s = {}  # {kind: seconds of a run}, by the pace of the one that is running
-        self._spent_s = {}  # {kind: seconds of each run of this series}
-        self._num_done, self._began_s, self._budget_s = num_done, None, budget_s
+        self._paced_s: dict[str, float] = {}  # {kind: seconds of a run}, by the pace of the one that is running
+        self._spent_s: dict[str, list[float]] = {}  # {kind: seconds of each run of this series}
+        self._num_done, self._budget_s = num_done, budget_s
+        self._began_s: float | None = None  # the running one
         self._opened_s, self._has_foretold = time.monotonic(), False
         self.bars = Bars(live)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._opened_s = time.monotonic()
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
         how_long = format_about_s(left_s) or "the duration is known after the first"
@@ -68,7 +70,7 @@ class Series:
         self.bars.__enter__()
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self.bars.__exit__(*exc_info)
 
     def begin(self, words: str = "") -> None:
@@ -97,7 +99,7 @@ class Series:
 
         is_done=False: it comes again.
         """
-        if is_done:
+        if is_done and self._began_s is not None:
             self._spent_s.setdefault(self._kinds[self._num_done], []).append(time.monotonic() - self._began_s)
         self._num_done, self._began_s = self._num_done + is_done, None
         return self._to_go()
@@ -135,15 +137,15 @@ class Series:
         """Whether the next run ends within the budget; True where nothing is known of any."""
         return self._budget_s is None or self.num_fitting() != 0
 
-    def _in_budget(self):
+    def _in_budget(self) -> str:
         words = in_budget(self.num_fitting(), len(self._kinds) - self._num_done, self._budget_s)
         self._has_foretold = self._has_foretold or bool(words)
         return words
 
-    def _seconds_by_kind(self):
+    def _seconds_by_kind(self) -> dict[str, float]:
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
         return self._paced_s | self._known_s | spent_s
 
-    def _to_go(self):
+    def _to_go(self) -> str:
         left_s = self.left_s()
         return "" if left_s is None or self._num_done == len(self._kinds) else f", {format_about_s(left_s)} to go"

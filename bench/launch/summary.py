@@ -1,5 +1,6 @@
 """A run in a few words for a person, before it and after it, and as JSON for a script."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from bench.base.paths import shown
@@ -23,33 +24,38 @@ def first_words(job: Job, known_s: float | None) -> str:
     config = job.config
     hardware = config.hardware
     about = "" if known_s is None else f", {format_about_s(known_s)}"
-    where = f"on {hardware.device}, {counted(hardware.num_processes, 'process')}{about}"
+    where = f"on {hardware.device}, {counted(hardware.num_processes or 1, 'process')}{about}"
     if job.script:
-        words = [job.script.typed, *(config.script.args or ())]
-        return f"script {' '.join(words)}, seed {config.seed}, track {config.track.name}, {where}"
-    model = config.model
-    what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {config.optim.name}, seed {config.seed}"
+        command = " ".join([job.script.typed, *job.script.args])
+        return f"script {command}, seed {config.seed}, track {config.track.name}, {where}"
+    model, optim = config.model, config.optim
+    assert model is not None and optim is not None
+    what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {optim.name}, seed {config.seed}"
     return f"{what}, track {config.track.name}, {config.goal.num_steps} steps {where}"
 
 
-def last_words(run: dict) -> str:
+def last_words(run: Mapping[str, Any]) -> str:
     """The record that launch() returns -> how the run ended."""
     if run["status"] == "complete":
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
         times = f", {_times(run)}{doubt}"
         if run.get("beside") and run["validity"] == "suspect":  # for its times, which do not count: its sweep said so
             times = ""
-        words = f"complete: val_loss {run['metrics']['val_loss']:.4f}{times}"
+        ended = f"complete: val_loss {run['metrics']['val_loss']:.4f}{times}"
     elif run["status"] == "stopped":
-        words = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
+        ended = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
     else:
         failure = run["failure"]
         where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
-        words = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
-    return f"{words}\n       {shown(run['folder'])}{_warned(run)}"
+        ended = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
+    # what an instrument could not do, a line each: the run went on, and its author should know
+    known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
+    more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
+    warned = "".join(f"\n       warning: {warning}" for warning in known[:MAX_WARNINGS] + more)
+    return f"{ended}\n       {shown(run['folder'])}{warned}"
 
 
-def _times(run):
+def _times(run: Mapping[str, Any]) -> str:
     """The clock's, and why the record's step_avg is not the one that the last step line had, where it is not."""
     metrics, names = run["metrics"], " and ".join(registry.flagging(run["instruments"]))
     train, avg_ms = f"train {metrics['train_s']:.2f} s", metrics["step_avg_ms"]
@@ -61,18 +67,18 @@ def _times(run):
             return f"{train}, no step_avg: {names or 'a validation'} disturbed every step ({printed} ms)"
         which = f"that {names} disturbed" if names else "whose time holds a validation"
         return f"{train}, step_avg {avg_ms:.2f} ms without the {steps} {which}, {printed} ms with them"
-    words = f"{train}, step_avg {avg_ms:.2f} ms"
+    timed = f"{train}, step_avg {avg_ms:.2f} ms"
     if printed in (None, f"{avg_ms:.2f}"):
-        return words
+        return timed
     if not run.get("script"):
-        return f"{words} by the clock of the slowest rank, {printed} ms by that of rank 0, whose lines these are"
+        return f"{timed} by the clock of the slowest rank, {printed} ms by that of rank 0, whose lines these are"
     untimed = run["measured"].get("num_untimed_steps") or 0
     counts = f"without the first {counted(untimed, 'step')}" if untimed else "of train time over steps"
     meaning = run["script"].get("step_avg_meaning") or "its own way"
-    return f"{words} {counts}; the script printed {printed} ms, {meaning}"
+    return f"{timed} {counts}; the script printed {printed} ms, {meaning}"
 
 
-def _printed_ms(run):
+def _printed_ms(run: Mapping[str, Any]) -> str | None:
     """The step_avg of the last step line, as it was printed; None: a script printed none."""
     if run.get("script"):
         ms = run["script"].get("printed_step_avg_ms")
@@ -81,13 +87,6 @@ def _printed_ms(run):
     return None if ms is None else f"{ms:.2f}"
 
 
-def _warned(run):
-    """What an instrument could not do, a line each: the run went on, and its author should know."""
-    known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
-    more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
-    return "".join(f"\n       warning: {words}" for words in known[:MAX_WARNINGS] + more)
-
-
-def as_json(run: dict) -> dict[str, Any]:
+def as_json(run: Mapping[str, Any]) -> dict[str, Any]:
     """The record that launch() returns -> what --json prints of it: KEYS."""
     return {key: run.get(key) for key in KEYS}

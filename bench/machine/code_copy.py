@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from bench.base.paths import CODE, COPY_NAME, copy_roots
 from bench.base.units import MIB
@@ -94,7 +95,9 @@ def is_whole(folder: Path) -> bool:
 
 def content_of(repo: Path) -> Content:
     """The files of FOLDERS as they are now.  ValueError: one cannot be read."""
-    files, links, seen = {}, {}, set()
+    files: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    seen: set[str] = set()
     for top in FOLDERS:
         for parent, folders, names in os.walk(repo / top, followlinks=True):
             real = os.path.realpath(parent)
@@ -112,7 +115,7 @@ def content_of(repo: Path) -> Content:
     return Content(files, links)
 
 
-def _read(path):
+def _read(path: Path | str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -120,12 +123,12 @@ def _read(path):
         raise ValueError(f"{path}: cannot be read ({error.strerror}), and a run needs a copy of it") from None
 
 
-def _links_beside(sources):
+def _links_beside(sources: Mapping[str, Path]) -> dict[str, str]:
     """{"own/weights.bin": its path} of all in the folders of the user's own sources that is none of them."""
     own = {name: path for name, path in sources.items() if name.startswith("own/")}
     folders = sorted({(os.path.dirname(name), str(path.parent)) for name, path in own.items()})
     parents = {parent.as_posix() for name in sources for parent in Path(name).parents}
-    links = {}
+    links: dict[str, str] = {}
     for key, folder in folders:
         if os.path.basename(folder) in PACKAGES:
             continue
@@ -141,17 +144,17 @@ def _links_beside(sources):
 
 
 @contextlib.contextmanager
-def _held(content, root):
+def _held(content: Content, root: Path) -> Iterator[Path]:
     folder = root / content.name
     with _locked(root / f"{content.name}.lock"):
-        if not folder.is_dir() or _stored(folder) != content:
+        if not is_whole(folder):
             _make(root, content)
         _prune(root)
         yield folder
 
 
 @contextlib.contextmanager
-def _locked(path):
+def _locked(path: Path) -> Iterator[None]:
     """So that _prune() leaves the copy; the time of the last use is that of the lock's file."""
     with contextlib.ExitStack() as stack:
         while True:
@@ -163,7 +166,7 @@ def _locked(path):
         yield
 
 
-def _root():
+def _root() -> Path:
     """The first folder of copy_roots() that this user can write and nobody else can."""
     reasons = []
     for root in copy_roots():
@@ -180,9 +183,10 @@ def _root():
     )
 
 
-def _stored(folder):
+def _stored(folder: Path) -> Content | None:
     """The Content that a copy has now; None where it cannot be read."""
-    files, links = {}, {}
+    files: dict[str, bytes] = {}
+    links: dict[str, str] = {}
     try:
         for parent, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if name != "__pycache__"]
@@ -200,13 +204,13 @@ def _stored(folder):
     return Content(files, links)
 
 
-def _make(root, content):
+def _make(root: Path, content: Content) -> None:
     """Whole or not at all, also where two processes make it at once."""
     made = root / f".{content.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     folder = root / content.name
     try:
         _write(made, folder, content)
-        if folder.is_dir() and _stored(folder) != content:
+        if folder.is_dir() and not is_whole(folder):
             _remove(folder)
         os.rename(made, folder)
         os.chmod(folder, 0o555)
@@ -219,14 +223,19 @@ def _make(root, content):
         _remove(made)
 
 
-def _write(made, folder, content):
+def _write(made: Path, folder: Path, content: Content) -> None:
     for name, source in content.files.items():
         path = made / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(source)
         path.chmod(0o444)
         if name.endswith(".py"):
-            _compile(path, folder / name)
+            # bytecode that is valid without a look at the source, under the name that the source will have
+            unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            with contextlib.suppress(py_compile.PyCompileError):  # importing it says so
+                final = str(folder / name)
+                compiled = py_compile.compile(str(path), dfile=final, doraise=True, invalidation_mode=unchecked)
+                os.chmod(str(compiled), 0o444)
     for name, target in content.links.items():
         path = made / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,19 +245,13 @@ def _write(made, folder, content):
             os.chmod(parent, 0o555)
 
 
-def _compile(path, final):
-    """Bytecode that is valid without a look at the source, under the name that the source will have."""
-    with contextlib.suppress(py_compile.PyCompileError):  # importing it says so
-        compiled = py_compile.compile(
-            str(path), dfile=str(final), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
-        )
-        os.chmod(compiled, 0o444)
-
-
-def _prune(root):
+def _prune(root: Path) -> None:
     """Remove all but the KEPT_COPIES that were used last; never one that a process holds."""
-    locks = sorted(root.glob("*.lock"), key=_touched_s, reverse=True)
-    for path in locks[KEPT_COPIES:]:
+    used_s = {}
+    for path in root.glob("*.lock"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            used_s[path] = path.stat().st_mtime
+    for path in sorted(used_s, key=lambda path: -used_s[path])[KEPT_COPIES:]:
         with contextlib.suppress(OSError), open(path, "rb") as lock:
             if not _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 continue
@@ -256,14 +259,7 @@ def _prune(root):
             path.unlink()
 
 
-def _touched_s(path):
-    try:
-        return path.stat().st_mtime
-    except OSError:  # another process has removed it
-        return 0.0
-
-
-def _flock(file, how):
+def _flock(file: IO[bytes], how: int) -> bool:
     """False: not given, also where the file system knows no locks."""
     try:
         fcntl.flock(file, how)
@@ -272,7 +268,7 @@ def _flock(file, how):
     return True
 
 
-def _remove(folder):
+def _remove(folder: Path) -> None:
     if folder.is_dir():
         for parent, _, _ in os.walk(folder):
             with contextlib.suppress(OSError):

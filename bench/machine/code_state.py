@@ -14,10 +14,10 @@ import glob
 import hashlib
 import os
 import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic, credentials, private
 from bench.base.paths import CODE, INSTALLED, REPO
@@ -25,11 +25,12 @@ from bench.base.units import MIB
 from bench.config import user_code
 from bench.machine import code_copy, git
 
+Code = dict[str, Any]  # a record's "code"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ODD = (*DOCUMENTED, ast.JoinedStr, ast.FormattedValue)  # nodes of which not every field is written as it is
 
 
-def normalised(source):
+def normalised(source: bytes) -> bytes:
     """What of a Python source can matter when it runs: its syntax tree, as text that no Python version changes.
 
     Python's own ast.dump and ast.unparse write one tree differently from version to version (3.12 added type_params,
@@ -49,11 +50,12 @@ def normalised(source):
         return source
 
 
-def _words(tree):
-    words, open_nodes = [], [iter((tree,))]  # of each node that is begun, the parts that are left
+def _words(tree: ast.AST) -> list[str]:
+    words: list[str] = []
+    open_nodes: list[Iterator[str | ast.AST]] = [iter((tree,))]  # of each node that is begun, the parts that are left
     while open_nodes:
         for part in open_nodes[-1]:
-            if type(part) is not str:
+            if not isinstance(part, str):
                 open_nodes.append(iter(_parts(part)))
                 break
             words.append(part)
@@ -62,12 +64,12 @@ def _words(tree):
     return words
 
 
-def _parts(node):
+def _parts(node: ast.AST) -> list[str | ast.AST]:
     """A node -> words and the nodes between them."""
-    kind = type(node)
-    parts = [f"{kind.__name__}("]
-    for name in _names(kind):
-        value = _field(node, name) if kind in ODD else getattr(node, name, None)
+    kind: Any = type(node)
+    parts: list[str | ast.AST] = [f"{kind.__name__}("]
+    for name in _field_names(kind):
+        value: Any = _field(node, name) if kind in ODD else getattr(node, name, None)
         if value is None or value == []:
             continue
         if type(value) is list:
@@ -78,11 +80,11 @@ def _parts(node):
 
 
 @functools.cache
-def _names(kind):
+def _field_names(kind: Any) -> list[str]:
     return sorted(kind._fields)
 
 
-def _part(value):
+def _part(value: Any) -> str | ast.AST:
     """A value, or a node with nodes below it, which waits for its turn."""
     if not isinstance(value, ast.AST):
         return ascii(value)
@@ -93,9 +95,9 @@ def _part(value):
     return value if value._fields else f"{type(value).__name__}()"
 
 
-def _field(node, name):
+def _field(node: Any, name: str) -> Any:
     """Of a kind in ODD."""
-    value = getattr(node, name, None)
+    value: Any = getattr(node, name, None)
     if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         return value[1:]
     if name == "values" and isinstance(node, ast.JoinedStr):
@@ -105,14 +107,14 @@ def _field(node, name):
     return value
 
 
-def _joined(values):
+def _joined(values: list[Any]) -> list[Any]:
     """The parts of an f-string, neighbouring texts as one."""
-    parts = []
+    parts: list[Any] = []
     for value in values:
         if not isinstance(value, ast.Constant):
             parts.append(value)
         elif parts and isinstance(parts[-1], ast.Constant):
-            parts[-1] = ast.Constant(parts[-1].value + value.value)
+            parts[-1] = ast.Constant(str(parts[-1].value) + str(value.value))
         elif value.value:
             parts.append(value)
     return parts
@@ -143,8 +145,9 @@ RACED = (
     "bench/__init__.py",
 )
 OTHER_SOURCES = user_code.KERNELS
+SUFFIXES = (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)  # of what git may not know
 NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here
-_last_patch = {}  # {diff_sha256: code/diff.patch} of the last state(): git is asked once a run
+_last_patch: dict[str, str] = {}  # {diff_sha256: code/diff.patch} of the last state(): git is asked once a run
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
@@ -154,8 +157,8 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 def raced_files(repo: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
     """{path from repo: sha256 of what counts of the file} of RACED and of own (a run's user_code.sources()), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
-    result = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
-    return {name: file_sha256(path) for name, path in sorted(result.items())}
+    sources = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
+    return {name: file_sha256(path) for name, path in sorted(sources.items())}
 
 
 def file_sha256(path: Path) -> str:
@@ -163,18 +166,20 @@ def file_sha256(path: Path) -> str:
     return _sha256_of(path.read_bytes(), path.suffix == ".py")
 
 
-def source_sha256(repo: Path | str = CODE, files: dict[str, str] | None = None, own: Mapping = NONE_OWN) -> str:
+def source_sha256(
+    repo: Path | str = CODE, files: dict[str, str] | None = None, own: Mapping[str, Path] = NONE_OWN
+) -> str:
     """One hash over raced_files(repo, own), or those given.  One of another identity version is never equal to it."""
     lines = [f"{path} {sha256}" for path, sha256 in (raced_files(repo, own) if files is None else files).items()]
     return hashlib.sha256("\n".join([f"identity version {IDENTITY_VERSION}", *lines]).encode()).hexdigest()
 
 
-def identity_version(code: dict) -> int | None:
+def identity_version(code: Code) -> int | None:
     """Of a record's "code".  None: an imported log, whose source_sha256 is that of the log's own source."""
     return code.get("identity_version", 1)
 
 
-def differing_files(a_code: dict, b_code: dict) -> list[str] | None:
+def differing_files(a_code: Code, b_code: Code) -> list[str] | None:
     """Two records' "code" -> sorted paths of the raced files that differ, added and removed ones too; None: unknown."""
     a, b = a_code.get("files"), b_code.get("files")
     if not a or not b or identity_version(a_code) != identity_version(b_code):
@@ -182,16 +187,16 @@ def differing_files(a_code: dict, b_code: dict) -> list[str] | None:
     return sorted(path for path in a.keys() | b.keys() if a.get(path) != b.get(path))
 
 
-def _sources(path):
+def _sources(path: Path) -> list[Path]:
     """Source files at or below path, through symbolic links too."""
     if not path.is_dir():
         return [path] if path.is_file() else []
-    result = map(Path, glob.iglob(f"{glob.escape(str(path))}/**/*", recursive=True))
-    return [file for file in result if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
+    files = map(Path, glob.iglob(f"{glob.escape(str(path))}/**/*", recursive=True))
+    return [file for file in files if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
 
 
 @functools.lru_cache(maxsize=1024)  # a sweep and a race ask before every run; parsing all takes 0.2 s
-def _sha256_of(content, is_python):
+def _sha256_of(content: bytes, is_python: bool) -> str:
     return hashlib.sha256(normalised(content) if is_python else content).hexdigest()
 
 
@@ -203,7 +208,7 @@ def state(
     own: Mapping[str, Path] = NONE_OWN,
     repo: Path | str | None = None,
     composed_of: Callable[[], Iterable[Path]] = tuple,
-) -> dict:
+) -> Code:
     """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked,
     untracked_excluded, git_failure.
 
@@ -215,25 +220,29 @@ def state(
     and where git failed: then git_failure, else absent, holds its words.
     """
     files = raced_files(code, own)
-    result = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
-    result |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
-    result |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
+    known: Code = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
+    known |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
+    known |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
     if not _has_repository(repo or code):
-        return result
+        return known
     try:
-        with _asked(code, repo or code) as ask:
-            commit, changes, names = ask.commit, ask.changes(), ask.untracked()
+        with git.of_folder(code, repo or code) as ask:
+            commit, changes, names = (
+                ask.commit,
+                ask.changes(code_copy.FOLDERS),
+                ask.untracked(code_copy.FOLDERS, SUFFIXES),
+            )
     except git.Failed as error:
-        return result | {"git_failure": _one_line(error, repo or code)}
+        return known | {"git_failure": _one_line(error, repo or code)}
     used = _used(names, files, composed_of, {code, repo or code})
     excluded = {credentials.redacted(name): _sha256_of_file(Path(code, name)) for name in names if name not in used}
-    result |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
+    known |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
     if changes:
         digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
         _last_patch.clear()
         _last_patch[digest] = changes
-        return result | {"diff_sha256": digest}
-    return result
+        return known | {"diff_sha256": digest}
+    return known
 
 
 def git_failure(repo: Path | str = REPO) -> str | None:
@@ -241,13 +250,14 @@ def git_failure(repo: Path | str = REPO) -> str | None:
     if not _has_repository(repo):
         return None
     try:
-        with _asked(repo, repo) as ask:
-            ask.changes()
+        with git.of_folder(repo, repo) as ask:
+            ask.changes(code_copy.FOLDERS)
     except git.Failed as error:
         return _one_line(error, repo)
+    return None
 
 
-def _one_line(error, repo):
+def _one_line(error: git.Failed, repo: Path | str) -> str:
     """What git said, without private paths and without its own remedy, in which the path would be missing."""
     return " ".join(private.redact(str(error), repo).partition("To add an exception")[0].split())
 
@@ -256,7 +266,7 @@ def write(
     code: Path | str,
     folder: Path | str,
     own: Mapping[str, Path] = NONE_OWN,
-    known: dict | None = None,
+    known: Code | None = None,
     repo: Path | str | None = None,
 ) -> None:
     """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: what state() last said of it."""
@@ -275,64 +285,15 @@ def write(
             copy.write_bytes(content)
 
 
-def _has_repository(repo):
+def _has_repository(repo: Path | str) -> bool:
     """Whether git is to know this code: not that of a wheel or an unpacked archive."""
     repo = Path(repo).absolute()
     return not INSTALLED and any(Path(folder, ".git").exists() for folder in (repo, *repo.parents))
 
 
-@contextlib.contextmanager
-def _asked(code, repo):
-    """A context that yields Asked, with an index of its own.
-
-    In the repository's own index a file may be marked as not to be looked at (assume-unchanged, fsmonitor), and the
-    times in it are those of another folder.
-    """
-    with tempfile.TemporaryDirectory(prefix="speedrun-git-") as temporary:
-        yield Asked(Path(code), Path(repo), os.path.join(temporary, "index"))
-
-
-class Asked:
-    """git of repo, asked about the files of code as if they lay in repo.  Raises git.Failed."""
-
-    def __init__(self, code: Path, repo: Path, index: str):
-        self._repo, self._env = repo.absolute(), {"GIT_INDEX_FILE": index}
-        below = git.run(repo, "rev-parse", "--show-prefix").strip()
-        if not below:  # else in another project's repository, whose folders a copy does not have
-            self._env["GIT_WORK_TREE"] = str(code.absolute())
-        self.commit = self._commit()
-        if self.commit:
-            self._ask("read-tree", self.commit)
-
-    def _commit(self):
-        """None before the first commit."""
-        try:
-            return self._ask("rev-parse", "--verify", "HEAD").strip()
-        except git.Failed:
-            if self._ask("rev-list", "--all", "--max-count=1"):
-                raise
-            return None
-
-    def changes(self) -> str:
-        """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit."""
-        if not self.commit:
-            return ""
-        options = ("--no-color", "--no-ext-diff", "--binary")
-        return self._ask("diff", self.commit, *options, "--", *code_copy.FOLDERS)
-
-    def untracked(self) -> list[str]:
-        """Sources that the commit does not have, sorted."""
-        sources = [f"*{suffix}" for suffix in (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)]
-        patterns = [f":(glob){folder}/**/{source}" for folder in code_copy.FOLDERS for source in sources]
-        ignored = [f"--exclude-from={path}" for path in [self._repo / ".gitignore"] if path.is_file()]
-        listed = self._ask("ls-files", "--others", "--exclude-standard", *ignored, "-z", "--", *patterns)
-        return sorted(name for name in listed.split("\0") if name)
-
-    def _ask(self, *words):
-        return git.run(self._repo, "-c", "core.fileMode=false", "-c", "core.fsmonitor=false", *words, **self._env)
-
-
-def _used(names, files, composed_of, folders):
+def _used(
+    names: list[str], files: Mapping[str, str], composed_of: Callable[[], Iterable[Path]], folders: Iterable[Path | str]
+) -> list[str]:
     """Of these untracked sources, relative to any of the folders or to CODE, those that the run uses, sorted."""
     if not names:
         return []
@@ -344,7 +305,7 @@ def _used(names, files, composed_of, folders):
     return [name for name in names if name in files or name in used]
 
 
-def _sha256_of_file(path):
+def _sha256_of_file(path: Path) -> str | None:
     """Cut to 12 digits; None of what cannot be read."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]

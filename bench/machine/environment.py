@@ -13,11 +13,17 @@ import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from bench.base import credentials, private
 from bench.base.paths import CHECKOUT, REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
-from bench.machine import env_values, gpus, processes
+from bench.config.schema import HardwareConfig
+from bench.machine import gpus
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 # fmt: off
 ENV_PREFIXES = (
@@ -32,11 +38,13 @@ PASSED = (
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
 PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
+CACHES = "/sys/devices/system/cpu/cpu0/cache"
+Facts = dict[str, Any]
 
 
-def environment() -> dict:
+def environment() -> Facts:
     """The facts of environment.json, as a dict; takes about 0.1 s."""
-    nvml, boot = gpus.nvml_facts(), _read("/proc/sys/kernel/random/boot_id")
+    nvml, boot = gpus.nvml_facts(), text_of("/proc/sys/kernel/random/boot_id")
     return {
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -45,7 +53,7 @@ def environment() -> dict:
         "num_cpus": usable_cpus(),
         "cpu_quota_cores": cpu_quota_cores(),
         "memory_gib": _meminfo_gib("MemTotal"),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "governor": text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "boot": private.salted_hash(boot) if boot else None,
         "driver": nvml["driver"],
         "nvml": nvml["nvml"],
@@ -55,8 +63,8 @@ def environment() -> dict:
     }
 
 
-def summary(env: dict, hardware) -> dict:
-    """env: of environment(); hardware: resolved -> run.json["environment"], what the run itself used."""
+def summary(env: Facts, hardware: HardwareConfig | SimpleNamespace) -> Facts:
+    """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run used."""
     used = gpus.of_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
     shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]
@@ -67,7 +75,7 @@ def summary(env: dict, hardware) -> dict:
     return facts | {"gpus": shown}
 
 
-def torch_facts() -> dict:
+def torch_facts() -> Facts:
     """What only torch knows; imports it, so only workers call this."""
     import torch
 
@@ -92,43 +100,37 @@ def numerical_libraries(config_text: str) -> list[str]:
     """torch.__config__.show() -> "MKL 2024.2", "oneDNN v3.12.0", as far as it names them."""
     patterns = {"MKL": r"Math Kernel Library Version (\S+?)-", "oneDNN": r"(?:MKL-DNN|oneDNN) (v[\d.]+)"}
     patterns |= {"OpenBLAS": r"OpenBLAS ([\d.]+)"}
-    result = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
-    return [f"{name} {match[1]}" for name, match in result.items() if match]
-
-
-def this_process() -> dict:
-    """Who owns the record: run.json["launcher"]."""
-    pid = os.getpid()
-    return {"pid": pid, "start_ticks": processes.start_ticks(pid), "boot_id_hash": processes.boot_id_hash()}
+    found = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
+    return [f"{name} {match[1]}" for name, match in found.items() if match]
 
 
 # ---- ids
 
 
-def session_id(env: dict) -> str | None:
+def session_id(env: Facts) -> str | None:
     """One boot, one set of GPUs, one software image: runs that share it are of one session.  None: boot unknown."""
     if env["boot"] is None:
         return None
     return _digest([env["boot"], sorted(gpu["uuid_hash"] or "" for gpu in env["gpus"]), env["python"], env["packages"]])
 
 
-def comparability_id(run: dict) -> str:
+def comparability_id(run: Facts) -> str:
     """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size."""
     env, protocol = run["environment"], run["timing_protocol"]
     software = [env[key] for key in ("driver", "cuda", "nccl", "torch")]
     data = [file["sha256"] for split in ("train", "val") for file in run["data"][split]]
-    facts = [_devices(env), software, protocol["id"], protocol.get("instruments"), data, run["world_size"]]
+    facts: list[Any] = [_devices(env), software, protocol["id"], protocol.get("instruments"), data, run["world_size"]]
     nodes = [[_devices(node["environment"]), node["fabric"]] for node in run.get("nodes") or ()]
     return _digest([*facts, nodes] if nodes else facts)
 
 
-def _devices(env):
+def _devices(env: Facts) -> list[Any]:
     """What computes: GPUs with their limits; on a CPU the model, its usable cores and each process' threads."""
-    gpus = sorted([gpu["name"], gpu["power_limit_w"]] for gpu in env["gpus"])
+    gpus: list[Any] = sorted([gpu["name"], gpu["power_limit_w"]] for gpu in env["gpus"])
     return gpus or [env["cpu_model"], env["num_cpus"], env.get("num_threads")]
 
 
-def _digest(facts):
+def _digest(facts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -136,7 +138,7 @@ def _digest(facts):
 
 
 def cpu_model() -> str | None:
-    match = re.search(r"^model name\s*:(.*)$", _read("/proc/cpuinfo") or "", re.M)
+    match = re.search(r"^model name\s*:(.*)$", text_of("/proc/cpuinfo") or "", re.M)
     return match[1].strip() if match else platform.processor() or platform.machine() or None
 
 
@@ -145,41 +147,38 @@ def cpu_details() -> str | None:
 
     Vendor, family, model and stepping, a hash of the flags, and the caches; None where /proc/cpuinfo does not say.
     """
-    text = _read("/proc/cpuinfo") or ""
+    text = text_of("/proc/cpuinfo") or ""
     keys = ("vendor_id", "cpu family", "model", "stepping", "flags")
     found = {key: match[1].strip() for key in keys if (match := re.search(rf"^{key}\s*:(.*)$", text, re.M))}
     if len(found) < len(keys):
         return None
     flags = hashlib.sha256(" ".join(sorted(found.pop("flags").split())).encode()).hexdigest()[:8]
-    caches = "/".join(_read(path) or "?" for path in sorted(Path(CACHES).glob("index*/size")))
+    caches = "/".join(text_of(path) or "?" for path in sorted(Path(CACHES).glob("index*/size")))
     return f"{found.pop('vendor_id')} " + " ".join(found.values()) + f", flags {flags}, caches {caches}"
-
-
-CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def usable_cpus() -> int:
     """Logical CPUs that this process may use: its affinity where the system has one, else all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota_cores() -> float | None:
     """Cores' worth of time that the container may use (cgroup v2), or None without a limit."""
-    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    quota, _, period = (text_of("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
     return None if quota == "max" else int(quota) / int(period)
 
 
 def available_memory_gib() -> float | None:
     """What programs may still take: of the machine or, if less, of the container (cgroup v2); None if unknown."""
     limits_gib = [_meminfo_gib("MemAvailable")]
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    limit, used = text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory.current")
     if limit and used and limit != "max":
         limits_gib.append(gib_from_bytes(int(limit) - int(used)))
     return min((gib for gib in limits_gib if gib is not None), default=None)
 
 
-def _meminfo_gib(name):
-    match = re.search(rf"^{name}:\s+(\d+) kB$", _read("/proc/meminfo") or "", re.M)
+def _meminfo_gib(name: str) -> float | None:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", text_of("/proc/meminfo") or "", re.M)
     return int(match[1]) * KIB / GIB if match else None
 
 
@@ -188,7 +187,7 @@ def peak_rss_gib() -> float:
 
     VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
     """
-    if match := re.search(r"^VmHWM:\s+(\d+) kB$", _read("/proc/self/status") or "", re.M):
+    if match := re.search(r"^VmHWM:\s+(\d+) kB$", text_of("/proc/self/status") or "", re.M):
         return int(match[1]) * KIB / GIB
     unit_bytes = 1 if sys.platform == "darwin" else KIB  # getrusage(2)
     return gib_from_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes)
@@ -205,17 +204,72 @@ def packages() -> dict[str, str]:
     return {name: version for name, version in versions if name}
 
 
-def _name_and_version(dist):
+def _name_and_version(dist: "Distribution") -> tuple[str, str]:
     """The two lines that we want of a METADATA; the standard library parses all of it as mail, its README too."""
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-    result = dict.fromkeys(("Name", "Version"), "")
+    values = dict.fromkeys(("Name", "Version"), "")
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if not line:  # the end of the head
             break
-        if key in result and not result[key]:
-            result[key] = value.strip()
-    return result["Name"], result["Version"]
+        if key in values and not values[key]:
+            values[key] = value.strip()
+    return values["Name"], values["Version"]
+
+
+# ---- variables
+
+# Of a variable's value a record shows settings as they are, anything else as a hash:
+#     "expandable_segments:True,max_split_size_mb:128"  -> the same
+#     "expandable_segments:hunter2"                     -> "expandable_segments:#5a1c6e0f9b3d2c41"
+# A word stays if it is a number, one of the words that CUDA, cuBLAS, NCCL, Gloo, PyTorch, Triton, OpenMP, MKL, glibc
+# and Hydra document as values or keys of their variables, a network interface, a library or a folder that systems have.
+# Two values are equal where their shown texts are.
+SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
+VALUE_WORD = re.compile(r"[\w.+~#-]+")
+NUMBER_SETTING = re.compile(
+    r"[-+]?(\d{1,10}(\.\d{1,10}){0,3}(e[-+]?\d{1,3})?|0x[0-9a-f]{1,8})([kmgt]i?b?|us|ms|s)?(-\d{1,4})?", re.I
+)
+NAMED_SETTING = re.compile(
+    r"\+?(lo|(eth|ib|bond|hsn|docker|veth|rdma|roce)\d{0,3}|en[ops]\d\w{0,10}|mlx\d_(bond_)?\d{1,2}"  # interfaces
+    r"|lib(32|64)?|lib[a-z_]{2,24}(\.so)?[\d.]{0,9}|(cuda|cudnn|gcc|llvm|nccl|openmpi|python|rocm|ucx)-?\d[\d.]{0,9}"
+    r"|(sm|compute)_\d{2,3}[af]?|\d{1,2}\.\d[af]?\+ptx|(GPU)?#[0-9a-f]{16})",  # the last: what is a hash already
+    re.I,
+)
+SETTINGS = """
+true false yes no on off auto default none null all any enable enabled disable disabled always never force debug
+detail info warn warning error trace version verbose quiet silent critical fatal cpu cuda gpu cudnn cublas nccl gloo
+torch pytorch triton mkl onednn openmp native static dynamic min max mean fast safe strict legacy full half medium
+high highest low lowest single double real
+
+backend cudamallocasync expandable_segments max_split_size_mb roundup_power2_divisions garbage_collection_threshold
+roundup_bypass_threshold_mb max_non_split_rounding_mb release_lock_on_cudamalloc pinned_use_cuda_host_register
+pinned_num_register_threads pinned_use_background_threads per_process_memory_fraction graph_capture_record_stack_reuse
+dynamo inductor aot aot_graphs aot_joint_graph autograd ddp fsdp dist distributed graph graph_breaks graph_code
+graph_sizes guards recompiles recompiles_verbose output_code kernel_code fusion schedule perf_hints bytecode sym_node
+cudagraphs cudagraph_static_inputs post_grad_graphs onnx export tf32 ieee bf16 bfloat16 fp16 fp32 fp8 int8 eager ptx
+aten cutlass ck cpp ftz
+
+init coll p2p shm net tuning env alloc call proxy nvls bootstrap reg profile ras ring tree collnet collnetdirect
+collnetchain nvlstree pat simple ll ll128 allreduce allgather reducescatter broadcast reduce sendrecv ib socket loc
+nvl pix pxb phb sys ofi efa aws-ofi host hostname device bus ipv4 ipv6 af_inet af_inet6 roce
+
+passive active close spread master primary threads cores sockets ll_caches numa_domains guided monotonic nonmonotonic
+granularity fine core thread tile compact scatter balanced explicit respect norespect proclist warnings nowarnings
+reset noreset duration infinite turnaround throughput serial intel gnu tbb sequential lp64 ilp64 sse2 ssse3 sse41
+sse4_1 sse4_2 avx avx2 avx2_e1 avx2_vnni avx2_vnni_2 avx512 avx512_e1 avx512_e2 avx512_e3 avx512_e4 avx512_core
+avx512_core_vnni avx512_core_bf16 avx512_core_fp16 avx512_core_amx avx512_core_amx_fp16 avx10_1_512 avx10_1_512_amx
+avx10_1_512_amx_fp16 avx10_2_512 avx10_2_512_amx_2 vsx zvector sve128 sve256 compatible cbwr coa branch strict any_avx2
+dispatch create
+
+void compute utility graphics video display compat32 driver brand tesla grid geforce titan quadro nvidiartx vapps vpc
+vcs vws cloudgaming requirements lazy fastest_first pci_bus_id product name image h100 h200 a100 b200 l40s v100
+
+usr local opt lib bin share include etc var tmp run dev shm proc home root srv mnt data nvidia conda targets
+x86_64-linux aarch64-linux x86_64-linux-gnu aarch64-linux-gnu stubs extras cupti lib.so site-packages dist-packages
+miniconda3 anaconda3 cache torch_extensions torchinductor user stdout stderr . .. ~
+"""  # of all; PYTORCH_ and TORCH; NCCL_ and GLOO_; OMP_, KMP_, MKL_ and ONEDNN_; NVIDIA_ and CUDA_; folders
+WORDS = frozenset(SETTINGS.split())
 
 
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -223,7 +277,7 @@ def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
     names = [name for name in names if name != CHECKOUT]  # it says where, and changes nothing
     return {
-        name: env_values.shown(private.redact(environ[name], REPO))
+        name: shown_value(private.redact(environ[name], REPO))
         for name in names
         if not credentials.VARIABLE.search(name)
     }
@@ -235,7 +289,29 @@ def passed(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in names or name.startswith(PASSED_PREFIXES)}
 
 
-def _read(path):
+def shown_value(value: str) -> str:
+    """value -> the same with a # and 16 hex digits, salted, in place of each word that is not a known setting.
+
+    What was shown once stays as it is.
+    """
+
+    def shown_word(match: re.Match[str]) -> str:
+        word = match[0]
+        is_setting = (
+            word.lower().strip("+-") in WORDS or NUMBER_SETTING.fullmatch(word) or NAMED_SETTING.fullmatch(word)
+        )
+        return word if is_setting else "#" + private.salted_hash(word)
+
+    return VALUE_WORD.sub(shown_word, SERIAL.sub(lambda serial: "GPU#" + private.salted_hash(serial[0]), value))
+
+
+def is_shown_whole(value: str) -> bool:
+    """Whether shown() left a recorded value as it was: only such a one can be set again."""
+    return "#" not in value
+
+
+def text_of(path: Path | str) -> str | None:
+    """Of a file of the system, without blanks around it; None: there is none."""
     try:
         return Path(path).read_text().strip()
     except OSError:

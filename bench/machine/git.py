@@ -1,7 +1,10 @@
 """git, asked from a repository's folder and never through the GIT_ variables of the process that calls."""
 
+import contextlib
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.base.paths import INSTALLED
@@ -38,3 +41,49 @@ def ask(repo: Path | str, *words: str) -> str | None:
         return run(repo, *words)
     except Failed:
         return None
+
+
+@contextlib.contextmanager
+def of_folder(code: Path | str, repo: Path | str) -> Iterator["Asked"]:
+    """A context that yields Asked, with an index of its own.
+
+    In the repository's own index a file may be marked as not to be looked at (assume-unchanged, fsmonitor), and the
+    times in it are those of another folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="speedrun-git-") as temporary:
+        yield Asked(Path(code), Path(repo), os.path.join(temporary, "index"))
+
+
+class Asked:
+    """git of repo, asked about the files of code as if they lay in repo.  Raises Failed."""
+
+    def __init__(self, code: Path, repo: Path, index: str):
+        self._repo, self._env = repo.absolute(), {"GIT_INDEX_FILE": index}
+        below = run(repo, "rev-parse", "--show-prefix").strip()
+        if not below:  # else in another project's repository, whose folders a copy does not have
+            self._env["GIT_WORK_TREE"] = str(code.absolute())
+        self.commit: str | None = None  # before the first commit
+        try:
+            self.commit = self._ask("rev-parse", "--verify", "HEAD").strip()
+        except Failed:
+            if self._ask("rev-list", "--all", "--max-count=1"):
+                raise
+        if self.commit:
+            self._ask("read-tree", self.commit)
+
+    def changes(self, folders: Iterable[str]) -> str:
+        """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit."""
+        if not self.commit:
+            return ""
+        return self._ask("diff", self.commit, "--no-color", "--no-ext-diff", "--binary", "--", *folders)
+
+    def untracked(self, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
+        """Files of these suffixes that the commit does not have, sorted."""
+        patterns = [f":(glob){folder}/**/*{suffix}" for folder in folders for suffix in suffixes]
+        ignored = [f"--exclude-from={path}" for path in [self._repo / ".gitignore"] if path.is_file()]
+        listed = self._ask("ls-files", "--others", "--exclude-standard", *ignored, "-z", "--", *patterns)
+        return sorted(name for name in listed.split("\0") if name)
+
+    def _ask(self, *words: str) -> str:
+        options = ("-c", "core.fileMode=false", "-c", "core.fsmonitor=false")
+        return run(self._repo, *options, *words, given=None, errors="surrogateescape", **self._env)

@@ -3,9 +3,14 @@
 import contextlib
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from bench.base import private
 from bench.base.units import gib_from_bytes
+from bench.config.schema import HardwareConfig
+
+Facts = dict[str, Any]
 
 # nvmlClocksEventReason*: bits of why a clock is not at its top (nvml.h)
 CLOCKS_EVENT_REASONS = {
@@ -30,7 +35,7 @@ OTHER_NAMES = {
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
-def visible() -> list[dict]:
+def visible() -> list[Facts]:
     """Facts of the GPUs that CUDA would show a process started here, without torch: [] without driver or GPU."""
     return [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] is not None]
 
@@ -40,13 +45,13 @@ def num_visible() -> int:
     return len(visible())
 
 
-def smallest_gib(gpus: Sequence[dict]) -> float | None:
+def smallest_gib(gpus: Sequence[Facts]) -> float | None:
     """Memory of the smallest of these GPUs; None without one, or where one does not say."""
     sizes_gib = [gpu["memory_gib"] for gpu in gpus]
     return None if None in sizes_gib else min(sizes_gib, default=None)
 
 
-def of_run(gpus: list[dict], hardware) -> list[dict]:
+def of_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:
     """Facts of all GPUs -> those that a run on this hardware uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.ranks_of_node]
@@ -71,7 +76,7 @@ def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> lis
     return order if len(set(order)) == len(order) else []
 
 
-def nvml_facts() -> dict:
+def nvml_facts() -> Facts:
     """{"driver", "nvml": None or why it has no answer, "gpus": [...]}, GPUs in PCI order, asked once each."""
     try:
         import pynvml
@@ -91,7 +96,7 @@ def nvml_facts() -> dict:
             pynvml.nvmlShutdown()
 
 
-def call(nvml, what: str, handle, *args):
+def call(nvml: Any, what: str, handle: Any, *args: Any) -> Any:
     """nvmlDeviceGet<what> of one GPU, by another name where the driver knows only that.  Raises nvml.NVMLError."""
     # nvidia-ml-py raises an error that is not an NVMLError if a driver is older than a function's newest version.
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
@@ -106,20 +111,20 @@ def call(nvml, what: str, handle, *args):
     raise nvml.NVMLError(FUNCTION_NOT_FOUND)
 
 
-def asked_devices(nvml) -> str | None:
+def asked_devices(nvml: Any) -> str | None:
     """CUDA_VISIBLE_DEVICES, None where it is not set; of a MIG slice the GPU that it is part of."""
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not (asked or "").startswith("MIG-"):
+    if asked is None or not asked.startswith("MIG-"):
         return asked
     slice_handle = nvml.nvmlDeviceGetHandleByUUID(asked.partition(",")[0])
-    return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_handle))
+    return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_handle)))
 
 
-def _gpu(nvml, handle):
+def _gpu(nvml: Any, handle: Any) -> Facts:
     """Facts of one GPU; what the board or the driver does not support is None and named in "unsupported"."""
-    unsupported = []
+    unsupported: list[str] = []
 
-    def ask(what, *args):
+    def ask(what: str, *args: Any) -> Any:
         try:
             return call(nvml, what, handle, *args)
         except nvml.NVMLError:

@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 NAME = "torch._dynamo"
 
@@ -17,11 +18,11 @@ NAME = "torch._dynamo"
 class StandIn(ModuleType):
     """torch._dynamo or a module of it, as long as nothing compiles.  known: what it has; all else has the real one."""
 
-    def __init__(self, name, **known):
+    def __init__(self, name: str, **known: Any):
         super().__init__(name)
         vars(self).update(known)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # inspect asks every module for its __file__
             raise AttributeError(name)
         if not is_imported():
@@ -32,13 +33,13 @@ class StandIn(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def _stand_in():
+def _stand_in() -> StandIn:
     """What torch.optim, DistributedDataParallel, the start of a process group and models/fp8.py call uncompiled."""
 
-    def nothing(*args, **more):
+    def nothing(*args: Any, **more: Any) -> None:
         pass
 
-    def assume_constant_result(fn):  # as the real one
+    def assume_constant_result(fn: Any) -> Any:  # as the real one
         fn._dynamo_marked_constant = True
         return fn
 
@@ -58,7 +59,7 @@ def install() -> None:
     if NAME not in sys.modules:
         sys.modules[NAME] = _stand_in()
         if "torch" in sys.modules:
-            sys.modules["torch"]._dynamo = sys.modules[NAME]
+            vars(sys.modules["torch"])["_dynamo"] = sys.modules[NAME]
 
 
 def is_imported() -> bool:

@@ -42,7 +42,7 @@ class CpuMeter:
         return max(0.0, busy_s - self._start[1] - own_cpu_s) / wall_s
 
 
-def _busy_cpu_s():
+def _busy_cpu_s() -> float | None:
     """Busy seconds since boot of the cores we may use: user, nice, system, irq, softirq and steal (man proc_stat)."""
     try:
         text = Path("/proc/stat").read_text()
@@ -60,7 +60,7 @@ MAX_DIFFERENCE_S = 1.0
 class RunClock:
     """Started when it is made; doubts() says where the machine's clocks disagree since then."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.started_s = time.monotonic()
         self._wall_s, self._uptime_s = time.time(), _uptime_s()
 
@@ -70,20 +70,20 @@ class RunClock:
 
     def doubts(self) -> list[str]:
         """Sentences: where another clock says that it was more than a second longer or shorter."""
-        result, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
+        doubts, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
         if abs(jump_s := time.time() - self._wall_s - lasted_s) > MAX_DIFFERENCE_S:
             why = "it was set, or the machine slept; durations are by the monotonic clock, dates may be wrong"
-            result.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
-        if None not in (uptime_s, self._uptime_s):
+            doubts.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
+        if uptime_s is not None and self._uptime_s is not None:
             passed_s = uptime_s - self._uptime_s
             if abs(passed_s - lasted_s) > MAX_DIFFERENCE_S:
                 both = f"{lasted_s:.1f} s of the run, the kernel's /proc/uptime {passed_s:.1f} s"
                 why = "the machine slept, or this program sees a wrong time"
-                result.append(f"the monotonic clock counted {both}: {why}")
-        return result
+                doubts.append(f"the monotonic clock counted {both}: {why}")
+        return doubts
 
 
-def _uptime_s():
+def _uptime_s() -> float | None:
     """Seconds since boot, sleep included, to the hundredth; None where the system is not Linux."""
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/uptime") as file:
         return float(file.read().split()[0])

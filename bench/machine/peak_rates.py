@@ -30,7 +30,16 @@ class Device:
     source: str
 
 
-def _both(names, half, tf32, fp32, fp8, mem, clock_mhz, source):
+def _both(
+    names: list[str],
+    half: float,
+    tf32: float | None,
+    fp32: float | None,
+    fp8: float | None,
+    mem: float | None,
+    clock_mhz: int | None,
+    source: str,
+) -> Device:
     """A row whose bf16 and fp16 are the same, in FLOP/s and bytes/s."""
     return Device(tuple(names), half, half, tf32, fp32, fp8, mem, clock_mhz, source)
 
@@ -96,8 +105,11 @@ def peak_clock_mhz(device_name: str | None) -> int | None:
 
 def peak_flops(device_name: str | None, dtype: str | None) -> float | None:
     """Dense peak FLOP/s of one device, or None if device or precision is unknown.  dtype as ours or as torch's."""
-    precision, device = ALIASES.get(dtype, dtype), find(device_name)
-    return getattr(device, precision) if device and precision in PRECISIONS else None
+    precision, device = ALIASES.get(dtype or "", dtype), find(device_name)
+    if device is None or precision not in PRECISIONS:
+        return None
+    peak: float | None = getattr(device, precision)
+    return peak
 
 
 def mem_bytes_per_s(device_name: str | None) -> float | None:
@@ -107,10 +119,10 @@ def mem_bytes_per_s(device_name: str | None) -> float | None:
 
 
 @functools.cache
-def _by_name():
+def _by_name() -> dict[str, Device]:
     return {_key(name): device for device in DEVICES for name in device.names}
 
 
-def _key(name):
+def _key(name: str) -> str:
     words = re.split(r"[\s-]+", name.strip().lower())
     return " ".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))

@@ -8,12 +8,15 @@ import os
 import shutil
 import sysconfig
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base import text_table
 from bench.base.units import GIB, format_gib, gib_from_bytes
+from bench.config.schema import HardwareConfig
 from bench.machine import environment, gpus
+from bench.machine.gpus import Facts
 from bench.machine.meters import CpuMeter
 
 MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
@@ -43,7 +46,7 @@ class Check:
     remedy: str = ""  # empty if ok
 
 
-def report(checks: list[Check], min_width=0) -> str:
+def report(checks: list[Check], min_width: int = 0) -> str:
     """Lines for a terminal: one a check, with the remedy below where there is one."""
     cells = []
     for check in checks:
@@ -52,7 +55,7 @@ def report(checks: list[Check], min_width=0) -> str:
     return text_table.render((), cells)
 
 
-def disk_space(results):
+def disk_space(results: Path | str) -> Check:
     """Free space where the record is written."""
     results = Path(results).absolute()
     folder = next(path for path in (results, *results.parents) if path.exists())
@@ -65,57 +68,58 @@ def disk_space(results):
     return Check("disk", status, f"{format_gib(free_gib, 1)} free for results", remedy)
 
 
-def memory(num_processes, dataset_bytes, available_gib):
+def memory(num_processes: int, dataset_bytes: int, available_gib: float | None) -> Check:
     """Room for the workers, and for the data to stay in the page cache."""
     if available_gib is None:
         return Check("memory", "ok", "unknown on this system")
     need_gib, data_gib = num_processes * PROCESS_GIB, dataset_bytes / GIB
     need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
-    result = f"{format_gib(available_gib, 1)} available; {need}"
+    found = f"{format_gib(available_gib, 1)} available; {need}"
     if available_gib < need_gib:
-        return Check("memory", "fail", result, "end other programs, or use fewer processes: hardware.num_processes=1")
+        return Check("memory", "fail", found, "end other programs, or use fewer processes: hardware.num_processes=1")
     if available_gib < need_gib + data_gib:
-        result = f"{result}, the data {format_gib(data_gib, 1)}"
-        return Check("memory", "warn", result, "end other programs: the data will be read from disk again and again")
-    return Check("memory", "ok", result)
+        found = f"{found}, the data {format_gib(data_gib, 1)}"
+        return Check("memory", "warn", found, "end other programs: the data will be read from disk again and again")
+    return Check("memory", "ok", found)
 
 
-def cpu_load(hardware, foreign_cores, num_cpus):
+def cpu_load(hardware: HardwareConfig, foreign_cores: float | None, num_cpus: int) -> Check:
     """What other programs take.  A CPU run shares every core; a GPU run needs a free one for each process."""
     if foreign_cores is None:
         return Check("cpu load", "ok", "unknown on this system")
-    limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - hardware.num_processes)
-    result = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
+    limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - (hardware.num_processes or 1))
+    found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
     if round(foreign_cores, 2) <= limit:  # as it is shown: what reads as the limit is not above it
-        return Check("cpu load", "ok", result)
+        return Check("cpu load", "ok", found)
     remedy = "end them (top shows which): steps get slower and uneven, and the record will say suspect"
-    return Check("cpu load", "warn", f"{result} (limit {limit:g})", remedy)
+    return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
 
 
-def threads(hardware, num_cpus, quota_cores):
+def threads(hardware: HardwareConfig, num_cpus: int, quota_cores: float | None) -> Check:
     """No more busy threads than cores."""
-    wanted = hardware.num_threads * hardware.num_processes if hardware.device == "cpu" else hardware.num_processes
+    num_processes, num_threads = hardware.num_processes or 1, hardware.num_threads or 1
+    wanted = num_threads * num_processes if hardware.device == "cpu" else num_processes
     cores = min(num_cpus, quota_cores or num_cpus)
-    result = f"{hardware.num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
+    found = f"{num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
     if wanted <= cores:
-        return Check("threads", "ok", result)
+        return Check("threads", "ok", found)
     if hardware.device == "cpu":
-        threads_each = max(1, int(cores // hardware.num_processes))
-        if threads_each < hardware.num_threads:
-            return Check("threads", "warn", result, f"hardware.num_threads={threads_each}, or fewer processes")
-        return Check("threads", "warn", result, f"hardware.num_processes={max(1, int(cores))} or fewer")
-    return Check("threads", "warn", result, "give the job more cores: each GPU's process needs one for itself")
+        threads_each = max(1, int(cores // num_processes))
+        if threads_each < num_threads:
+            return Check("threads", "warn", found, f"hardware.num_threads={threads_each}, or fewer processes")
+        return Check("threads", "warn", found, f"hardware.num_processes={max(1, int(cores))} or fewer")
+    return Check("threads", "warn", found, "give the job more cores: each GPU's process needs one for itself")
 
 
-def waiting_threads(hardware, env_variables):
+def waiting_threads(hardware: HardwareConfig, env_variables: Mapping[str, str]) -> Check:
     """Spinning OpenMP threads beside a busy core make steps 10 to 90 times slower; the launcher sets PASSIVE."""
     policy = env_variables.get("OMP_WAIT_POLICY")
     if policy is None or policy.upper() == "PASSIVE" or hardware.num_threads == 1:
-        return Check("openmp", "ok", "idle threads sleep" if hardware.num_threads > 1 else "one thread a process")
+        return Check("openmp", "ok", "idle threads sleep" if hardware.num_threads != 1 else "one thread a process")
     return Check("openmp", "warn", f"OMP_WAIT_POLICY={policy}: idle threads spin", "unset OMP_WAIT_POLICY")
 
 
-def governor(name):
+def governor(name: str | None) -> Check:
     """How the cores choose their clock: with any other governor than performance, it and the steps follow the load."""
     if name is None:
         return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
@@ -124,7 +128,7 @@ def governor(name):
     return Check("governor", "warn", f"{name}: clocks follow the load", "sudo cpupower frequency-set -g performance")
 
 
-def quota(num_cpus, quota_cores):
+def quota(num_cpus: int, quota_cores: float | None) -> Check:
     """A container's share of time: a run that uses more is stopped for the rest of every 100 ms."""
     if quota_cores is None or quota_cores >= num_cpus:
         return Check("cpu quota", "ok", "no limit" if quota_cores is None else f"{quota_cores:g} cores of {num_cpus}")
@@ -148,7 +152,7 @@ def sample_foreign_cores(sample_s: float = SAMPLE_S) -> float | None:
     return meter.foreign_cpu_cores()
 
 
-def compiler():
+def compiler() -> Check:
     """torch.compile's kernels are Triton's, which builds a small extension module of Python with the C compiler."""
     name = next((name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and shutil.which(name)), None)
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -164,17 +168,17 @@ POWER_SLACK_W = 1.0  # the driver rounds
 UNKNOWN = "unknown: the driver does not say"
 
 
-def gpu_checks(gpus: list[dict]) -> list[Check]:
+def gpu_checks(gpus: list[Facts]) -> list[Check]:
     """Facts of the GPUs that a run uses -> list of Check."""
     return [idle(gpus), alike(gpus), persistent(gpus), power_limit(gpus), slowed(gpus), ecc(gpus), pcie(gpus)]
 
 
-def _check(name, faults, remedy, good, lead=""):
+def _check(name: str, faults: list[str], remedy: str, good: str, lead: str = "") -> Check:
     """A warning with all faults where there are some."""
     return Check(name, "warn", lead + "; ".join(faults), remedy) if faults else Check(name, "ok", good)
 
 
-def idle(gpus):
+def idle(gpus: list[Facts]) -> Check:
     """No other program computes on them."""
     busy = [f"GPU {gpu['visible']}: {gpu['num_compute_processes']}" for gpu in gpus if gpu["num_compute_processes"]]
     remedy = "wait or end them (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
@@ -183,34 +187,34 @@ def idle(gpus):
     return _check("gpus idle", [", ".join(busy)] * bool(busy), remedy, good, "other programs compute on ")
 
 
-def alike(gpus):
+def alike(gpus: list[Facts]) -> Check:
     """One model and one power limit; the slowest sets the pace of all."""
     kinds = {(gpu["name"], gpu["power_limit_w"]) for gpu in gpus}
-    result = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
+    found = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
     remedy = "nvidia-smi -pl WATTS sets a power limit; CUDA_VISIBLE_DEVICES chooses GPUs of one model"
-    return _check("gpus alike", [result] * (len(kinds) > 1), remedy, f"{len(gpus)} x {result}")
+    return _check("gpus alike", [found] * (len(kinds) > 1), remedy, f"{len(gpus)} x {found}")
 
 
-def persistent(gpus):
+def persistent(gpus: list[Facts]) -> Check:
     """Persistence mode keeps the driver loaded: without it clocks and start-up vary."""
     without = [str(gpu["visible"]) for gpu in gpus if gpu["persistence"] is False]
     good = UNKNOWN if any(gpu["persistence"] is None for gpu in gpus) else "on"
     return _check("persistence", [", ".join(without)] * bool(without), "sudo nvidia-smi -pm 1", good, "off on GPU ")
 
 
-def power_limit(gpus):
+def power_limit(gpus: list[Facts]) -> Check:
     """As the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
     other = []
     for gpu in gpus:
         limit_w, default_w = gpu.get("power_limit_w"), gpu.get("default_power_limit_w")
-        if None not in (limit_w, default_w) and abs(limit_w - default_w) > POWER_SLACK_W:
+        if limit_w is not None and default_w is not None and abs(limit_w - default_w) > POWER_SLACK_W:
             other.append(f"GPU {gpu['visible']}: {limit_w:.0f} W instead of {default_w:.0f} W")
     known_w = gpus[0].get("power_limit_w")
     good = UNKNOWN if known_w is None else f"{known_w:.0f} W, the default"
     return _check("power limit", other, "sudo nvidia-smi -pl WATTS with the default", good)
 
 
-def slowed(gpus):
+def slowed(gpus: list[Facts]) -> Check:
     """Clocks that something holds down while nothing runs: heat, or a power supply that does not suffice."""
     slow = []
     for gpu in gpus:
@@ -225,7 +229,7 @@ def slowed(gpus):
     return _check("clocks", slow, remedy, good, "slowed down: ")
 
 
-def ecc(gpus):
+def ecc(gpus: list[Facts]) -> Check:
     """Errors that were not corrected, and memory rows that wait for a reset to be replaced."""
     bad, modes = [], {gpu.get("ecc") for gpu in gpus} - {None}
     for gpu in gpus:
@@ -242,38 +246,41 @@ def ecc(gpus):
     return _check("ecc", bad, remedy, {True: "on, no errors", False: "off", None: UNKNOWN}[next(iter(modes), None)])
 
 
-def pcie(gpus):
+def pcie(gpus: list[Facts]) -> Check:
     """Fewer lanes than board and slot have: a badly seated card.  The generation is not compared: it drops at rest."""
-    thin, widths = [], set()
+    thin: list[str] = []
+    widths: set[int] = set()
     for gpu in gpus:
         width, most = gpu.get("pcie_width"), gpu.get("pcie_max_width")
-        widths |= {width} - {None}
-        if None not in (width, most) and width < most:
+        if width is not None:
+            widths.add(width)
+        if width is not None and most is not None and width < most:
             thin.append(f"GPU {gpu['visible']}: x{width} of x{most}")
     good = f"x{' and x'.join(map(str, sorted(widths)))}" if widths else UNKNOWN
     return _check("pcie", thin, "seat the card again, or use another slot", good)
 
 
-__all__ = ["Check", "checks", "report"]
-
-
 def checks(
-    hardware, dataset_bytes: int, env: dict, results: Path | str, foreign_cpu_cores: float | None = None
+    hardware: HardwareConfig,
+    dataset_bytes: int,
+    env: Facts,
+    results: Path | str,
+    foreign_cpu_cores: float | None = None,
 ) -> list[Check]:
     """hardware: resolved; env: environment().  Samples the CPU for 0.3 s where foreign_cpu_cores is None."""
     quota_cores = env.get("cpu_quota_cores")
     foreign_cpu_cores = sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
-    result = [
+    of_machine = [
         disk_space(results),
-        memory(hardware.num_processes, dataset_bytes, environment.available_memory_gib()),
+        memory(hardware.num_processes or 1, dataset_bytes, environment.available_memory_gib()),
         cpu_load(hardware, foreign_cpu_cores, env["num_cpus"]),
         threads(hardware, env["num_cpus"], quota_cores),
         governor(env.get("governor")),
         quota(env["num_cpus"], quota_cores),
     ]
     if hardware.device == "cpu":
-        return [*result, waiting_threads(hardware, env["env"])]
+        return [*of_machine, waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
-        result.append(compiler())
+        of_machine.append(compiler())
     used = gpus.of_run(env["gpus"], hardware)
-    return [*result, *gpu_checks(used)] if used else result
+    return [*of_machine, *gpu_checks(used)] if used else of_machine

@@ -5,7 +5,6 @@ nothing; elsewhere the process is looked for once a second.
 """
 
 import contextlib
-import io
 import os
 import select
 import signal
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn, TypeGuard
 
 from bench.base import private
 from bench.machine.signals import held
@@ -28,47 +27,42 @@ WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 @contextlib.contextmanager
 def child(
-    words: Sequence[str],
-    cwd: Path | str,
-    env: Mapping[str, str],
-    out: io.IOBase | None,
-    end_within_s: float,
-    wake: Callable[[], object] | None = None,
-) -> Iterator[subprocess.Popen]:
+    words: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: IO[Any] | None, end_within_s: float
+) -> Iterator[subprocess.Popen[bytes]]:
     """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
-    killed after end_within_s.  wake(): called a second after SIGTERM where it has not ended, for what it started and
-    what may stand still.
+    killed after end_within_s.
     """
     process = None
     try:
         with held():  # a signal between fork and here would leave a child without an owner
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
-            own = {"start_new_session": True, "preexec_fn": die_with_parent}
-            process = subprocess.Popen(words, cwd=cwd, env=env, **pipes, **own)
+            process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         yield process
     finally:
-        if process is not None and process.poll() is None:
-            _end(process, end_within_s, wake)
+        if process is not None:
+            # a stopped process gets no signal but SIGKILL until it is continued
+            ways = (
+                (signal.SIGTERM, min(WAKE_AFTER_S, end_within_s)),
+                (signal.SIGCONT, end_within_s),
+                (signal.SIGKILL, None),
+            )
+            for number, within_s in ways:
+                process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(within_s)
 
 
-def _end(process, within_s, wake):
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(min(WAKE_AFTER_S, within_s))
-        return
-    process.send_signal(signal.SIGCONT)  # a stopped process gets no signal but SIGKILL
-    if wake:
-        wake()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(within_s)
-        return
-    process.kill()
-    process.wait()
-
-
-def call_and_exit(main: Callable[..., object], *args):
+def call_and_exit(main: Callable[..., object], *args: Any) -> NoReturn:
     """End this process as soon as main(*args) has: exit code 0, or 1 with the traceback of what it raised.
 
     Not sys.exit: DDP over gloo aborts in its static destructors in about 1 exit of 20.
@@ -89,7 +83,7 @@ def call_and_exit(main: Callable[..., object], *args):
 def when_gone(pid: int, then: Callable[[], object], name: str) -> None:
     """Call then() in a daemon thread as soon as process pid has ended."""
 
-    def wait():
+    def wait() -> None:
         while not has_ended(pid, within_s=None):
             pass
         then()
@@ -119,7 +113,7 @@ def one_has_ended(pids: Sequence[int], within_s: float | None) -> bool:
         return bool(poller.poll(None if within_s is None else within_s * 1e3))
 
 
-def _exists(pid):
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -160,21 +154,22 @@ def children(pid: int | None = None) -> set[int]:
         return _children_among_all(pid)
 
 
-def _children_among_all(parent):
-    result = set()
+def _children_among_all(parent: int) -> set[int]:
+    found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.parent.name)
             if int(stat_fields(pid)[1]) == parent:
-                result.add(pid)
-    return result
+                found.add(pid)
+    return found
 
 
 def descendants(pid: int) -> set[int]:
     """The children of that process, and theirs, zombies too.  Empty where there is no /proc."""
-    found, waiting = set(), {pid}
+    found: set[int] = set()
+    waiting = {pid}
     while waiting:
-        waiting = set().union(*map(children, waiting)) - found
+        waiting = set[int]().union(*map(children, waiting)) - found
         found |= waiting
     return found
 
@@ -245,12 +240,12 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3
 
 
-def identity(pid: int) -> dict:
-    """Of a process of this machine, for a file that it leaves: {"pid", "boot_id_hash", "start_ticks"}."""
-    return {"pid": pid, "boot_id_hash": boot_id_hash(), "start_ticks": start_ticks(pid)}
+def identity(pid: int) -> dict[str, Any]:
+    """Of a process of this machine, for a file that it leaves: {"pid", "start_ticks", "boot_id_hash"}."""
+    return {"pid": pid, "start_ticks": start_ticks(pid), "boot_id_hash": boot_id_hash()}
 
 
-def is_of_this_boot(mark: object) -> bool:
+def is_of_this_boot(mark: object) -> TypeGuard[dict[str, Any]]:
     """Whether an identity, as it was read, is of a process of this machine since it was started."""
     return isinstance(mark, dict) and mark.get("boot_id_hash") == boot_id_hash() and isinstance(mark.get("pid"), int)
 

@@ -8,6 +8,7 @@ nothing is raised where signals are held(); and loops that wait call check(), wh
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 OF_CALLERS = (signal.SIGUSR1, signal.SIGUSR2)  # where Python handles one: submitit's, at a job's limit or preemption
@@ -23,7 +24,7 @@ class Signals:
     def __init__(self, first: Callable[[], object] = lambda: None):
         """first(): called before the first raises, in the main thread, wherever it is."""
         self._first = first
-        self._name = None  # of the first
+        self._name: str | None = None  # of the first
         self._num_held = 0
         self._are_ignored = False
 
@@ -35,14 +36,14 @@ class Signals:
         if self._name is not None and not self._are_ignored and not self._num_held:
             raise Interrupted(self._name)
 
-    def _came(self, number, frame):
+    def _came(self, number: int, frame: FrameType | None) -> None:
         if self._name is None:  # later ones say nothing new
             self._name = signal.Signals(number).name
             self._first()
             self.check()
 
     @contextlib.contextmanager
-    def _held(self):
+    def _held(self) -> Iterator[None]:
         self._num_held += 1
         try:
             yield
@@ -78,6 +79,6 @@ def raise_interrupted(first: Callable[[], object] = lambda: None) -> Iterator[Si
         _blocks.remove(block)
 
 
-def held() -> contextlib.AbstractContextManager:
+def held() -> contextlib.AbstractContextManager[None]:
     """In this block nothing is raised; at its end, what came meanwhile is.  Outside of raise_interrupted(): nothing."""
     return _blocks[-1]._held() if _blocks else contextlib.nullcontext()

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from bench.base.units import MIB
 
@@ -54,24 +54,24 @@ class StampedPipes:
     """
 
     def __init__(self, sinks: Sequence[Sink], now_ns: Callable[[], int] = time.perf_counter_ns):
-        self.gaps_ns = []
+        self.gaps_ns: list[tuple[int, int]] = []
         self._sinks, self._now_ns = {sink.fd: sink for sink in sinks}, now_ns
         self._stop = threading.Event()
         self._woken_fd, self._wake_fd = os.pipe()
         self._thread = threading.Thread(target=self._read, name="stamped-pipes", daemon=True)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
         os.write(self._wake_fd, b".")
         self._thread.join()
         os.close(self._wake_fd)
         os.close(self._woken_fd)
 
-    def _read(self):
+    def _read(self) -> None:
         poller, timeout_ns = select.poll(), round(WAKE_EVERY_S * 1e9)
         for fd in (*self._sinks, self._woken_fd):
             poller.register(fd, select.POLLIN)
@@ -84,8 +84,8 @@ class StampedPipes:
                 late_ns = t_ns - read_ns
                 if t_ns - began_ns > timeout_ns + MIN_GAP_S * 1e9:
                     self.gaps_ns.append((began_ns + timeout_ns, t_ns))
-                elif before is not None:
-                    late_ns = min(late_ns, began_ns - read_ns + schedule.delay_ns(before))
+                elif before is not None and (now := schedule.read()) is not None:
+                    late_ns = min(late_ns, began_ns - read_ns + schedule.delay_ns(before, now))
                 for fd, _ in ready:
                     if fd in self._sinks:
                         self._sinks[fd].take(os.read(fd, PIPE_BYTES), t_ns, late_ns)
@@ -97,25 +97,26 @@ class StampedPipes:
 class _Schedule:
     """What the kernel's scheduler says of this thread and of the main one."""
 
-    def __enter__(self):
-        self._fds = []
+    def __enter__(self) -> Self:
+        self._fds: list[int] = []
         with contextlib.suppress(OSError):
             for path in (Path("/proc/thread-self/schedstat"), Path(f"/proc/self/task/{os.getpid()}/schedstat")):
                 self._fds.append(os.open(path, os.O_RDONLY))
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         for fd in self._fds:
             os.close(fd)
 
-    def read(self):
+    def read(self) -> list[tuple[int, int]] | None:
         """((ns on a core, ns ready and not on one) of this thread, the same of the main one); None: not known."""
         if len(self._fds) < 2:
             return None
-        return [tuple(map(int, os.pread(fd, 64, 0).split()[:2])) for fd in self._fds]
+        ran_and_waited = (os.pread(fd, 64, 0).split() for fd in self._fds)
+        return [(int(ran_ns), int(waited_ns)) for ran_ns, waited_ns, *_ in ran_and_waited]
 
-    def delay_ns(self, before):
-        """By how much this thread may have run too late since then."""
-        (_, own), (_, main) = now = self.read()
+    def delay_ns(self, before: list[tuple[int, int]], now: list[tuple[int, int]]) -> int:
+        """By how much this thread may have run too late between two readings."""
+        (_, own), (_, main) = now
         locked_ns = min(now[1][0] - before[1][0], round(sys.getswitchinterval() * 1e9))
         return own - before[0][1] + main - before[1][1] + locked_ns

@@ -122,7 +122,7 @@ def kind_of(error: BaseException) -> str:
     return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
 
 
-def classify(folder: Path, exit_code: int) -> Section | None:
+def classify(folder: Path, exit_code: int | None) -> Section | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
     reported = [atomic.read_json(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
     reported = [rank for rank in reported if rank and "kind" in rank]
@@ -151,7 +151,7 @@ def classify(folder: Path, exit_code: int) -> Section | None:
     return _not_started(folder, exit_code)
 
 
-def _not_started(folder: Path, exit_code: int) -> Section:
+def _not_started(folder: Path, exit_code: int | None) -> Section:
     """The agent ended before any rank could speak: what it printed last says why."""
     text = _log(folder, "agent.log")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -24,7 +24,7 @@ from bench.analysis.trace import categories, skew, window
 from bench.analysis.trace.analysis import device_name
 from bench.analysis.trace.rank import Rank
 from bench.base.units import ms_from_ns
-from bench.machine.passport import figures
+from bench.machine.passport import kept
 
 NUM_REASONS = 5
 MAX_PIECES = 200
@@ -47,7 +47,7 @@ def of_ranks(
     ranks: Iterable[Rank],
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
-    measured_of: Callable[[int, str | None], figures.Ceilings | None] = lambda rank, device: None,
+    measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
 ) -> dict[str, Any]:
     """Ranks of load.load_all() or load.by_window().  ValueError where none of them recorded anything that has time.
 

@@ -17,7 +17,7 @@ from bench.analysis.trace import operators
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 from bench.machine import peak_rates
-from bench.machine.passport import figures
+from bench.machine.passport import kept
 
 MIN_SHARE = 0.02  # of all time with known FLOPs: an operator that took less shows no rate
 # Operators that read each tensor among their arguments once and write one result.
@@ -57,7 +57,7 @@ class Ceilings:
     """
 
     device: str | None
-    measured: figures.Ceilings | None = None
+    measured: kept.Ceilings | None = None
     observed: dict[str, float] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ class Ceilings:
                 rate = self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)
                 if rate:
                     self._is_from(parts.WIRE, True)
-                return figures.bus_bytes(name, num_bytes, num_ranks) / rate if rate else None
+                return kept.bus_bytes(name, num_bytes, num_ranks) / rate if rate else None
         return None
 
     def launch_ns(self) -> int:

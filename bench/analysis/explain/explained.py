@@ -23,7 +23,7 @@ from bench.analysis.trace import categories, events, load
 from bench.analysis.trace.rank import Rank
 from bench.analysis.trace.source import NoTrace
 from bench.base.units import NS_PER_MS, NS_PER_S
-from bench.machine.passport import figures, kept
+from bench.machine.passport import kept
 from bench.record import metrics, run_folder, step_files
 
 PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.COMPILATION}
@@ -52,7 +52,7 @@ def of_paths(
     windows, answers = load.by_window(files), {}
     facts = run_folder.read(run) if run else None
 
-    def measured_of(rank: int, device: str | None) -> figures.Ceilings | None:
+    def measured_of(rank: int, device: str | None) -> kept.Ceilings | None:
         if passport is not None:
             return kept.of_file(passport, device)
         return kept.of_run(facts, rank) if facts else None

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from bench.base import atomic
 from bench.machine import processes
@@ -27,7 +28,7 @@ def folder_of(results: Path, run_id: str, node: int) -> Path:
     return results / FOLDER / f"{run_id}.node{node}"
 
 
-def make(folder: Path, texts: dict[str, str], launch: dict) -> None:
+def make(folder: Path, texts: dict[str, str], launch: dict[str, Any]) -> None:
     """A node's folder, with what its workers read: config.yaml, run.json and the launch file."""
     remove(folder)
     (folder / "logs").mkdir(parents=True)
@@ -51,15 +52,11 @@ def clear(results: Path) -> None:
         if processes.is_of_this_boot(owner):
             if not processes.is_there(owner):
                 remove(folder)
-        elif time.time() - _touched_s(folder) > ABANDONED_S:
-            remove(folder)
-
-
-def _touched_s(folder):
-    """When a file of it was written last, by the clock of its disk."""
-    with contextlib.suppress(OSError):  # another process removes it
-        return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
-    return time.time()
+            continue
+        with contextlib.suppress(OSError):  # another process removes it
+            written_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))  # by the clock of its disk
+            if time.time() - written_s > ABANDONED_S:
+                remove(folder)
 
 
 def rescue(folders: Iterable[Path], record: Path) -> None:
@@ -105,6 +102,6 @@ def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:
 def on_own_clock(folder: Path, rank: int, offset_s: float) -> None:
     """A failure that another node's clock dated, in place: when it was by this node's."""
     path = folder / "logs" / f"rank{rank}.failure.json"
-    result = atomic.read_json(path)
-    if isinstance(result, dict) and isinstance(result.get("failed_at_s"), (int, float)):
-        path.write_text(json.dumps(result | {"failed_at_s": result["failed_at_s"] + offset_s}))
+    failure = atomic.read_json(path)
+    if isinstance(failure, dict) and isinstance(failure.get("failed_at_s"), (int, float)):
+        path.write_text(json.dumps(failure | {"failed_at_s": failure["failed_at_s"] + offset_s}))

@@ -1,4 +1,5 @@
-"""What a node has that its run depends on: code, packages, data and machine, which are compared; and its network.
+"""What a node has that its run depends on: code, packages, data and machine, which are compared; its network; and what
+its leader knows of a member.
 
 The network as this node has it: which interface leads to the others, how fast, what else there is.
 """
@@ -8,14 +9,19 @@ import fcntl
 import hashlib
 import socket
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import REPO
 from bench.launch import ranks
 from bench.launch.prepare import Job
 from bench.machine import code_state, environment
 
+Clock = dict[str, Any]  # measured()'s
+NUM_QUESTIONS = 12  # about another node's clock
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do)
@@ -28,7 +34,7 @@ ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do
 }
 
 
-def facts_of(job: Job) -> dict:
+def facts_of(job: Job) -> dict[str, Any]:
     """What nodes must have alike (ALIKE), and their environments."""
     env = environment.environment()
     files = job.dataset.train + job.dataset.val
@@ -46,7 +52,7 @@ def facts_of(job: Job) -> dict:
     }
 
 
-def difference(theirs: dict, ours: dict) -> str | None:
+def difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     """Of two processes' facts: what is not alike and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
     for name, (what, remedy) in ALIKE.items():
         if theirs.get(name) != ours[name]:
@@ -54,7 +60,7 @@ def difference(theirs: dict, ours: dict) -> str | None:
     return None
 
 
-def _short(value):
+def _short(value: object) -> str:
     """A version, the beginning of a hash, or of several hashes of all of them."""
     if isinstance(value, list):
         value = hashlib.sha256("".join(value).encode()).hexdigest()
@@ -72,14 +78,15 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def network(interface: str | None) -> dict:
+def network(interface: str | None) -> dict[str, Any]:
     """{"interface", "mtu_bytes", "speed_mbit_per_s", "infiniband": [{"device", "rate"}]}; None: not known.
 
     speed: as the driver says it, of /sys/class/net; a virtual interface has none.
     """
     folder = NET / (interface or "")
     rates = [
-        {"device": path.parents[2].name, "rate": _read(path)} for path in sorted(INFINIBAND.glob("*/ports/*/rate"))
+        {"device": path.parents[2].name, "rate": environment.text_of(path)}
+        for path in sorted(INFINIBAND.glob("*/ports/*/rate"))
     ]
     speed = _whole(folder / "speed") if interface else None
     return {
@@ -96,20 +103,94 @@ def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, st
     return {name: interface for name in names if interface and name not in environ}
 
 
-def _whole(path):
-    word = _read(path)
+def _whole(path: Path) -> int | None:
+    word = environment.text_of(path)
     return int(word) if word and word.lstrip("-").isdigit() else None
 
 
-def _read(path):
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
-def own_address(host):
+def own_address(host: str) -> str:
     """The address of this machine from which that host is reached; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.connect((host, 9))
-        return asked.getsockname()[0]
+        return str(asked.getsockname()[0])
+
+
+FACTS = {"environment", "used", "commit", "host_hash", "fabric", "address"}  # of a node, that the record shows
+
+
+@dataclass
+class Peer:
+    """A member as the leader knows it."""
+
+    number: int  # in the store
+    node: int
+    first_rank: int
+    num_ranks: int
+    local_rank: int
+    facts: dict[str, Any] | None  # of the first of each node
+    folder: str | None = None
+    clock: Clock | None = None  # measured() at the start
+    clock_at_end: Clock | None = None
+    has_ended: bool = False
+    has_left: bool = False
+    is_interrupted: bool = False
+    is_lost: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"node {self.node}, rank {self.first_rank}"
+
+
+def peer_of(number: int, hello: Mapping[str, Any], is_adopted: bool) -> Peer | None:
+    """A member from its hello.  None: it is no hello."""
+    names = ("node", "first_rank", "num_ranks", "local_rank")
+    node, first_rank, num_ranks, local_rank = places = [hello.get(name) for name in names]
+    numbers, own = places if is_adopted else places[2:], hello.get("facts")  # else the leader gives the others
+    is_whole = own is None or isinstance(own, dict) and own.keys() >= FACTS and isinstance(own["address"], str)
+    if not is_whole or any(type(place) is not int for place in numbers):
+        return None
+    return Peer(number, node or 0, first_rank or 0, num_ranks or 0, local_rank or 0, own)
+
+
+def clock_of(message: Mapping[str, Any]) -> Clock:
+    """As measured() gives it.  KeyError, TypeError, ValueError: it is none."""
+    clock = message["clock"]
+    return {name: clock[name] + 0 for name in ("offset_ns", "round_trip_ns", "utc_offset_s")}
+
+
+def measured(
+    ask: Callable[[int], dict[str, Any]],
+    now_ns: Callable[[], int] = time.perf_counter_ns,
+    utc_s: Callable[[], float] = time.time,
+) -> Clock:
+    """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the leader's.
+
+    ask(number) -> {"t_ns", "utc_s"}.  Cristian's method ("Probabilistic clock synchronization", Distributed Computing
+    3, 1989): of several questions the one that was answered soonest; the other clock read what it read in the middle,
+    give or take half of that round trip.
+    """
+    readings = []
+    for number in range(NUM_QUESTIONS):
+        asked_ns = now_ns()
+        answer = ask(number)
+        back_ns, back_utc_s = now_ns(), utc_s()
+        trip_ns = back_ns - asked_ns
+        offset_ns = answer["t_ns"] - (asked_ns + back_ns) // 2
+        utc_offset_s = round(answer["utc_s"] - back_utc_s + trip_ns / 2e9, 6)
+        readings.append({"offset_ns": offset_ns, "round_trip_ns": trip_ns, "utc_offset_s": utc_offset_s})
+    return min(readings, key=lambda reading: reading["round_trip_ns"])
+
+
+def record_row(number: int, num_ranks: int, of_node: Mapping[str, Any] | None, peer: Peer | None) -> dict[str, Any]:
+    assert of_node is not None
+    """A node in run.json["nodes"]."""
+    return {
+        "node": number,
+        "ranks": list(range(number * num_ranks, (number + 1) * num_ranks)),
+        "host_hash": of_node["host_hash"],
+        "commit": of_node["commit"],
+        "environment": of_node["used"],
+        "fabric": of_node["fabric"],
+        "clock": None if peer is None else peer.clock,
+        "clock_at_end": None,
+    }

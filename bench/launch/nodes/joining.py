@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.base.paths import REPO
 from bench.config import typed
 from bench.launch import allocation, ranks
-from bench.launch.nodes import adopted, seal, store
-from bench.launch.nodes.adopted import Adopted
+from bench.launch.allocation import Adopted
+from bench.launch.nodes import seal, store
 from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job
 from bench.machine import processes
@@ -32,7 +32,7 @@ def started_by(verb: str) -> Adopted | None:
     """The launcher that started this process as one of several ranks; None: nobody did.  ValueError: within a run."""
     if ranks.IN_RUN in os.environ:
         raise ValueError(f"{verb}: this process is a rank of a run, and no run starts another: start it by itself")
-    return adopted.found()
+    return allocation.externally_launched()
 
 
 def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
@@ -83,13 +83,13 @@ def refuse(verb: str, words: list[str]) -> None:
     if by_hand:
         what = f"{by_hand}: nodes that are started by hand meet for one run"
         raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
-    result = started_by(verb)
-    if result is None or result.world_size == 1:
+    adopted = started_by(verb)
+    if adopted is None or adopted.world_size == 1:
         return
-    if is_follower(result):
+    if is_follower(adopted):
         time.sleep(SAY_S)
         sys.exit(2)
-    raise ValueError(f"{result.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")
+    raise ValueError(f"{adopted.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")
 
 
 # ---- who leads
@@ -117,8 +117,7 @@ def lead_nodes(job: Job) -> Leader | None:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None
         raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {error.strerror}: give HOST:PORT") from None
-    own_ranks = hardware.num_processes // hardware.nodes
-    return Leader(listener, hardware.rendezvous, hardware.nodes - 1, own_ranks, None)
+    return Leader(listener, str(hardware.rendezvous), (hardware.nodes or 1) - 1, hardware.ranks_of_node, None)
 
 
 @contextlib.contextmanager
@@ -129,34 +128,34 @@ def of_allocation(job: Job) -> Iterator[Leader]:
     ValueError: there is none, it has too few nodes, or they are not alike.
     """
     hardware, own = job.config.hardware, allocation.found()
+    num_nodes = hardware.nodes or 1
     if own is None:
-        what = f"hardware.nodes={hardware.nodes}"
+        what = f"hardware.nodes={num_nodes}"
         raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
-    if hardware.nodes > own.num_nodes:
+    if num_nodes > own.num_nodes:
         what = f"job {own.job_id} has {own.num_nodes} node(s)"
-        raise ValueError(f"hardware.nodes={hardware.nodes}: {what}: ask for more, sbatch --nodes={hardware.nodes}")
-    host, others = allocation.address_of_first(os.environ), hardware.nodes - 1
+        raise ValueError(f"hardware.nodes={num_nodes}: {what}: ask for more, sbatch --nodes={num_nodes}")
+    host, others = allocation.address_of_first(os.environ), num_nodes - 1
     listener = store.listen(host, [0])
     rendezvous = f"{host}:{listener.getsockname()[1]}"
     node = ("--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
     ends = ("--kill-on-bad-exit=1", "--wait=30", "--unbuffered")
-    words = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    follow = [sys.executable, "-m", "bench.launch.nodes.member", *words, f"hardware.rendezvous={rendezvous}"]
-    own_ranks = hardware.num_processes // hardware.nodes
+    overrides = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    follow = [sys.executable, "-m", "bench.launch.nodes.member", *overrides, f"hardware.rendezvous={rendezvous}"]
     secret = secrets.token_hex(32)
     with processes.child(["srun", *node, *ends, *follow], REPO, _with_key(secret), None, SRUN_GRACE_S) as srun:
 
-        def still():
+        def still() -> str | None:
             return None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
 
-        with Leader(listener, rendezvous, others, own_ranks, None, still, secret) as leading:
+        with Leader(listener, rendezvous, others, hardware.ranks_of_node, None, still, secret) as leading:
             leading.gather(job)
             yield leading
         with contextlib.suppress(subprocess.TimeoutExpired):
             srun.wait(SRUN_END_S)  # its tasks end by themselves now
 
 
-def _with_key(secret):
+def _with_key(secret: str) -> dict[str, str]:
     """srun's environment: its tasks get the key too where the job was submitted with --export=NONE."""
     env = os.environ | {seal.KEY: secret}
     exported = env.get("SLURM_EXPORT_ENV", "ALL")

@@ -9,21 +9,24 @@ gather(): every member has come, and is like this process, or all are refused
 """
 
 import contextlib
+import functools
 import itertools
 import operator
 import os
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn, Self
 
 from bench.base import atomic
 from bench.base.text_table import counted
 from bench.config import schema
 from bench.launch import allocation, initial_record, ranks
+from bench.launch.allocation import Adopted
 from bench.launch.nodes import carried, facts
-from bench.launch.nodes.adopted import Adopted
-from bench.launch.nodes.peer import Peer, clock_of, peer_of, record_row
+from bench.launch.nodes.facts import Peer, clock_of, peer_of, record_row
 from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
 from bench.record import failures
@@ -39,7 +42,7 @@ LEAVE_S = 5.0  # for members to have read that the run is over
 class _Ends:
     """What the leader has learnt of the end of the run; the first of each kind counts."""
 
-    failures: list[dict] = field(default_factory=list)  # as Group.failures, of all nodes
+    failures: list[dict[str, Any]] = field(default_factory=list)  # as Group.failures, of all nodes
     lost: str | None = None
     interrupted: str | None = None
     own_is_known: bool = False
@@ -52,9 +55,12 @@ class Leader:
     come never will, None where they may; secret: as of LeaderStore.
     """
 
+    _job: Job  # gather()'s
+    _folder: Path  # started()'s
+
     def __init__(
         self,
-        listener,
+        listener: socket.socket,
         key: str,
         num_members: int,
         own_ranks: int,
@@ -68,14 +74,14 @@ class Leader:
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None
         self._has_begun = False  # members have been told to start their ranks
-        self._ends, self._bad_files = _Ends(), []
-        self._job = self._folder = None
+        self._ends = _Ends()
+        self._bad_files: list[str] = []
         self._exit_code = 1  # of members, where nobody says bye()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
         for peer in self._peers.values():
             self._store.tell(peer.number, "bye", exit_code=self._exit_code)
@@ -85,7 +91,7 @@ class Leader:
         self._store.close()
 
     @property
-    def _nodes(self):
+    def _nodes(self) -> list[Peer]:
         """The first member of each other node, which has its folder."""
         return [peer for peer in self._peers.values() if peer.facts is not None]
 
@@ -108,7 +114,7 @@ class Leader:
             self._join()
         for peer in self._nodes:
             where = f"node {peer.node}" if self._adopted else "a node"
-            if why := facts.difference(peer.facts, own):
+            if why := facts.difference(peer.facts or {}, own):
                 self._refuse_all(f"{where} has another {why}")
         if not self._adopted:  # in the order of their arrival
             first_rank = self._own_ranks
@@ -117,7 +123,7 @@ class Leader:
                 first_rank += peer.num_ranks
         self._peers = dict(sorted(self._peers.items(), key=lambda item: item[1].first_rank))
 
-    def _join(self):
+    def _join(self) -> None:
         for number, message in self._store.take():
             if message["kind"] == GONE:
                 self._refuse_all(f"a node is not taken in: {message['why']}", number)
@@ -140,7 +146,7 @@ class Leader:
                 self._join()
             self._refuse_all(why)
 
-    def _refuse_all(self, why, *others):
+    def _refuse_all(self, why: str, *others: int) -> NoReturn:
         """others: members that are no peers."""
         for number in {*self._peers, *others}:
             self._store.tell(number, "refuse", why=why)
@@ -148,12 +154,13 @@ class Leader:
 
     # ---- the run
 
-    def record_facts(self) -> dict:
+    def record_facts(self) -> dict[str, Any]:
         """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
         size, of_slurm = self._job.config.hardware.ranks_of_node, allocation.found()
-        rows = [record_row(0, size, facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}, None)]
+        own = facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}
         nodes = sorted(self._nodes, key=lambda peer: peer.node)
-        rows += [record_row(peer.node, size, peer.facts, peer) for peer in nodes]
+        rows = [record_row(0, size, own, None), *(record_row(peer.node, size, peer.facts, peer) for peer in nodes)]
+        by: dict[str, Any]
         if self._adopted:
             by = {"by": self._adopted.by, "job_id": self._adopted.job_id}
         else:
@@ -161,19 +168,20 @@ class Leader:
         return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
 
     @contextlib.contextmanager
-    def started(self, folder: Path, env: dict, guard: ranks.Guard) -> Iterator["Leader"]:
+    def started(self, folder: Path, env: dict[str, str], guard: ranks.Guard) -> Iterator["Leader"]:
         """A context that yields this, with every rank begun; leaving it ends them and brings home what they wrote."""
         self._folder, adopted, hardware = folder, self._adopted, self._job.config.hardware
         for peer in self._nodes:
-            atomic.write_json(folder / f"environment.node{peer.node}.json", peer.facts["environment"])
+            if peer.facts:
+                atomic.write_json(folder / f"environment.node{peer.node}.json", peer.facts["environment"])
         master = None
         if not (adopted and adopted.has_store):
-            host = adopted.host if adopted else self._store.host
+            host = (adopted and adopted.host) or self._store.host
             master = host, self._stack.enter_context(ranks.reserved_port(host))
         num_nodes = hardware.nodes or 1
         place = ranks.Place(
             self._own_ranks,
-            hardware.num_processes,
+            hardware.num_processes or 1,
             local_size=hardware.ranks_of_node,
             num_nodes=num_nodes,
             master=master,
@@ -196,7 +204,7 @@ class Leader:
             self._stack.close()
             self._group = None  # a signal that comes to a member later has nothing to stop here
 
-    def _are_ready(self, folder):
+    def _are_ready(self, folder: Path) -> bool:
         """Whether every other node has made its folder, and measured its clock."""
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
         launch = initial_record.of_secrets(self._job)
@@ -210,7 +218,7 @@ class Leader:
                 self._ends.lost = f"{late.name}, made no folder"
         return not self._ends.lost
 
-    def _start_members(self, folder, place):
+    def _start_members(self, folder: Path, place: ranks.Place) -> None:
         folders = {0: str(folder.resolve())} | {peer.node: peer.folder for peer in self._nodes}
         hardware, self._has_begun = schema.to_dict(self._job.config.hardware), True
         for peer in self._peers.values():
@@ -243,38 +251,40 @@ class Leader:
         return 1 if self._ends.failures or self.failure else 0
 
     @property
-    def failures(self) -> list[dict]:
+    def failures(self) -> list[dict[str, Any]]:
         """Group.failures of all nodes."""
         return self._ends.failures
 
     @property
-    def failure(self) -> dict | None:
+    def failure(self) -> dict[str, Any] | None:
         """What only this process knows: that a node was lost, or that a signal ended one."""
         for kind, why in (("interrupted", self._ends.interrupted), ("node_lost", self._ends.lost)):
             if why:
                 return failures.failure(kind, why, None, failures.last_step(self._folder))
         return None
 
-    def _stop_all(self):
+    def _stop_all(self) -> None:
         if self._group is not None:
             self._group.stop()
         for peer in self._peers.values():
             if not peer.has_ended:
                 self._store.tell(peer.number, "stop")
 
-    def _collect(self):
+    def _collect(self) -> None:
         """The files of other nodes into the record's folder."""
         for peer in self._nodes:
             if not peer.folder or peer.is_lost:
                 continue
             self._store.tell(peer.number, "collect")
             try:
-                files = self._store.files(peer.number, lambda peer=peer: self._has_left(peer))
+                files = self._store.files(peer.number, functools.partial(self._has_left, peer))
                 for name, named in itertools.groupby(files, key=operator.itemgetter(0)):
                     self._keep(peer, name, named)
                 if not peer.is_interrupted:
                     self._store.answer_clock(peer.number, "end")
-                    self._until(lambda peer=peer: peer.clock_at_end is not None)
+                    until_s = time.monotonic() + LOST_AFTER_S
+                    while peer.clock_at_end is None and time.monotonic() < until_s:
+                        self._take(TICK_S)
             except RuntimeError as error:  # its network is gone
                 peer.is_lost = True
                 why = str(error).partition("\n")[0]
@@ -287,11 +297,11 @@ class Leader:
             for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
 
-    def _has_left(self, peer):
+    def _has_left(self, peer: Peer) -> bool:
         self._take(0.0)
         return peer.has_left
 
-    def _keep(self, peer, name, named):
+    def _keep(self, peer: Peer, name: str, named: Iterable[tuple[str, bytes | str]]) -> None:
         """named: [(name, piece)] of one file.  RuntimeError: no more files come."""
         try:
             carried.store(self._folder, name, _to_the_end(named))
@@ -301,46 +311,39 @@ class Leader:
             self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it came")
             raise error from None
 
-    def complete(self, run: dict) -> None:
+    def complete(self, run: dict[str, Any]) -> None:
         """Put into the record what was known later than record_facts(): clocks, and files that could not come home."""
         at = {"rank": None, "instrument": "nodes", "edge": "after the run"}
-        run["warnings"] += [at | {"error": words} for words in self._bad_files]
+        run["warnings"] += [at | {"error": warning} for warning in self._bad_files]
         of_node = {peer.node: peer for peer in self._nodes}
         for row in run.get("nodes", [])[1:]:
             peer = of_node[row["node"]]
             row["clock"], row["clock_at_end"] = peer.clock, peer.clock_at_end
 
-    def bye(self, run: dict) -> None:
+    def bye(self, run: dict[str, Any]) -> None:
         """The record is finished: every process of the run ends, with an exit code that says whether it is complete."""
         self._exit_code = 0 if run["status"] == "complete" else 1
 
-    def _interface(self):
+    def _interface(self) -> str | None:
         """Of this node, to the others."""
         first = next((peer.facts for peer in self._nodes), None)
         return facts.interface_of(facts.own_address(first["address"])) if first else None
 
     # ---- what arrives
 
-    def _take(self, within_s):
+    def _take(self, within_s: float) -> None:
         came = self._store.take()
         for number, message in came:
-            if number in self._peers:
-                self._heed(self._peers[number], message)
+            if peer := self._peers.get(number):
+                try:
+                    self._heed(peer, message)
+                except (KeyError, TypeError, ValueError):
+                    self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
         if not came:
             time.sleep(within_s)
 
-    def _until(self, is_so):
-        until_s = time.monotonic() + LOST_AFTER_S
-        while not is_so() and time.monotonic() < until_s:
-            self._take(TICK_S)
-
-    def _heed(self, peer, message):
-        try:
-            self._heed_kind(peer, message)
-        except (KeyError, TypeError, ValueError):
-            self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
-
-    def _heed_kind(self, peer, message):
+    def _heed(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        """KeyError, TypeError, ValueError: it makes no sense."""
         kind = message["kind"]
         if kind == GONE:
             peer.has_left = True
@@ -367,12 +370,12 @@ class Leader:
             if not peer.has_ended:
                 self._lose(peer, message["why"])
 
-    def _lose(self, peer, why):
+    def _lose(self, peer: Peer, why: str) -> None:
         peer.has_ended = peer.is_lost = True
         self._ends.lost = self._ends.lost or f"{peer.name} is lost: {why}"
         self._stop_all()
 
-    def _ended(self, ends):
+    def _ended(self, ends: Sequence[tuple[int, int]]) -> None:
         """ends: [(rank, exit code)] of the ranks of a launcher that failed first."""
         for rank, exit_code in ends:
             self._ends.failures.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
@@ -380,7 +383,7 @@ class Leader:
             self._stop_all()
 
 
-def _to_the_end(named):
+def _to_the_end(named: Iterable[tuple[str, bytes | str]]) -> Iterator[bytes]:
     """The pieces of a file.  OSError: its node cannot read all of it."""
     for _, piece in named:
         if isinstance(piece, str):

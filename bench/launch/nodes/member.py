@@ -11,16 +11,17 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import REPO, results_root
 from bench.config import schema, typed
 from bench.launch import ranks
+from bench.launch.allocation import Adopted
 from bench.launch.nodes import carried, facts, leader
-from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.store import GONE, MemberStore
 from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy
-from bench.machine.signals import Interrupted, raise_interrupted
+from bench.machine.signals import Interrupted, Signals, raise_interrupted
 
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[^/\0\n]{1,200}")  # run_folder.run_id()'s
 MAX_NODES = 4096
@@ -30,7 +31,7 @@ class Refused(ValueError):
     """The leader does not start the run, or is gone; the message is the reason."""
 
 
-def main(overrides):
+def main(overrides: list[str]) -> int:
     """Exit code: 0 where the run is complete, 2 where this node cannot take part."""
     try:
         return follow_nodes(prepare(overrides, say=lambda text: None, check_own=False))
@@ -68,15 +69,12 @@ def follow_nodes(job: Job) -> int:
         host, port = typed.host_and_port(hardware.rendezvous)
         timeout_s = hardware.rendezvous_timeout_s or leader.RENDEZVOUS_S
         try:
-            store = MemberStore(host, [port], hardware.rendezvous, timeout_s)
+            store = MemberStore(host, [port], str(hardware.rendezvous), timeout_s)
         except TimeoutError:
             what = f"hardware.rendezvous={hardware.rendezvous}: no run waits there (tried for {timeout_s:g} s)"
             raise ValueError(f"{what}: start the same command on the node that has this address") from None
-        num_ranks = hardware.num_processes // hardware.nodes
-        # the leader gives the nodes their numbers
-        return Member(store, job, job.code).run(
-            {"node": None, "first_rank": None, "local_rank": 0, "num_ranks": num_ranks}
-        )
+        where = {"local_rank": 0, "num_ranks": hardware.ranks_of_node}  # the leader gives the nodes their numbers
+        return Member(store, job, job.code).run(where)
 
 
 class Member:
@@ -85,15 +83,15 @@ class Member:
     def __init__(self, store: MemberStore, job: Job | None, code: Path):
         self._store, self._job, self._code = store, job, code
         self._interface = facts.interface_of(store.own_address)
-        self._waiting: list[dict] = []  # messages that came before they were waited for
+        self._waiting: list[dict[str, Any]] = []  # messages that came before they were waited for
         self._group: ranks.Group | None = None
         self._folder: Path | None = None  # of this node
 
-    def run(self, where: dict) -> int:
+    def run(self, where: dict[str, int]) -> int:
         """To the end of the run.  Exit code: 0 where it is complete.
 
-        where: {"node", "first_rank", "local_rank", "num_ranks"}, None what the leader decides.  Refused: the run does
-        not start; Interrupted: a signal ended this process.
+        where: {"node", "first_rank", "local_rank", "num_ranks"}, without what the leader decides.  Refused: the run
+        does not start; Interrupted: a signal ended this process.
         """
         own = self._job and facts.facts_of(self._job) | {
             "fabric": facts.network(self._interface),
@@ -104,12 +102,13 @@ class Member:
             try:
                 self._store.send("hello", **where, facts=own)
                 if self._job:
-                    self._make_folder()
-                self._start(self._wait_for("start"), stack)
-                self._watch(signals)
+                    self._make_folder(self._job)
+                self._group = self._started(self._wait_for("start"), stack)
+                self._watch(self._group, signals)
                 if self._folder is not None:
-                    self._carry()
-                return self._wait_for("bye")["exit_code"]
+                    self._carry(self._folder)
+                exit_code = self._wait_for("bye").get("exit_code")
+                return exit_code if type(exit_code) is int else 1
             except Interrupted as error:
                 signals()
                 why_left = f"it got {error}"
@@ -128,21 +127,21 @@ class Member:
                 if self._folder is not None:
                     carried.remove(self._folder)
 
-    def _make_folder(self):
+    def _make_folder(self, job: Job) -> None:
         """Of this node, with what its ranks read."""
         inputs = self._wait_for("inputs")
         run_id, node, texts, told = _checked(inputs)
         self._store.send("clock")
         clock = self._measured("start")
-        shards = {split: [str(file.path) for file in getattr(self._job.dataset, split)] for split in ("train", "val")}
+        shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
         launch = told | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
-        launch |= {"own": self._job.own_folder} if self._job.own_folder else {}
+        launch |= {"own": job.own_folder} if job.own_folder else {}
         carried.clear(results_root())
         self._folder = carried.folder_of(results_root(), run_id, node)
         carried.make(self._folder, texts, launch)
         self._store.send("ready", folder=str(self._folder.resolve()), clock=clock)
 
-    def _start(self, start, stack):
+    def _started(self, start: dict[str, Any], stack: contextlib.ExitStack) -> ranks.Group:
         try:
             place = ranks.Place(**start["place"])
             folder, log = self._folder or _within_results(start["folder"]), f"start{int(place.first_rank)}.log"
@@ -152,53 +151,49 @@ class Member:
         self._log = folder / "logs" / log
         env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
         guard = stack.enter_context(ranks.Guard(folder, self._code, is_member=True))
-        self._group = stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
+        return stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
 
-    def _watch(self, signals):
+    def _watch(self, group: ranks.Group, signals: Signals) -> None:
         """Until the ranks have ended, and the leader knows."""
-        while not self._group.has_ended(0.0):
+        while not group.has_ended(0.0):
             signals.check()
             message = self._store.arrived()
             if message and message["kind"] == GONE:
                 raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")
             if message and message["kind"] == "stop":
-                self._group.stop()
+                group.stop()
             elif message:
                 self._waiting.append(message)
         if self._log.exists() and not self._log.stat().st_size:
             self._log.unlink()
-        self._store.send("ended", ends=self._group.ends())
+        self._store.send("ended", ends=group.ends())
 
-    def _wait_for(self, kind):
+    def _wait_for(self, kind: str) -> dict[str, Any]:
         """The next message of a kind; others wait.  Refused."""
         while True:
             for message in self._waiting:
                 if message["kind"] == kind:
                     self._waiting.remove(message)
                     return message
-            message = self._store.arrived()
-            if message is None:
+            came = self._store.arrived()
+            if came is None:
                 continue
-            if message["kind"] == "stop":
-                if self._group is None:
-                    raise Refused("the run has ended before it began: see what node 0 says")
-                continue
-            if message["kind"] == "refuse":
-                raise Refused(message["why"])
-            if message["kind"] == GONE:
-                raise Refused(f"node 0 is gone before the run has ended ({message['why']}): see what it says")
-            if message["kind"] == "bye" and kind != "bye":
+            if came["kind"] == "refuse":
+                raise Refused(str(came.get("why", "node 0 starts no run: see what it says")))
+            if came["kind"] == GONE:
+                raise Refused(f"node 0 is gone before the run has ended ({came['why']}): see what it says")
+            if came["kind"] == "stop" and self._group is None or came["kind"] == "bye" and kind != "bye":
                 raise Refused("the run has ended before it began: see what node 0 says")
-            self._waiting.append(message)
+            if came["kind"] != "stop":
+                self._waiting.append(came)
 
-    def _carry(self):
+    def _carry(self, folder: Path) -> None:
         """When all ranks of the run have ended: its files to the leader, and the clock once more."""
         self._wait_for("collect")
-        paths = {name: self._folder / name for name in carried.names(self._folder)}
-        self._store.send_files(paths)
+        self._store.send_files({name: folder / name for name in carried.names(folder)})
         self._store.send("clock_at_end", clock=self._measured("end"))
 
-    def _measured(self, edge):
+    def _measured(self, edge: str) -> facts.Clock:
         """store.measured().  Refused."""
         try:
             return self._store.measured(edge)
@@ -206,18 +201,24 @@ class Member:
             raise Refused(f"node 0 did not tell its clock at the {edge} ({error}): see what it says") from None
 
 
-def _checked(inputs):
+def _checked(inputs: dict[str, Any]) -> tuple[str, int, dict[str, str], dict[str, Any]]:
     """-> (run id, node, {file: text}, secrets of the launch file) of a message, checked: a folder is named and removed
     by the first two.  Refused."""
     run_id, node, texts, told = (inputs.get(name) for name in ("run_id", "node", "texts", "launch"))
-    is_text = isinstance(texts, dict) and all(isinstance(texts.get(name), str) for name in ("config.yaml", "run.json"))
-    is_place = isinstance(run_id, str) and RUN_ID.fullmatch(run_id) and type(node) is int and 0 < node < MAX_NODES
-    if not (is_text and is_place and isinstance(told, dict)):
-        raise Refused("node 0 does not say which run this is: see what it says")
-    return run_id, node, texts, {"secrets": told["secrets"]} if "secrets" in told else {}
+    if (
+        isinstance(run_id, str)
+        and RUN_ID.fullmatch(run_id)
+        and type(node) is int
+        and 0 < node < MAX_NODES
+        and isinstance(texts, dict)
+        and all(isinstance(texts.get(name), str) for name in ("config.yaml", "run.json"))
+        and isinstance(told, dict)
+    ):
+        return run_id, node, texts, {"secrets": told["secrets"]} if "secrets" in told else {}
+    raise Refused("node 0 does not say which run this is: see what it says")
 
 
-def _within_results(folder):
+def _within_results(folder: str) -> Path:
     """The folder of a rank whose node's first member has made it.  ValueError: it lies elsewhere."""
     found = Path(folder).resolve()
     if not found.is_relative_to(results_root().resolve()) or not found.is_dir():

@@ -3,8 +3,11 @@
 import hashlib
 import hmac
 import json
+from typing import Any
 
-KEY = "SPEEDRUN_NODES_KEY"  # the variable with the secret that all launchers of a run share
+from bench.launch import ranks
+
+KEY = ranks.NODES_KEY
 NOT_VERIFIED = f"what it sent does not verify: give {KEY} alike on every node, or somebody else reaches this port"
 
 
@@ -34,7 +37,7 @@ class Seal:
             raise ValueError(NOT_VERIFIED)
         return body
 
-    def message(self, name: str, value: bytes) -> dict:
+    def message(self, name: str, value: bytes) -> dict[str, Any]:
         """ValueError: so, or no message."""
         try:
             message = json.loads(self.opened(name, value))
@@ -44,5 +47,5 @@ class Seal:
             raise ValueError(NOT_VERIFIED)
         return message
 
-    def _digest(self, name, body):
+    def _digest(self, name: str, body: bytes) -> bytes:
         return hmac.digest(self._key, name.encode() + b"\0" + body, hashlib.sha256)

@@ -16,6 +16,7 @@ and signs of life carry none: who changes them can end a run.  Below a prefix of
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import queue
@@ -38,7 +39,6 @@ TICK_S = 0.2
 ALIVE_EVERY_S = 2.0
 LOST_AFTER_S = 20.0  # ten of them
 CALL_S = 300.0  # of one operation of the store; a member gives its leader up long before
-NUM_QUESTIONS = 12
 COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
 MAX_MEMBERS = 4096  # more than that has not come by itself
 MAX_MESSAGES = 10_000  # of a member; it sends a dozen
@@ -60,7 +60,7 @@ def _quiet_torch() -> Iterator[Any]:
             del os.environ[name]
 
 
-def _opened(host: str, port: int, key: str, **more) -> tuple[Any, Any]:
+def _opened(host: str, port: int, key: str, **more: Any) -> tuple[Any, Any]:
     """-> (TCPStore, the part of it that belongs to this run)"""
     with _quiet_torch() as distributed:
         timeout = datetime.timedelta(seconds=CALL_S)
@@ -101,11 +101,13 @@ class LeaderStore:
         """From here on no member reaches it."""
         self._store = self._whole = None
 
-    def take(self) -> list[tuple[int, dict]]:
+    def take(self) -> list[tuple[int, dict[str, Any]]]:
         """[(member, message)] that have come since the last call; of GONE where what came is none of the member's."""
         self._meet()
-        came = []
-        for number, (num_sent, beat) in self._counts().items():
+        came: list[tuple[int, dict[str, Any]]] = []
+        members = [number for number in self._num_seen if number not in self._strange]
+        values = self._values([f"{kind}/{number}" for number in members for kind in ("sent", "alive")])
+        for number, num_sent, beat in zip(members, values[::2], values[1::2], strict=True):
             if beat != self._beats.get(number, (b"", 0.0))[0]:
                 self._beats[number] = beat, time.monotonic()
             try:
@@ -115,7 +117,14 @@ class LeaderStore:
                 came.append((number, {"kind": GONE, "why": NOT_VERIFIED}))
         return came
 
-    def _read(self, member, num_sent, came):
+    def _values(self, names: list[str]) -> list[bytes]:
+        """Of these keys; b"" of one that somebody has removed, for which the store would wait."""
+        if not names or self._store.check(names):
+            return list(self._store.multi_get(names)) if names else []
+        return [self._store.get(name) if self._store.check([name]) else b"" for name in names]
+
+    def _read(self, member: int, num_sent: bytes, came: list[tuple[int, dict[str, Any]]]) -> None:
+        """What it has sent since.  ValueError: that is none of its messages."""
         if not num_sent.isdigit() or len(num_sent) > 9 or int(num_sent) > MAX_MESSAGES:
             raise ValueError(num_sent)
         while self._num_seen[member] < int(num_sent):
@@ -126,7 +135,7 @@ class LeaderStore:
             self._store.delete_key(name)
             self._num_seen[member] += 1
 
-    def _meet(self):
+    def _meet(self) -> None:
         """Those that have come since, once their first values are there."""
         for number in range(1, min(self._store.add("members", 0), MAX_MEMBERS) + 1):
             names = [f"{kind}/{number}" for kind in ("session", "sent", "alive")]
@@ -134,25 +143,18 @@ class LeaderStore:
                 self._seals[number] = Seal(self._key, self._secret, self._session, self._store.get(names[0]))
                 self._num_seen[number], self._num_told[number] = 0, 0
 
-    def _counts(self):
-        """{member: (messages sent, its last beat)}"""
-        members = [number for number in self._num_seen if number not in self._strange]
-        names = [f"{kind}/{number}" for number in members for kind in ("sent", "alive")]
-        values = self._store.multi_get(names) if names else []
-        return {number: (values[2 * at], values[2 * at + 1]) for at, number in enumerate(members)}
-
     def silent_s(self, member: int) -> float:
         """For how long it has said nothing."""
         return time.monotonic() - self._beats[member][1]
 
-    def tell(self, member: int, kind: str, **facts) -> None:
+    def tell(self, member: int, kind: str, **facts: Any) -> None:
         name = f"to/{member}/{self._num_told[member]}"
         self._store.set(name, self._seals[member].closed(name, json.dumps({"kind": kind, **facts}).encode()))
         self._num_told[member] += 1
 
     def answer_clock(self, member: int, edge: str) -> None:
         """What it asks with MemberStore.measured(edge)."""
-        for number in range(NUM_QUESTIONS):
+        for number in range(facts.NUM_QUESTIONS):
             name = f"clock/{member}/{edge}/{number}"
             self._store.wait([name], datetime.timedelta(seconds=LOST_AFTER_S))
             now = {"kind": "clock", "t_ns": time.perf_counter_ns(), "utc_s": time.time()}
@@ -178,7 +180,7 @@ class LeaderStore:
                 return
             yield name, piece if why is None else why
 
-    def _piece(self, member, number, has_left):
+    def _piece(self, member: int, number: int, has_left: Callable[[], bool]) -> bytes:
         name, since_s, why = f"file/{member}/{number}", time.monotonic(), None
         while not self._store.check([name]):
             if why:  # and what it had sent before has been seen
@@ -190,7 +192,7 @@ class LeaderStore:
             elif time.monotonic() - since_s > COLLECT_S:
                 why = f"it sent nothing for {COLLECT_S:g} s"
             time.sleep(RETRY_S / 10)
-        value = self._store.get(name)
+        value: bytes = self._store.get(name)
         self._store.delete_key(name)
         return value
 
@@ -206,8 +208,8 @@ class MemberStore:
         self._whole, self._store = self._found(host, ports, key, timeout_s)
         self.own_address = facts.own_address(host)
         self.heard_s = time.monotonic()  # when the store last answered
-        self._inbox: queue.Queue = queue.Queue()
-        self._outbox: queue.Queue = queue.Queue()
+        self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._outbox: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._num_sent, self._num_pieces = 0, 0
         self._wrote_s = self.heard_s  # when the thread that writes last got something done
         self.number = self._store.add("members", 1)
@@ -225,49 +227,68 @@ class MemberStore:
             thread.start()
 
     @staticmethod
-    def _found(host, ports, key, timeout_s):
+    def _found(host: str, ports: Sequence[int], key: str, timeout_s: float) -> tuple[Any, Any]:
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             for port in ports:
                 with contextlib.suppress(OSError):
                     socket.create_connection((host, port), timeout=CONNECT_S).close()
-                    found = _within(CONNECT_S, lambda port=port: _asked(host, port, key))
+                    found = _within(CONNECT_S, functools.partial(_asked, host, port, key))
                     if found is not None:
                         return found
             time.sleep(RETRY_S)
         raise TimeoutError
 
-    def send(self, kind: str, **facts) -> None:
-        self._outbox.put((self._send, {"kind": kind, **facts}))
+    def send(self, kind: str, **facts: Any) -> None:
+        def work() -> None:
+            name = f"from/{self.number}/{self._num_sent}"
+            self._store.set(name, self._seal.closed(name, json.dumps({"kind": kind, **facts}).encode()))
+            self._num_sent += 1
+            self._store.set(f"sent/{self.number}", str(self._num_sent))
+
+        self._outbox.put(work)
 
     def send_files(self, paths: dict[str, Path]) -> None:
         """{name: file}, to the last."""
-        self._outbox.put((self._send_files, paths))
 
-    def measured(self, edge: str) -> dict:
+        def work() -> None:
+            try:
+                for name, path in paths.items():
+                    try:
+                        for piece in _pieces(path):
+                            self._send_piece(name, None, piece)
+                    except OSError as error:
+                        self._send_piece(name, error.strerror or type(error).__name__)
+            finally:  # or the leader would wait for more
+                self._send_piece(None)
+
+        self._outbox.put(work)
+
+    def measured(self, edge: str) -> facts.Clock:
         """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the
         leader's, which answers with answer_clock(edge).  RuntimeError: it is gone, or does not answer."""
-        answers: queue.Queue = queue.Queue()
-        self._outbox.put((lambda _: self._measure(edge, answers), None))
+        answers: queue.Queue[dict[str, Any] | str] = queue.Queue()
+
+        def work() -> None:
+            try:
+                answers.put(facts.measured(functools.partial(self._ask, edge)))
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                answers.put(str(error).partition("\n")[0])
+
+        self._outbox.put(work)
         began_s = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
-                clock, why = answers.get(timeout=TICK_S)
-                if why is not None:
-                    raise RuntimeError(why)
-                return clock
+                answer = answers.get(timeout=TICK_S)
+                if isinstance(answer, str):
+                    raise RuntimeError(answer)
+                return answer
             if time.monotonic() - self.heard_s > LOST_AFTER_S:
                 raise RuntimeError(f"nothing heard for {LOST_AFTER_S:g} s")
             if time.monotonic() - max(began_s, self._wrote_s) > COLLECT_S:
                 raise RuntimeError(f"no answer in {COLLECT_S:g} s")
 
-    def _measure(self, edge, answers):
-        try:
-            answers.put((measured(lambda number: self._ask(edge, number)), None))
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            answers.put((None, str(error).partition("\n")[0]))
-
-    def arrived(self) -> dict | None:
+    def arrived(self) -> dict[str, Any] | None:
         """The next message, as soon as it is there; None: none in TICK_S.  A leader that is silent for too long is
         gone."""
         with contextlib.suppress(queue.Empty):
@@ -280,16 +301,16 @@ class MemberStore:
         """When all that was sent has been written, or the leader is silent; a thread that waits for a dead network is
         left behind, another one would meet the end of this program within torch."""
         done = threading.Event()
-        self._outbox.put((lambda _: done.set(), None))
+        self._outbox.put(done.set)
         until_s = self.heard_s + LOST_AFTER_S
         while not done.wait(RETRY_S / 10) and time.monotonic() < until_s:
             pass
         self._is_closing = True
-        self._outbox.put((None, None))
+        self._outbox.put(None)
         for thread in self._threads:
             thread.join(5 * TICK_S)
 
-    def _listen(self, store):
+    def _listen(self, store: Any) -> None:
         number, beat_s = 0, 0.0
         try:
             while not self._is_closing:
@@ -308,39 +329,18 @@ class MemberStore:
             why = str(error).partition("\n")[0]
             self._inbox.put({"kind": GONE, "why": f"its store is closed: {why}"})
 
-    def _write(self):
-        while True:
-            work, what = self._outbox.get()
-            if work is None:
-                return
-            with contextlib.suppress(
-                RuntimeError, OSError, ValueError
-            ):  # the leader is gone, which the other thread says
-                work(what)
+    def _write(self) -> None:
+        while work := self._outbox.get():
+            # else the leader is gone, which the other thread says
+            with contextlib.suppress(RuntimeError, OSError, ValueError):
+                work()
 
-    def _send(self, message):
-        name = f"from/{self.number}/{self._num_sent}"
-        self._store.set(name, self._seal.closed(name, json.dumps(message).encode()))
-        self._num_sent += 1
-        self._store.set(f"sent/{self.number}", str(self._num_sent))
-
-    def _ask(self, edge, number):
+    def _ask(self, edge: str, number: int) -> dict[str, Any]:
         name = f"clock/{self.number}/{edge}/{number}"
         self._store.set(name, "?")
         return self._seal.message(f"{name}/is", self._store.get(f"{name}/is"))
 
-    def _send_files(self, paths):
-        try:
-            for name, path in paths.items():
-                try:
-                    for piece in _pieces(path):
-                        self._send_piece(name, None, piece)
-                except OSError as error:
-                    self._send_piece(name, error.strerror or type(error).__name__)
-        finally:  # or the leader would wait for more
-            self._send_piece(None)
-
-    def _send_piece(self, name, why=None, piece=b""):
+    def _send_piece(self, name: str | None, why: str | None = None, piece: bytes = b"") -> None:
         """name: of the file, None after the last; why: its rest does not come."""
         while self._num_pieces - int(self._store.get(f"taken/{self.number}")) >= NUM_AHEAD:
             time.sleep(RETRY_S / 20)
@@ -350,29 +350,7 @@ class MemberStore:
         self._wrote_s = time.monotonic()
 
 
-def measured(ask: Callable[[int], dict], now_ns=time.perf_counter_ns, utc_s=time.time) -> dict:
-    """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the leader's.
-
-    ask(number) -> {"t_ns", "utc_s"}.  Cristian's method ("Probabilistic clock synchronization", Distributed Computing
-    3, 1989): of several questions the one that was answered soonest; the other clock read what it read in the middle,
-    give or take half of that round trip.
-    """
-    best = None
-    for number in range(NUM_QUESTIONS):
-        asked_ns = now_ns()
-        answer = ask(number)
-        back_ns, back_utc_s = now_ns(), utc_s()
-        trip_ns = back_ns - asked_ns
-        if best is None or trip_ns < best["round_trip_ns"]:
-            best = {
-                "offset_ns": answer["t_ns"] - (asked_ns + back_ns) // 2,
-                "round_trip_ns": trip_ns,
-                "utc_offset_s": round(answer["utc_s"] - back_utc_s + trip_ns / 2e9, 6),
-            }
-    return best
-
-
-def _asked(host, port, key):
+def _asked(host: str, port: int, key: str) -> tuple[Any, Any] | None:
     """The store that listens there where it is that of this run, else None."""
     with contextlib.suppress(RuntimeError):
         whole, store = _opened(host, port, key, is_master=False)
@@ -381,16 +359,16 @@ def _asked(host, port, key):
     return None
 
 
-def _within(seconds, work):
+def _within(seconds: float, work: Callable[[], tuple[Any, Any] | None]) -> tuple[Any, Any] | None:
     """What work() returns; None where it takes longer, and is left alone: a program that answers nothing."""
-    answers: queue.Queue = queue.Queue()
+    answers: queue.Queue[tuple[Any, Any] | None] = queue.Queue()
     threading.Thread(target=lambda: answers.put(work()), name="store", daemon=True).start()
     with contextlib.suppress(queue.Empty):
         return answers.get(timeout=seconds)
     return None
 
 
-def _pieces(path):
+def _pieces(path: Path) -> Iterator[bytes]:
     """The bytes that a file has now, at most PIECE_BYTES at once; one that was cut meanwhile is filled up."""
     with open(path, "rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size

@@ -1,32 +1,54 @@
-"""What a script printed -> its rows of steps.csv, its half of the record, and every reason to doubt it.
+"""What a script printed and opened -> its rows of steps.csv, its half of the record, and every reason to doubt it.
 
 Called by the launcher once the ranks have ended: the script's lines with their times (script_run.py), what it opened
 and how it ended (training/script_worker.py).
 """
 
 import contextlib
+import os
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
-from bench.launch.script import opened_data, trace_files, work_folder
-from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
+from bench.launch.prepare import Job
+from bench.launch.script import trace_files, work_folder
+from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL, Script
 from bench.record import failures, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
+from bench.record.importers.consoles import Form
 from bench.record.importers.modded_nanogpt import MEANINGS
 from bench.record.importers.records import Run, rows_of
+from bench.record.shape import Section
+from bench.record.step_files import StepRow
+from bench.training import script_worker
 
-OWN_DATA = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}  # nothing is known
+if TYPE_CHECKING:
+    from bench.launch.script.script_run import Output
+
+OWN_DATA: Section = {
+    "source": "script",
+    "vocab_size": None,
+    "floor_nats": None,
+    "train": [],
+    "val": [],
+}  # nothing is known
 LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no validation loss in nats a token"
 NO_STEPS = "the script printed no step after step 0"
+# Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
+CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
+DATA = script_worker.DATA  # how the names of data files end
+MAX_SHOWN = 200
+READER_LATE_TIMES = 3.0  # what a reader says of its own lateness is an estimate (assumed; 1.0 accused one run in 94)
+PRINTED_LATE_S = 0.1  # a line that another thread of the script prints (assumed)
 
 
 class Facts(TypedDict):
@@ -35,73 +57,117 @@ class Facts(TypedDict):
     python: NotRequired[str]
     peak_rss_gib: NotRequired[float | None]
     peak_mem_gib: NotRequired[dict[str, float | None] | None]
-    torch: NotRequired[dict]
+    torch: NotRequired[dict[str, Any]]
     packages: NotRequired[dict[str, str | None]]
 
 
-def write(folder: Path, job, run: dict, output, telemetry: dict, waits_ns: Iterable[tuple[int, int]]) -> dict | None:
+class Opened(TypedDict):
+    """A file that a script opened, as its worker noted it; the script can write there too."""
+
+    path: str  # as the script named it
+    real: str  # without links
+    writes: bool
+    t_ns: NotRequired[int]  # time.perf_counter_ns
+
+
+def write(
+    folder: Path,
+    job: Job,
+    run: dict[str, Any],
+    output: "Output",
+    telemetry: dict[str, Any],
+    waits_ns: Iterable[tuple[int, int]],
+) -> Section | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
-    output: script_run.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler;
-    waits_ns: as in printed_times.clock().
+    output: closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as in
+    printed_times.clock().
     """
-    name = _dialect(output, job.script.dialect)
-    facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
-    run["script"] |= {"dialect": _shown(name), "num_unkept_lines": output.num_unkept_lines}
-    run["script"] |= {"opened": opened_data.shown(folder, job, facts["opened"])}
-    read = [one["real"] for one in facts["opened"] if not one["writes"]]
-    run["script"] |= {"used": work_folder.keep_used(folder, job.script, read)}
-    runs, of_file = dialects.read(name, [text for _, text in output.lines]) if name else ([], {})
-    if not runs:
-        _write_result(folder, facts, {}, [], telemetry)
-        which = run["script"]["dialect"] or f"a dialect ({', '.join(dialects.NAMES)})"
+    script, num_ranks = _script(job), job.config.hardware.num_processes or 1
+    dialect = script.dialect or dialects.detect(text for _, text in output.lines)
+    shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
+    facts = [_facts(folder / f".rank{rank}.facts.tmp") for rank in range(num_ranks)]
+    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in _opened(folder, rank)])
+    used = work_folder.keep_used(folder, script, opened.read)
+    run["script"] |= {"dialect": shown, "num_unkept_lines": output.num_unkept_lines, "opened": opened.names()}
+    run["script"] |= {"used": used}
+    runs, of_file = dialects.read(dialect, [text for _, text in output.lines]) if dialect else ([], {})
+    if not runs or dialect is None:
+        _write_result(folder, facts, {}, [], telemetry, {})
+        which = shown or f"a dialect ({', '.join(dialects.NAMES)})"
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
-    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
-    telemetry["profiles"] = trace_files.conclude(
-        folder, job.config.instruments, job.config.hardware.num_processes, rows
-    )
-    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
+    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(dialect))
+    telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
+    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, shown)]
     is_wall = foreign.train_time_ms is None
     if is_wall:
         count_wall(rows)
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
     if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on in them
-        protocol = protocol | {"excluded": [one for one in protocol["excluded"] if one != "validation"]}
+        protocol = protocol | {"excluded": [what for what in protocol["excluded"] if what != "validation"]}
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
     measured = _measured(foreign, rows, is_wall)
-    meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
+    num_untimed = measured["num_untimed_steps"]
+    meaning = MEANINGS[1] if num_untimed and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
     run["script"] |= {"declared_steps": foreign.declared_steps}
-    at_start_s = opened_data.validation_at_start_s(folder, job, facts["opened"], rows)
-    seen = output.late_ns, output.gaps_ns, at_start_s, is_wall, waits_ns
-    outside = printed_times.clock(rows, measured["num_untimed_steps"], *seen)
-    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"], outside)
-    disturbances = [] if is_wall else printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
-    telemetry["doubts"] += [{"rank": 0, "instrument": outside_clock.MACHINE, "doubt": doubt} for doubt in disturbances]
-    if opened_data.is_own(folder, job, facts["opened"]):
+    at_start_s = opened.validation_at_start_s(rows)
+    outside = printed_times.clock(rows, num_untimed, output.late_ns, output.gaps_ns, at_start_s, is_wall, waits_ns)
+    doubts: list[str] = []
+    if not is_wall:
+        doubts += printed_times.doubts(rows, num_untimed, outside)
+        telemetry["doubts"] += [
+            {"rank": 0, "instrument": outside_clock.MACHINE, "doubt": doubt}
+            for doubt in printed_times.disturbances(rows, num_untimed, outside)
+        ]
+    if opened.are_own_data:
         run["data"] = dict(OWN_DATA)
-    said += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
-    said += opened_data.doubts(folder, job, facts["opened"])
-    said += opened_data.opened_while_training(folder, job, facts["opened"], rows, outside["reader_late_s"])
-    said += [f"{one} changed while it ran" for one in work_folder.changed(job.script, folder / work_folder.WORK)]
+    doubts += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
+    doubts += opened.doubts()
+    doubts += opened.while_training(rows, outside["reader_late_s"])
+    doubts += [f"{name} changed while it ran" for name in work_folder.changed(script, folder / work_folder.WORK)]
     _write_steps(folder, rows)
-    _write_result(folder, facts, measured, said, telemetry, {"clock": outside})
-    return _failure(foreign, rows)
+    _write_result(folder, facts, measured, doubts, telemetry, {"clock": outside})
+    if foreign.diverged_step is not None:
+        why = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
+        return failures.failure("non_finite_loss", why, None, foreign.diverged_step) | {"hint": LOWER}
+    if not rows[-1]["step"]:
+        return failures.failure("no_metric_lines", NO_STEPS)
+    return None if foreign.val_loss is not None else failures.failure("no_metric_lines", NO_VALIDATION)
 
 
-def _dialect(output, asked):
-    return asked or dialects.detect(text for _, text in output.lines)
+def _script(job: Job) -> Script:
+    assert job.script is not None
+    return job.script
 
 
-def rows_of_output(output, asked: str | None) -> list[dict]:
-    """The stamped rows of what a script printed; asked: its script.dialect.  [] where no line is read."""
-    name = _dialect(output, asked)
-    runs = dialects.read(name, [text for _, text in output.lines])[0] if name else []
-    return stamped(rows_of(runs[-1]), output.lines, dialects.of_name(name)) if runs else []
+def _facts(path: Path) -> Facts:
+    try:
+        return cast(Facts, json_file.read(path, Facts))
+    except Damaged:
+        return {}
 
 
-def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict]:
+def _opened(folder: Path, rank: int) -> Iterator[Opened]:
+    path = folder / f".rank{rank}.opened.tmp"
+    with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
+        for line in lines:
+            with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
+                yield json_file.parsed(line, path, Opened)
+
+
+# ---- what it printed
+
+
+def rows_of_output(output: "Output", dialect: str | None) -> list[StepRow]:
+    """The stamped rows of what a script printed; dialect: its script.dialect.  [] where no line is read."""
+    dialect = dialect or dialects.detect(text for _, text in output.lines)
+    runs = dialects.read(dialect, [text for _, text in output.lines])[0] if dialect else []
+    return stamped(rows_of(runs[-1]), output.lines, dialects.of_name(dialect)) if dialect and runs else []
+
+
+def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form) -> list[StepRow]:
     """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
 
     t_ns, as of our own runs, is when the step began: when the line before came.
@@ -122,37 +188,37 @@ def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict
     return rows
 
 
-def count_wall(rows: list[dict]) -> None:
+def count_wall(rows: list[StepRow]) -> None:
     """In place: where the script prints no total, the wall time of its lines stands for it, from the first one on."""
     ends_ns = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
     first_ns = next((t_ns for t_ns in ends_ns if t_ns is not None), None)
     for row, t_ns in zip(rows, ends_ns, strict=True):
-        if t_ns is not None:
+        if t_ns is not None and first_ns is not None:
             row["train_time_ms"] = ms_from_ns(t_ns - first_ns)
             row["step_ms"] = row.pop("wall_ms", None)
 
 
-def _measured(foreign: Run, rows, is_wall):
-    untimed = foreign.num_untimed_steps or printed_times.restarted_at(rows)
+def _measured(foreign: Run, rows: list[StepRow], is_wall: bool) -> dict[str, Any]:
+    num_untimed = foreign.num_untimed_steps or printed_times.restarted_at(rows)
     if is_wall:
-        untimed = next((row["step"] for row in rows if row.get("train_time_ms") is not None), 0)
+        num_untimed = next((row["step"] for row in rows if row.get("train_time_ms") is not None), 0)
     train_ms = rows[-1].get("train_time_ms") if is_wall else foreign.train_time_ms
-    result = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
-    vals = [row for row in rows if row.get("val_loss") is not None]
-    result |= {"num_untimed_steps": untimed, "num_validations": len(vals)}
-    result |= printed_times.account(rows, untimed)
-    return result | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
+    num_validations = sum(row.get("val_loss") is not None for row in rows)
+    measured: dict[str, Any] = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
+    measured |= {"num_untimed_steps": num_untimed, "num_validations": num_validations}
+    measured |= printed_times.account(rows, num_untimed)
+    return measured | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
 
 
-def unmatched(of_file, dialect):
+def unmatched(of_file: Mapping[str, Any], dialect: str | None) -> Iterator[Section]:
     """A doubt of what was read, not of the script."""
     if of_file["unmatched"]:
         number, text = of_file["unmatched"][0]
-        words = f"{len(of_file['unmatched'])} lines look like metric lines of {dialect} and are none; the first"
-        yield {"rank": 0, "instrument": "import", "doubt": f"{words}: {text[:80]!r}"}
+        what = f"{len(of_file['unmatched'])} lines look like metric lines of {dialect} and are none; the first"
+        yield {"rank": 0, "instrument": "import", "doubt": f"{what}: {text[:80]!r}"}
 
 
-def _of_lines(foreign, runs, rows, vocab_size):
+def _of_lines(foreign: Run, runs: Sequence[Run], rows: list[StepRow], vocab_size: int | None) -> Iterator[str]:
     """What the lines themselves give to doubt."""
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
@@ -160,92 +226,169 @@ def _of_lines(foreign, runs, rows, vocab_size):
     if not foreign.complete and foreign.diverged_step is None:
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
-    if validity.is_trained(first_loss, vocab_size):
+    if first_loss is not None and vocab_size is not None and validity.is_trained(first_loss, vocab_size):
         yield validity.words_of_start(first_loss, vocab_size)
 
 
-def _failure(foreign, rows):
-    if foreign.diverged_step is not None:
-        words = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
-        return failures.failure("non_finite_loss", words, None, foreign.diverged_step) | {"hint": LOWER}
-    if not rows[-1]["step"]:
-        return failures.failure("no_metric_lines", NO_STEPS)
-    return None if foreign.val_loss is not None else failures.failure("no_metric_lines", NO_VALIDATION)
+# ---- what it opened
 
 
-def _facts_of_ranks(folder, num_ranks):
-    result = {"by_rank": [], "opened": []}
-    for rank in range(num_ranks):
-        result["by_rank"].append(_facts(folder / f".rank{rank}.facts.tmp"))
-        path = folder / f".rank{rank}.opened.tmp"
-        with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
-            for line in lines:
-                with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
-                    result["opened"].append(json_file.parsed(line, path, opened_data.Opened))
-    return result
+class OpenedFiles:
+    """What data a script really opened, and whether those are the track's."""
+
+    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened]):
+        self._job, self._script, self._work = job, _script(job), (folder / work_folder.WORK).absolute()
+        self._opened = opened
+        self._data = [file for file in opened if file["path"].endswith(DATA) or file["real"].endswith(DATA)]
+        self._real = {file["real"] for file in self._data}
+        self._ours = {split: self._of_split(split) for split in ("train", "val")}
+        self.read = [file["real"] for file in opened if not file["writes"]]
+        # whether its track fixes no data, and it opened none of what it was given
+        is_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)
+        self.are_own_data = not is_fixed and not self._real & (self._ours["train"] | self._ours["val"])
+
+    def _of_split(self, split: str) -> set[str]:
+        """True paths of the shards, and of what was made of them."""
+        paths = {os.path.realpath(shard.path) for shard in getattr(self._job.dataset, split)}
+        data = self._work / self._script.data / f"{split}.bin"
+        return paths | ({os.path.realpath(data)} if self._script.raw_data and data.is_symlink() else set())
+
+    def names(self) -> list[str]:
+        """Data files, each once, as the record names them."""
+        names = {file["path"].replace(str(self._work), "work") for file in self._data}
+        return sorted(private.redact(name, REPO) for name in names)[:MAX_SHOWN]
+
+    def doubts(self) -> list[str]:
+        """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.
+
+        Where the track fixes no data (are_own_data) a script's own are as good: only the code is asked for.
+        """
+        written = {file["real"] for file in self._opened if file["writes"]}
+        doubts = []
+        if not self.are_own_data:
+            others = self._real - self._ours["train"] - self._ours["val"] - written
+            if foreign := sorted(path for path in others if not _is_cache(path)):
+                more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+                doubts.append(f"it opened data that are not the track's: {self._short(foreign[0])}{more}")
+            for split, so in (
+                ("train", "it trained on others (track=free allows that)"),
+                ("val", "its val_loss is not of the track's tokens"),
+            ):
+                if not self._real & self._ours[split]:
+                    doubts.append(f"it never opened the track's {split} shards: {so}, or opened them unseen")
+        if overwritten := sorted(written & (self._ours["train"] | self._ours["val"])):
+            doubts.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
+        homes = (self._work, self._script.path.parent)  # of copies, and of the sources themselves
+        names = [name.removeprefix("script/") for name in self._script.sources]
+        known = {os.path.realpath(home / name) for home in homes for name in names}
+        unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - known
+        unknown = {path for path in unknown & set(self.read) - written if not path.endswith(DATA)}
+        if foreign := sorted(path for path in unknown if not _is_cache(path)):
+            doubts.append(f"it read a source that its identity lacks: {self._short(foreign[0])}")
+        return doubts
+
+    def validation_at_start_s(self, rows: list[StepRow]) -> float | None:
+        """From the first time that it opened a validation shard to the line of its validation at step 0; None: not
+        seen."""
+        opens_ns, line_ns = self._validation_opens_ns(), rows[0].get("val_line_t_ns")
+        if rows[0]["step"] or not line_ns or not opens_ns or opens_ns[0] >= line_ns:
+            return None
+        return float(line_ns - opens_ns[0]) / 1e9
+
+    def while_training(self, rows: list[StepRow], reader_late_s: float) -> list[str]:
+        """A sentence where a rank opened a validation shard while the script trained.
+
+        Between two lines of steps, and earlier than the last line of a step before the next validation's: no rank is a
+        whole step ahead of the first.  That line may have come earlier than its stamp, by what its reader estimates and
+        a few times that on a starved machine, or have been printed late by another thread of the script.
+        """
+        steps = sorted((row["line_t_ns"], row["step"]) for row in rows if row["line_t_ns"] is not None)
+        validated_ns = sorted(row["val_line_t_ns"] for row in rows if row["val_line_t_ns"] is not None)
+        early_ns, found = round(1e9 * (READER_LATE_TIMES * reader_late_s + PRINTED_LATE_S)), []
+        for open_ns in self._validation_opens_ns():
+            next_ns = next((t_ns for t_ns in validated_ns if t_ns > open_ns), None)
+            before_ns = [t_ns for t_ns, _ in steps if next_ns is not None and t_ns <= next_ns]
+            if steps and before_ns and steps[0][0] < open_ns < before_ns[-1] - early_ns:
+                found.append(next(step for t_ns, step in steps if t_ns > open_ns))
+        if not found:
+            return []
+        where = f"at {len(set(found))} steps, first at step {found[0]}"
+        return [f"it opened the track's validation shards while it trained, {where}"]
+
+    def _validation_opens_ns(self) -> list[int]:
+        ours = self._ours["val"] - self._ours["train"]
+        reads = [file for file in self._opened if file["real"] in ours and not file["writes"]]
+        return sorted(file["t_ns"] for file in reads if file.get("t_ns"))
+
+    def _short(self, path: str) -> str:
+        beside = os.path.realpath(self._script.path.parent)
+        for folder, name in ((str(self._work), "work"), (beside, "beside the script")):
+            if path.startswith(folder + os.sep):
+                return f"{name}/{path[len(folder) + 1 :]}"
+        return path
 
 
-def _facts(path):
-    try:
-        return json_file.read(path, Facts)
-    except Damaged:
-        return {}
+def _is_cache(path: str) -> bool:
+    parts = Path(path).parts
+    return path.startswith((sys.prefix, sys.base_prefix)) or any(part.startswith(CACHES) for part in parts)
 
 
-def _write_steps(folder, rows):
+# ---- what is written
+
+
+def _write_steps(folder: Path, rows: list[StepRow]) -> None:
     columns = [*step_files.CORE_COLUMNS, "t_ns", "train_time_ms", "line_t_ns", "val_line_t_ns", "wall_ms"]
-    columns += ["train_time_at_val_ms"] * any("train_time_at_val_ms" in row for row in rows)
-    columns += ["grad_norm"] * any("grad_norm" in row for row in rows)
+    columns += [name for name in ("train_time_at_val_ms", "grad_norm") if any(name in row for row in rows)]
     rows = [{name: row.get(name) for name in columns} | {"flags": row.get("flags") or ""} for row in rows]
     step_files.write(folder, rows, columns)
     timed = printed_times.events(rows)
-    now = (time.perf_counter_ns(), time.time())
-    for t_ns, name, facts in [
-        *((timed[0][0], "run_start", {}) for _ in timed[:1]),
-        *(
-            (row["val_line_t_ns"], "eval_stop", {"step": row["step"], "val_loss": row["val_loss"]})
-            for row in rows
-            if row["val_line_t_ns"] is not None and row["val_loss"] is not None
-        ),
-        *((timed[-1][0], "run_stop", {"step": timed[-1][1]}) for _ in timed[:1]),
-    ]:
-        event = {"t_ns": t_ns, "utc": utc.now((now[0] - t_ns) / 1e9), "event": name, **facts}
-        step_files.append_event(folder, event)
+    edges: list[tuple[int, str, Section]] = [(timed[0][0], "run_start", {})] if timed else []
+    edges += [
+        (row["val_line_t_ns"], "eval_stop", {"step": row["step"], "val_loss": row["val_loss"]})
+        for row in rows
+        if row["val_line_t_ns"] is not None and row["val_loss"] is not None
+    ]
+    edges += [(timed[-1][0], "run_stop", {"step": timed[-1][1]})] if timed else []
+    now_ns = time.perf_counter_ns()
+    for t_ns, name, facts in edges:
+        ago_s = (now_ns - t_ns) / 1e9
+        step_files.append_event(folder, {"t_ns": t_ns, "utc": utc.now(ago_s), "event": name, **facts})
 
 
-def _write_result(folder, facts, measured, said, telemetry, referee=None):
-    first, by_rank = (facts["by_rank"] or [{}])[0], facts["by_rank"]
-    peaks = {"rss": [one.get("peak_rss_gib") for one in by_rank]}
+def _write_result(
+    folder: Path,
+    by_rank: Sequence[Facts],
+    measured: dict[str, Any],
+    doubts: Sequence[str],
+    telemetry: Mapping[str, Any],
+    referee: Mapping[str, Any],
+) -> None:
+    first = by_rank[0]
+    peaks: dict[str, Sequence[float | None]] = {"rss": [facts.get("peak_rss_gib") for facts in by_rank]}
     for kind in ("allocated", "reserved"):
-        if any(kind in (one.get("peak_mem_gib") or {}) for one in by_rank):
-            peaks[kind] = [(one.get("peak_mem_gib") or {}).get(kind) for one in by_rank]
+        if any(kind in (facts.get("peak_mem_gib") or {}) for facts in by_rank):
+            peaks[kind] = [(facts.get("peak_mem_gib") or {}).get(kind) for facts in by_rank]
     if any(peak is not None for peak in telemetry.get("device_peak_mem_gib", ())):
         peaks["device"] = telemetry["device_peak_mem_gib"]
+    measured = measured | {"peak_mem_gib_by_rank": peaks}
+    if telemetry.get("foreign_cpu_cores") is not None:
+        measured["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
+    # the script's own torch; None of all where it ended well and imported none; {} where nothing is known
+    torch_facts: dict[str, Any] = dict(first.get("torch") or {})
+    if not torch_facts and "python" in first:
+        torch_facts = dict.fromkeys(("torch", "cuda", "cudnn", "nccl", "cpu_capability"))
+    summaries = {"telemetry": telemetry["summary"]} if telemetry["summary"] else {}
+    of_script = [{"rank": 0, "instrument": "script", "doubt": private.redact(doubt, REPO)} for doubt in doubts]
     result = {
-        "measured": measured | {"peak_mem_gib_by_rank": peaks},
-        "torch_facts": _torch_facts(first) | ({"python": first["python"]} if "python" in first else {}),
-        "instrument_summaries": telemetry.get("profiles", {})
-        | ({"telemetry": telemetry["summary"]} if telemetry["summary"] else {}),
-        "doubts": [{"rank": 0, "instrument": "script", "doubt": private.redact(one, REPO)} for one in said]
-        + telemetry["doubts"],
-        "referee": referee or {},
+        "measured": measured,
+        "torch_facts": torch_facts | ({"python": first["python"]} if "python" in first else {}),
+        "instrument_summaries": telemetry.get("profiles", {}) | summaries,
+        "doubts": of_script + telemetry["doubts"],
+        "referee": referee,
         "warnings": telemetry["warnings"],
     }
-    if telemetry.get("foreign_cpu_cores") is not None:
-        result["measured"]["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
     atomic.write_json(folder / run_folder.RESULT, result)
     if first.get("packages"):  # of the script's own interpreter
         env = atomic.read_json(folder / "environment.json", {})
         packages = dict(sorted((name, version) for name, version in first["packages"].items() if name))
         atomic.write_json(folder / "environment.json", env | {"packages": packages, "python": first["python"]})
-
-
-def _torch_facts(first):
-    """The script's own torch; None of all where it ended well and imported none; {} where nothing is known."""
-    if not first.get("torch") and "python" in first:
-        return dict.fromkeys(("torch", "cuda", "cudnn", "nccl", "cpu_capability"))
-    return first.get("torch") or {}
-
-
-def _shown(name):
-    return None if name is None else name if name in dialects.NAMES else private.redact(name, REPO)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from bench.base import credentials, private
 from bench.base.paths import REPO, of_user
@@ -63,7 +64,7 @@ class Script:
         """Of every source's bytes, when first asked: before the run."""
         return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self.sources.items()}
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """What run.json["script"] says before the run."""
         return {
             "file": self.path.name,
@@ -82,33 +83,33 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     In config, in place, paths lose what is private, and variables that the shell gives get their value.  Raises
     ValueError for the user.
     """
-    asked = config.script
-    if asked is None:
+    settings = config.script
+    if settings is None or settings.path is None:
         return None
     _set_instruments(config, overrides)
-    path, python = Path(os.path.normpath(of_user(asked.path).absolute())), _python(asked.python)
+    path, python = Path(os.path.normpath(of_user(settings.path).absolute())), _python(settings.python)
     if not path.is_file():
-        raise ValueError(f"script={asked.path}: there is no such file: give the training script, e.g. train_gpt.py")
-    asked.env = {name: _value(name, value) for name, value in (asked.env or {}).items()} or None
-    data = PurePosixPath(asked.data or DATA)
+        raise ValueError(f"script={settings.path}: there is no such file: give the training script, e.g. train_gpt.py")
+    settings.env = {name: _value(name, value) for name, value in (settings.env or {}).items()} or None
+    data = PurePosixPath(settings.data or DATA)
     if data.is_absolute() or ".." in data.parts or not data.name:
-        raise ValueError(f"script.data={asked.data}: give a folder below the script's own, e.g. {DATA}")
-    dialect = asked.dialect
+        raise ValueError(f"script.data={settings.data}: give a folder below the script's own, e.g. {DATA}")
+    dialect = settings.dialect
     from bench.record.importers import dialects  # numpy, which a launcher of our own runs does not need
 
     if dialect is not None and dialect not in dialects.NAMES:
         dialect = str(of_user(dialect).absolute())
-        dialects.read_yaml(dialect, f"script.dialect={asked.dialect}")
-        asked.dialect = private.redact(dialect, REPO)
-    args = tuple(asked.args or ())
-    result = Script(asked.path, path, python, args, asked.env or {}, dialect, data, bool(asked.raw_data))
-    asked.path = private.redact(str(path), REPO)
-    asked.python = None if asked.python is None else private.redact(python, REPO)
-    asked.raw_data = asked.raw_data or None  # false is the default: one config with one id
-    return result
+        dialects.read_yaml(dialect, f"script.dialect={settings.dialect}")
+        settings.dialect = private.redact(dialect, REPO)
+    args = tuple(settings.args or ())
+    script = Script(settings.path, path, python, args, settings.env or {}, dialect, data, bool(settings.raw_data))
+    settings.path = private.redact(str(path), REPO)
+    settings.python = None if settings.python is None else private.redact(python, REPO)
+    settings.raw_data = settings.raw_data or None  # false is the default: one config with one id
+    return script
 
 
-def _set_instruments(config, overrides):
+def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
     for word in overrides:
         key, _, value = word.partition("=")
         names = [name.strip() for name in value.strip("[]").split(",") if name.strip()]
@@ -120,17 +121,17 @@ def _set_instruments(config, overrides):
     config.instruments = {name: settings for name, settings in config.instruments.items() if name in INSTRUMENTS}
 
 
-def _python(word):
+def _python(word: str | None) -> str:
     """The interpreter, absolute; a link of a virtual environment stays one."""
     if word is None:
         return sys.executable
-    result = shutil.which(os.path.expanduser(word)) or shutil.which(str(of_user(word)))
-    if result is None:
+    found = shutil.which(os.path.expanduser(word)) or shutil.which(str(of_user(word)))
+    if found is None:
         raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
-    return str(Path(result).absolute())
+    return str(Path(found).absolute())
 
 
-def _value(name, value):
+def _value(name: str, value: object) -> str:
     if value is not None:
         return str(value)
     if credentials.VARIABLE.search(name):
@@ -145,7 +146,7 @@ def environment_of(script: Script, env: Mapping[str, str]) -> dict[str, str]:
     return environment.passed(env) | dict(script.env)
 
 
-def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict | None) -> dict:
+def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict[str, Any] | None) -> dict[str, Any]:
     """What bench/training/script_worker.py reads of the launch file."""
     return {
         "path": str(work / script.path.name),

@@ -12,10 +12,13 @@ import os
 import re
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from bench.base import atomic
 from bench.base.units import KIB, MIB
+from bench.launch.prepare import Job
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.machine import processes, stamped_pipes
 from bench.machine.meters import CpuMeter
@@ -23,13 +26,16 @@ from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
 from bench.record import failures, metrics, printed_times, run_folder, step_files
 from bench.record.importers import dialects
+from bench.record.importers.consoles import Form
+from bench.record.shape import Section
+from bench.record.step_files import StepRow
 
 HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
 TAIL_LINES = 200
 MAX_LINE_BYTES = 4 * KIB
 MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
 WORKER = "bench/training/script_worker.py"
-NO_TELEMETRY = {"summary": {}, "doubts": [], "warnings": []}
+NO_TELEMETRY: Section = {"summary": {}, "doubts": [], "warnings": []}
 
 
 class Output:
@@ -45,24 +51,27 @@ class Output:
         self.pipes = [str(folder.absolute() / f".rank{rank}.pipe.tmp") for rank in range(num_ranks)]
         names = dialects.NAMES if dialect is None else (dialect,)
         self.looks_like = re.compile("|".join(f"(?:{dialects.of_name(name).looks_like.pattern})" for name in names))
-        self.lines, self.late_ns, self.gaps_ns = [], {}, []
-        self._ranks, self._folder = [], folder
+        self.lines: list[tuple[int, str]] = []
+        self.late_ns: dict[int, int] = {}
+        self.gaps_ns: list[tuple[int, int]] = []
+        self._ranks: list[_Rank] = []
+        self._folder = folder
 
     @property
     def num_unkept_lines(self) -> int:
         """Of rank 0: lines that its log lacks."""
         return self._ranks[0].num_unkept if self._ranks else 0
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         for rank, pipe in enumerate(self.pipes):
             log = self._folder / "logs" / f"rank{rank}.log"
-            kept = (self.lines, self.late_ns) if rank == 0 else (None, None)
-            self._ranks.append(_Rank(stamped_pipes.opened(pipe), log, self.looks_like, *kept))
+            kept = self if rank == 0 else None
+            self._ranks.append(_Rank(stamped_pipes.opened(pipe), log, self.looks_like, kept))
         self._reader = stamped_pipes.StampedPipes(self._ranks)
         self._reader.__enter__()
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         """All that was printed has been read."""
         self._reader.__exit__(*exc_info)
         self.gaps_ns = self._reader.gaps_ns
@@ -71,17 +80,17 @@ class Output:
 
 
 class _Rank:
-    """One rank's pipe and log.  lines, late_ns: where its metric lines and the beginning go; None: nowhere."""
+    """One rank's pipe and log.  kept: whose lines get its metric lines and its beginning, and when; None: no one's."""
 
-    def __init__(self, fd, log, looks_like, lines, late_ns):
+    def __init__(self, fd: int, log: Path, looks_like: re.Pattern[str], kept: Output | None):
         self.fd = fd
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._looks_like, self._lines, self._late_ns = looks_like, lines, late_ns
+        self._looks_like, self._kept = looks_like, kept
         self._num_bytes = self._metric_bytes = self._came_late_ns = 0
-        self._tail, self.num_unkept = collections.deque(maxlen=TAIL_LINES), 0
-        self._rest = b""
+        self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
+        self.num_unkept, self._rest = 0, b""
 
-    def take(self, data, t_ns, late_ns=0):
+    def take(self, data: bytes, t_ns: int, late_ns: int = 0) -> None:
         """Some bytes that came at t_ns.  A line's time is that of its end."""
         self._came_late_ns = late_ns
         *whole, rest = (self._rest + data).split(b"\n")
@@ -91,7 +100,7 @@ class _Rank:
         self._rest = rest[:MAX_LINE_BYTES]
         self._write(kept)
 
-    def _line(self, line, t_ns, kept):
+    def _line(self, line: bytes, t_ns: int, kept: bytearray) -> None:
         text = line.rpartition(b"\r")[2].decode("utf-8", "replace") if line else ""  # a bar overwrites its line
         is_head = self._num_bytes + len(kept) < HEAD_BYTES
         is_metric = self._metric_bytes < MAX_METRIC_BYTES and self._looks_like.search(text) is not None
@@ -103,18 +112,18 @@ class _Rank:
             self._tail.append(line)
             return
         kept += line + b"\n"
-        if self._lines is not None:
-            self._lines.append((t_ns, text))
+        if self._kept is not None:
+            self._kept.lines.append((t_ns, text))
             if self._came_late_ns:
-                self._late_ns[t_ns] = self._came_late_ns
+                self._kept.late_ns[t_ns] = self._came_late_ns
 
-    def _write(self, data):
+    def _write(self, data: bytes | bytearray) -> None:
         self._num_bytes += len(data)
         if data:
             with contextlib.suppress(OSError):  # a full disk: what was printed is still known, and others say it
                 os.write(self._log, data)
 
-    def close(self):
+    def close(self) -> None:
         if self._rest:
             self.take(b"\n", time.perf_counter_ns())
         if self.num_unkept:
@@ -127,37 +136,46 @@ class _Rank:
 class Watched:
     """The run of a job with a script, in its folder."""
 
-    def __init__(self, folder: Path, job):
-        self._folder, self._job = folder, job
-        self._output = Output(folder, job.config.hardware.num_processes, job.script.dialect)
+    def __init__(self, folder: Path, job: Job):
+        assert job.script is not None
+        self._folder, self._job, self._script = folder, job, job.script
+        self._num_ranks = job.config.hardware.num_processes or 1
+        self._output = Output(folder, self._num_ranks, job.script.dialect)
         self.pipes = self._output.pipes
         self.program = (job.script.python, str(job.code / WORKER))  # of each rank
-        self._reader = None  # of the dialect, once it is known
-        self._num_read, self._last, self._foreign = 0, {}, None
-        self._sampling = self._started = self._stopped = None
-        self._warnings = []
-        self._guard_pid, self._waits_ns = None, []  # as in printed_times.clock()
+        self._reader: dialects.Modded | Form | None = None  # of the dialect, once it is known
+        self._num_read = 0
+        self._last: StepRow = {}
+        self._foreign_cores: float | None = None
+        self._sampling: Sampling | None = None
+        self._started: Section | None = None
+        self._stopped: Section | None = None
+        self._warnings: list[Section] = []
+        self._guard_pid = os.getpid()
+        self._waits_ns: list[tuple[int, int]] = []  # as in printed_times.clock()
 
     @contextlib.contextmanager
-    def watching(self):
+    def watching(self) -> Iterator[None]:
         """Around the ranks."""
         step_files.write(self._folder, [], step_files.RUN_COLUMNS)
-        self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
+        meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
         try:
             with self._output:
                 yield
         finally:
-            self._foreign = self._meter.foreign_cpu_cores()
-            self._stop_sampling()
+            self._foreign_cores = meter.foreign_cpu_cores()
+            if self._sampling is not None:
+                if self._started is not None:
+                    self._stopped = self._sampling.stop()
+                self._sampling.close()
 
-    def started(self, guard_pid):
+    def started(self, guard_pid: int) -> None:
         """The ranks run below this process: begin to sample."""
         self._guard_pid = guard_pid
         settings = self._job.config.instruments.get("telemetry")
         if settings is None:
             return
-        hardware = self._job.config.hardware
-        num_devices = hardware.num_processes if hardware.device == "cuda" else 0
+        num_devices = self._num_ranks if self._job.config.hardware.device == "cuda" else 0
         try:
             path = self._folder / "telemetry.csv"
             self._sampling = Sampling(path, settings, [], num_devices, guard_pid, self._job.code)
@@ -167,14 +185,7 @@ class Watched:
             words = f"{type(error).__name__}: {error}"
             self._warnings.append({"rank": None, "instrument": "telemetry", "edge": "start", "error": words})
 
-    def _stop_sampling(self):
-        sampling, self._sampling = self._sampling, None
-        if sampling is not None:
-            if self._started is not None:
-                self._stopped = sampling.stop()
-            sampling.close()
-
-    def tick(self):
+    def tick(self) -> None:
         """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""
         waited_ns = processes.waited_ns(self._guard_pid)
         if waited_ns is not None:
@@ -184,13 +195,18 @@ class Watched:
             columns = ("step", "train_loss", "val_loss", "step_ms")
             kept = [{"flags": "", **{name: row.get(name) for name in columns}} for row in rows]
             step_files.append(self._folder, kept)
-            self._write_progress()
+            step = self._last["step"]
+            progress = {"step": step, "num_steps": self._last.get("total") or self._job.config.goal.num_steps}
+            average_ms = self._last.get("step_avg_ms") or metrics.step_avg_ms(self._last.get("train_time_ms"), step)
+            if average_ms:
+                progress["step_avg_ms"] = average_ms
+            atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
 
-    def _new_rows(self):
+    def _new_rows(self) -> list[StepRow]:
         new = self._output.lines[self._num_read :]
         self._num_read += len(new)
         if self._reader is None:
-            name = self._job.script.dialect or dialects.detect(text for _, text in new)
+            name = self._script.dialect or dialects.detect(text for _, text in new)
             if name is None:
                 return []
             self._reader = dialects.of_name(name)
@@ -208,62 +224,45 @@ class Watched:
         """Whether the run may end now: profile.stop_after_window, and every rank has written the last of its traces."""
         config = self._job.config
         return config.profile.stop_after_window and trace_files.are_done(
-            self._folder, config.instruments, config.hardware.num_processes
+            self._folder, config.instruments, self._num_ranks
         )
 
-    def _write_progress(self):
-        step = self._last["step"]
-        progress = {"step": step, "num_steps": self._last.get("total") or self._job.config.goal.num_steps}
-        average_ms = self._last.get("step_avg_ms") or metrics.step_avg_ms(self._last.get("train_time_ms"), step)
-        if average_ms:
-            progress["step_avg_ms"] = average_ms
-        atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
-
-    def conclude(self, run: dict, exit_code: int | None, failure: dict | None) -> dict | None:
+    def conclude(self, run: Section, exit_code: int | None, failure: Section | None) -> Section | None:
         """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # what it printed while it was ended
-            result = outcome.write(self._folder, self._job, run, self._output, self._telemetry(), self._waits_ns)
-            run["script"]["files_written"] = work_folder.tidy(self._job.script, self._folder / work_folder.WORK)
+            of_lines = outcome.write(self._folder, self._job, run, self._output, self._telemetry(), self._waits_ns)
+            run["script"]["files_written"] = work_folder.tidy(self._script, self._folder / work_folder.WORK)
         except OSError as error:
-            result = failures.failure(failures.kind_of(error), str(error))
+            of_lines = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
             with contextlib.suppress(OSError):
                 (self._folder / "logs" / "reading.log").write_text(traceback.format_exc())
-            words = f"what the script printed cannot be read: {type(error).__name__}: {error}"
-            result = failures.failure("exception", words)
+            why = f"what the script printed cannot be read: {type(error).__name__}: {error}"
+            of_lines = failures.failure("exception", why)
         if failure and failure["step"] is None:
             failure["step"] = self.step
-        return failure or result
+        return failure or of_lines
 
-    def _telemetry(self):
-        result = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign, "warnings": self._warnings}
-        if self._stopped is None:
-            return result
-        timed = printed_times.events(outcome.rows_of_output(self._output, self._job.script.dialect))
+    def _telemetry(self) -> Section:
+        known = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign_cores, "warnings": self._warnings}
+        if self._started is None or self._stopped is None:
+            return known
+        timed = printed_times.events(outcome.rows_of_output(self._output, self._script.dialect))
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
         rows = join.read(self._folder / "telemetry.csv")
         joined = join.summary(rows, spans, self._started, self._stopped)
         summary = join.whole(joined, self._started, self._stopped)
-        said = [
-            {"rank": None, "instrument": "telemetry", "edge": "run end", "error": words}
-            for words in join.warnings(joined, self._stopped["report"])
+        warnings = [
+            {"rank": None, "instrument": "telemetry", "edge": "run end", "error": warning}
+            for warning in join.warnings(joined, self._stopped["report"])
         ]
-        doubts = [{"rank": 0, "instrument": "telemetry", "doubt": one} for one in join.doubts(summary)]
-        peaks = (
-            [max(used, default=None) for used in _used_gib(rows)] if self._job.config.hardware.device == "cuda" else []
-        )
-        return result | {
-            "device_peak_mem_gib": peaks,
+        of_gpus = join.by_device(rows).values() if self._job.config.hardware.device == "cuda" else ()
+        used_gib = [[row["mem_gib"] for row in of_gpu if row.get("mem_gib") is not None] for of_gpu in of_gpus]
+        return known | {
+            "device_peak_mem_gib": [max(used, default=None) for used in used_gib],
             "summary": summary,
-            "doubts": doubts,
-            "warnings": self._warnings + said,
+            "doubts": [{"rank": 0, "instrument": "telemetry", "doubt": doubt} for doubt in join.doubts(summary)],
+            "warnings": self._warnings + warnings,
         }
-
-
-def _used_gib(rows):
-    """GiB in use at every sample, of each GPU."""
-    return [
-        [row["mem_gib"] for row in of_one if row.get("mem_gib") is not None] for of_one in join.by_device(rows).values()
-    ]

@@ -11,6 +11,8 @@ from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.config import windows as config_windows
 from bench.record.importers import dialects
+from bench.record.shape import Section
+from bench.record.step_files import StepRow
 from bench.training.instruments import registry
 from bench.training.profiling import files
 
@@ -33,7 +35,7 @@ class Noted(TypedDict):
     disturbed: NotRequired[list[int]]  # first and last step
 
 
-def asked(chosen: Mapping[str, dict], dialect: str | None) -> dict | None:
+def asked(chosen: Mapping[str, Section], dialect: str | None) -> Section | None:
     """What bench/training/script_profiler.py reads of the launch file; None without a window."""
     windows = _windows(chosen)
     if not windows:
@@ -41,11 +43,12 @@ def asked(chosen: Mapping[str, dict], dialect: str | None) -> dict | None:
     edges = (
         [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
     )
-    result = []
-    for window in windows:
-        facts = {name: getattr(window, name) for name in ("name", "first_step", "last_step", "begin_step", "ranks")}
-        result.append(facts | {"options": dataclasses.asdict(window.options)})
-    return {"windows": result, "edges": edges}
+    names = ("name", "first_step", "last_step", "begin_step", "ranks")
+    asked = [
+        {name: getattr(window, name) for name in names} | {"options": dataclasses.asdict(window.options)}
+        for window in windows
+    ]
+    return {"windows": asked, "edges": edges}
 
 
 @dataclasses.dataclass
@@ -54,62 +57,56 @@ class _Written:
 
     raw: str
 
-    def export_chrome_trace(self, path):
+    def export_chrome_trace(self, path: str) -> None:
         shutil.move(self.raw, path)
 
 
-def conclude(folder: Path, chosen: Mapping[str, dict], num_ranks: int, rows: list[dict]) -> dict:
+def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: list[StepRow]) -> dict[str, Section]:
     """The traces into traces/, and in place the flag of every row that was disturbed.  Returns instrument summaries."""
-    summaries = {}
-    recorded = [_recorded(_noted(folder, rank)) for rank in range(num_ranks)]
+    summaries: dict[str, Section] = {}
+    noted = [_noted(folder, rank) for rank in range(num_ranks)]
     for name in NAMES:
-        for window in registry.kind(name).profiler_windows(chosen[name]) if name in chosen else ():
-            facts = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
-            for rank, of_rank in enumerate(recorded):
-                one = of_rank.get(window.name)
-                if one is None or not os.path.exists(one.get("raw") or ""):
+        for window in _windows({name: chosen[name]} if name in chosen else {}):
+            facts: Section = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
+            for rank, of_rank in enumerate(noted):
+                recorded = of_rank.get(window.name)
+                raw = recorded and recorded.get("raw")
+                if not recorded or not raw or not os.path.exists(raw):
                     continue
-                saved = _saved(folder, window, rank, one["raw"])
+                suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
+                path = folder / "traces" / f"{window.name}_rank{rank}{suffix}"
+                saved = files.save(_Written(raw), path, window.max_mib)
                 file = saved.path.relative_to(folder / "traces").as_posix()
                 facts |= {"status": "recorded", "files": [*facts.get("files", ()), file], f"rank{rank}": saved.facts()}
+                first_step, last_step = recorded["disturbed"]
                 for row in rows:
-                    if one["disturbed"][0] <= row["step"] <= one["disturbed"][1] and not _is_flagged(row):
-                        row["flags"] = ";".join(filter(None, [row.get("flags"), config_windows.FLAG]))
+                    flags = (row.get("flags") or "").split(";")
+                    if first_step <= row["step"] <= last_step and config_windows.FLAG not in flags:
+                        row["flags"] = ";".join(filter(None, [*flags, config_windows.FLAG]))
             summaries.setdefault(name, {})[window.name] = facts
     return summaries
 
 
-def are_done(folder: Path, chosen: Mapping[str, dict], num_ranks: int) -> bool:
+def are_done(folder: Path, chosen: Mapping[str, Section], num_ranks: int) -> bool:
     """Whether every rank has recorded, or missed, each window that it has."""
     windows = _windows(chosen)
     for rank in range(num_ranks):
         mine = {window.name for window in windows if window.ranks is None or rank in window.ranks}
-        if mine and not mine <= set(_recorded(_noted(folder, rank))):
+        if mine and not mine <= set(_noted(folder, rank)):
             return False
     return True
 
 
-def _windows(chosen):
-    return [window for name in NAMES if name in chosen for window in registry.kind(name).profiler_windows(chosen[name])]
+def _windows(chosen: Mapping[str, Section]) -> list[config_windows.ProfilerWindow]:
+    names = [name for name in NAMES if name in chosen]
+    return [window for name in names for window in registry.kind(name).profiler_windows(chosen[name]) or ()]
 
 
-def _noted(folder, rank):
-    return folder / f".rank{rank}.profiled.tmp"
-
-
-def _recorded(path):
+def _noted(folder: Path, rank: int) -> dict[str, Noted]:
     """{name of a window: what training/script_profiler.py noted of it} of one rank; {} where the script spoilt that."""
+    path = folder / f".rank{rank}.profiled.tmp"
     try:
-        noted = json_file.parsed(plain_file.content(path), path, list[Noted])
+        windows = json_file.parsed(plain_file.content(path), path, list[Noted])
     except Damaged:
         return {}
-    return {one["name"]: one for one in noted}
-
-
-def _saved(folder, window, rank, raw):
-    suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
-    return files.save(_Written(raw), folder / "traces" / f"{window.name}_rank{rank}{suffix}", window.max_mib)
-
-
-def _is_flagged(row):
-    return config_windows.FLAG in (row.get("flags") or "").split(";")
+    return {noted["name"]: noted for noted in windows}

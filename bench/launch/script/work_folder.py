@@ -9,18 +9,20 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from bench.base import atomic
 from bench.config import user_code
+from bench.data.sources.datasets import Dataset
+from bench.launch.script.script import Script
 
 WORK = "work"
 COPY_BYTES = 2**24
 
 
-def make(folder: Path, script, dataset, data_root: Path) -> Path:
-    """FOLDER/work, as script (launch/script.py's Script) and its dataset need it.  Returns its absolute path."""
+def make(folder: Path, script: Script, dataset: Dataset, data_root: Path) -> Path:
+    """FOLDER/work, as script and its dataset need it.  Returns its absolute path."""
     work = (folder / WORK).absolute()
     copies = {name.removeprefix("script/"): path for name, path in script.sources.items()}
     _link_all(script.path.parent, work, Path(), copies, script.data)
@@ -47,7 +49,7 @@ def shard_names(files: Sequence[Path], split: str, folder_name: str) -> list[str
     return [name or f"{prefix}_{split}_{number:06d}.bin" for number, name in enumerate(named, first)]
 
 
-def _link_all(source, work, below, copies, data):
+def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path], data: PurePosixPath) -> None:
     """Links in work/below to all in source/below, but sources, the data folder and what earlier runs wrote."""
     (work / below).mkdir(parents=True, exist_ok=True)
     parents = {parent for name in (*map(Path, copies), data) for parent in Path(name).parents}
@@ -61,7 +63,7 @@ def _link_all(source, work, below, copies, data):
             (work / name).symlink_to(Path(entry.path).absolute())
 
 
-def _raw(files, data_root):
+def _raw(files: Sequence[Path], data_root: Path) -> Path:
     """The tokens of all shards without their headers, as nanoGPT reads them; made once."""
     from bench.data import shards as shard_files  # numpy, which a launcher of our own runs does not need
 
@@ -76,12 +78,12 @@ def _raw(files, data_root):
     return raw.resolve()
 
 
-def used_sources(script) -> dict[str, Path]:
+def used_sources(script: Script) -> dict[str, Path]:
     """Those of the script's sources that it uses as far as their texts say: what a record holds from the start."""
     return {name: script.sources[name] for name in user_code.used_by_script(script.main, script.sources)}
 
 
-def keep_used(folder: Path, script, opened: Iterable[str]) -> dict[str, str]:
+def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, str]:
     """In FOLDER/code every source that the script used -> {name: why}.  opened: true paths of files that it read.
 
     Of any other source beside it, which may be anybody's, a record holds the name and the hash.
@@ -99,21 +101,21 @@ def keep_used(folder: Path, script, opened: Iterable[str]) -> dict[str, str]:
     return used
 
 
-def changed(script, work: Path) -> list[str]:
+def changed(script: Script, work: Path) -> list[str]:
     """Sources of the script that are no longer what they were when the run began, sorted."""
     return sorted(
         name for name, sha256 in script.sha256_by_name.items() if _sha256(work / name.removeprefix("script/")) != sha256
     )
 
 
-def _sha256(path):
+def _sha256(path: Path) -> str | None:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None
 
 
-def tidy(script, work: Path) -> list[str]:
+def tidy(script: Script, work: Path) -> list[str]:
     """Removes links, unchanged copies and empty folders; what the script wrote stays.  Returns its files, sorted."""
     kept = {name.removeprefix("script/") for name in changed(script, work)}
     for name in script.sha256_by_name:

@@ -1,4 +1,5 @@
-"""Passports on disk: results/passports/, a JSON each, git-ignored like all that is a machine's own.
+"""Passports: what devices reach, measured, and the ceilings that this gives.  results/passports/ keeps a JSON of each,
+git-ignored like all that is a machine's own.
 
     {"schema_version", "at", "took_s", "device": "cuda" | "cpu", "environment": {...}, "foreign_cpu_cores",
      "omitted": [what there was no time for], "collectives": [Figure],
@@ -6,17 +7,130 @@
 
 id: a GPU's salted UUID as records have it; of a CPU a hash of its model, usable cores and memory, as a record says no
 more of it.  Nothing in a passport leads to a person or a machine's name.
+
+A ceiling is a figure's "high", of a launch its "low": what the device sustained in the best tenth of its samples.
+Where a size or shape was not measured, the nearest by the sum of its factors' ratios, in powers of two, stands for it.
 """
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
+
+import msgspec
 
 from bench.base import atomic, private, utc
 from bench.base.paths import results_root
 from bench.base.reading import json_file
-from bench.machine.passport.figures import Ceilings, Figure
+from bench.base.units import GIB
 from bench.machine.preflight import MAX_FOREIGN_CPU_CORES
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(gt=0)]
+Kind = Literal["gemm", "copy", "collective", "launch", "clock"]
+UNIT = {"gemm": "TFLOP/s", "copy": "GiB/s", "collective": "GiB/s", "launch": "us", "clock": "MHz"}
+LOWER_IS_BETTER = ("launch",)
+HOST_LAUNCH = "kernel, host time"  # of one kernel among many, which nobody waits for
+MAX_DISTANCE = 3.0  # powers of two over m, k and n together: further away, the rate of a shape is not known
+
+
+class Figure(TypedDict):
+    """what: the same in every passport, e.g. "gemm bfloat16 4096x4096x4096"; value, low, high: the median, the 10th and
+    the 90th percentile of the samples, in unit (TFLOP is 1e12, GiB 2**30).
+
+    shape: [m, k, n]; num_bytes: of a copy, read and written; of a collective as nccl-tests counts it, whose bus
+    bandwidth the value is; num_threads: of a CPU.
+    """
+
+    what: str
+    kind: Kind
+    unit: str
+    value: Positive
+    low: Positive
+    high: Positive
+    num_samples: Count
+    name: NotRequired[str]  # of a collective, of a launch
+    precision: NotRequired[str]
+    shape: NotRequired[Annotated[list[Count], msgspec.Meta(min_length=3, max_length=3)]]
+    num_bytes: NotRequired[Count]
+    num_threads: NotRequired[Count]
+    world_size: NotRequired[Count]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """of: figures of one device and of its box's collectives; at: when they were measured, UTC; num_threads: of whose
+    figures, None on a GPU; foreign_cores: what other programs took of a CPU that was measured beside them, else 0."""
+
+    of: Sequence[Figure]
+    at: str
+    num_threads: int | None = None
+    foreign_cores: float = 0.0
+
+    @property
+    def source(self) -> str:
+        """For a person: where these are from."""
+        beside = f" beside programs that took {self.foreign_cores:.1f} cores" if self.foreign_cores else ""
+        return f"measured{beside}, passport of {self.at[:10]}"
+
+    def peak_flops(self, precision: str | None) -> float | None:
+        """FLOP/s of the best shape of a precision ("bfloat16", "tf32", ...); None where it was not measured."""
+        rates = [figure["high"] for figure in self._of("gemm") if figure.get("precision") == precision]
+        return 1e12 * max(rates) if rates else None
+
+    def shape_flops(self, precision: str | None, shape: Sequence[int]) -> float | None:
+        """FLOP/s of the nearest shape to m, k, n; None where none is near."""
+        near = [
+            (sum(abs(math.log2(ours / theirs)) for ours, theirs in zip(shape, figure["shape"])), figure["high"])
+            for figure in self._of("gemm")
+            if figure.get("precision") == precision and min(shape) > 0
+        ]
+        distance, rate = min(near, default=(math.inf, 0.0))
+        return 1e12 * rate if distance <= MAX_DISTANCE else None
+
+    def bytes_per_s(self, num_bytes: float) -> float | None:
+        """Memory bandwidth of a copy of about so many bytes, read and written."""
+        return self._nearest(self._of("copy"), num_bytes)
+
+    @property
+    def launch_s(self) -> float | None:
+        """The host's time of launching a kernel, in the best tenth of the samples; None where it was not measured."""
+        return next((1e-6 * figure["low"] for figure in self._of("launch") if figure.get("name") == HOST_LAUNCH), None)
+
+    def bus_bytes_per_s(self, name: str, num_bytes: float, world_size: int) -> float | None:
+        """Bus bandwidth of a collective of about so many bytes among so many ranks; None where it was not measured."""
+        among = [figure for figure in self._of("collective") if figure.get("world_size") == world_size]
+        return self._nearest([figure for figure in among if figure.get("name") == name], num_bytes)
+
+    def _of(self, kind: Kind) -> list[Figure]:
+        return [
+            figure
+            for figure in self.of
+            if figure["kind"] == kind and (self.num_threads is None or figure.get("num_threads") == self.num_threads)
+        ]
+
+    @staticmethod
+    def _nearest(figures: Sequence[Figure], num_bytes: float) -> float | None:
+        if not figures or num_bytes <= 0:
+            return None
+        nearest = min(figures, key=lambda figure: abs(math.log2(num_bytes / figure["num_bytes"])))
+        return GIB * nearest["high"]
+
+
+# Bytes on the wire of each rank's link over the bytes of the message: nccl-tests, doc/PERFORMANCE.md
+BUS_FACTORS = {
+    "all_reduce": lambda num_ranks: 2 * (num_ranks - 1) / num_ranks,
+    "all_gather": lambda num_ranks: (num_ranks - 1) / num_ranks,
+    "reduce_scatter": lambda num_ranks: (num_ranks - 1) / num_ranks,
+}
+
+
+def bus_bytes(name: str, num_bytes: float, world_size: int) -> float:
+    """Bytes that a message of num_bytes costs the bus; name: of BUS_FACTORS."""
+    return BUS_FACTORS[name](world_size) * num_bytes
+
 
 SCHEMA_VERSION = 1
 FOLDER = "passports"
@@ -30,7 +144,7 @@ class Device(TypedDict):
     name: str
     index: int
     figures: list[Figure]
-    under_load: NotRequired[dict]
+    under_load: NotRequired[dict[str, Any]]
 
 
 class Passport(TypedDict):
@@ -40,7 +154,7 @@ class Passport(TypedDict):
     at: str
     took_s: float
     device: str
-    environment: dict
+    environment: dict[str, Any]
     devices: list[Device]
     collectives: list[Figure]
     omitted: list[str]
@@ -63,7 +177,7 @@ def write(passport: Passport) -> Path:
 
 def read(path: Path | str) -> Passport:
     """ValueError for anything that is not a passport."""
-    passport = json_file.read(path, Passport)
+    passport = cast(Passport, json_file.read(path, Passport))
     if passport["schema_version"] > SCHEMA_VERSION:
         version = passport["schema_version"]
         raise ValueError(f"{path}: schema_version {version} is newer than this harness: update it")
@@ -72,16 +186,14 @@ def read(path: Path | str) -> Passport:
 
 def every() -> list[Passport]:
     """All that can be read, the oldest first."""
-    result = []
+    passports = []
     for path in sorted(folder().glob("*.json")):
-        try:
-            result.append(read(path))
-        except ValueError:
-            continue  # no passport, or a damaged one: it says nothing of others
-    return sorted(result, key=lambda passport: passport["at"])
+        with contextlib.suppress(ValueError):  # no passport, or a damaged one: it says nothing of others
+            passports.append(read(path))
+    return sorted(passports, key=lambda passport: passport["at"])
 
 
-def cpu_id(env: dict) -> str:
+def cpu_id(env: Mapping[str, Any]) -> str:
     """env: environment(), or a run.json's -> the id of its CPU."""
     return private.salted_hash(f"{env['cpu_model']}|{env['num_cpus']}|{round(env['memory_gib'] or 0)}")
 
@@ -99,7 +211,7 @@ def of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
     fitting = [(passport, device) for passport in every() for device in passport["devices"] if device["id"] == wanted]
     if not fitting:
         return None
-    started_s = _seconds(run.get("started_at"))
+    started_s = utc.seconds(run.get("started_at") or utc.now())
     passport, device = min(
         fitting, key=lambda one: (_foreign_cores(one[0]) > 0, abs(utc.seconds(one[0]["at"]) - started_s))
     )
@@ -125,20 +237,13 @@ def ceilings(passport: Passport, device: Device, num_threads: int | None) -> Cei
     if measured:
         below = [number for number in measured if num_threads is None or number <= num_threads]
         num_threads = max(below, default=min(measured))
-    of = [*device["figures"], *({**one, **_threads(num_threads)} for one in passport["collectives"])]
-    return Ceilings(of, passport["at"], num_threads, _foreign_cores(passport))
+    collectives = passport["collectives"]
+    if num_threads is not None:  # a collective is of whatever number of threads
+        collectives = [figure | {"num_threads": num_threads} for figure in collectives]
+    return Ceilings([*device["figures"], *collectives], passport["at"], num_threads, _foreign_cores(passport))
 
 
-def _foreign_cores(passport):
+def _foreign_cores(passport: Passport) -> float:
     """What disturbed a CPU's figures, 0 below the limit; a GPU's are its own."""
     cores = passport.get("foreign_cpu_cores") or 0.0
     return cores if passport["device"] == "cpu" and cores > MAX_FOREIGN_CPU_CORES else 0.0
-
-
-def _threads(num_threads):
-    """A collective is of whatever number of threads."""
-    return {} if num_threads is None else {"num_threads": num_threads}
-
-
-def _seconds(text):
-    return utc.seconds(text) if text else utc.seconds(utc.now())

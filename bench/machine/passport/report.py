@@ -1,27 +1,28 @@
 """A passport beside earlier ones of the same devices and other devices of its machine, and as text."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.base import paths, text_table
 from bench.base.units import format_s
-from bench.machine.passport.figures import LOWER_IS_BETTER, Figure
-from bench.machine.passport.kept import CANNOT, NO_TIME, Passport
+from bench.machine.passport.kept import CANNOT, LOWER_IS_BETTER, NO_TIME, Figure, Passport
 from bench.machine.preflight import MAX_FOREIGN_CPU_CORES
 
+Line = dict[str, Any]
 NUM_EARLIER = 5  # the newest of them: their samples' range is what a figure is held against
 PEER_FRAC = 0.03  # below the median of its peers: healthy GPUs of one model differ by a few percent at most
 
 
-def changes(passport: Passport, earlier: Sequence[Passport]) -> list[dict]:
+def changes(passport: Passport, earlier: Sequence[Passport]) -> list[Line]:
     """[{"device", "what", "unit", "before", "now", "change_pct", "num_earlier", "beyond_spread", "is_worse"}]: figures
     that an earlier passport of the same device has too; device: its index, None of a collective.
 
     before: the median of the NUM_EARLIER newest.  beyond_spread: the samples, 10th to 90th percentile, lie wholly
     outside the range of those earlier ones.
     """
-    lines = []
+    lines: list[Line] = []
     for device in passport["devices"]:
         of_device = [one["figures"] for old in earlier for one in old["devices"] if one["id"] == device["id"]]
         lines += _changes(device["index"], device["figures"], of_device)
@@ -30,17 +31,15 @@ def changes(passport: Passport, earlier: Sequence[Passport]) -> list[dict]:
     return lines + _changes(None, passport["collectives"], same_box)
 
 
-def _changes(index, figures, earlier):
-    lines = []
+def _changes(index: int | None, figures: Sequence[Figure], earlier: Sequence[Sequence[Figure]]) -> list[Line]:
+    lines: list[Line] = []
     for figure in figures:
-        old = [
-            one for some in earlier for one in some if one["what"] == figure["what"] and one["unit"] == figure["unit"]
-        ]
-        old = old[-NUM_EARLIER:]
-        before = statistics.median(one["value"] for one in old) if old else None
+        same = (figure["what"], figure["unit"])
+        old = [past for some in earlier for past in some if (past["what"], past["unit"]) == same][-NUM_EARLIER:]
+        before = statistics.median(past["value"] for past in old) if old else None
         if not before:
             continue
-        low, high = min(one["low"] for one in old), max(one["high"] for one in old)
+        low, high = (min(past["low"] for past in old), max(past["high"] for past in old))
         rises = figure["value"] > before
         lines.append(
             {"device": index, "what": figure["what"], "unit": figure["unit"], "before": before, "now": figure["value"]}
@@ -51,15 +50,15 @@ def _changes(index, figures, earlier):
     return lines
 
 
-def slower_than_peers(passport: Passport) -> list[dict]:
+def slower_than_peers(passport: Passport) -> list[Line]:
     """[{"device", "id", "what", "value", "peers", "slower_pct"}], the largest first: devices of which a figure is more
     than PEER_FRAC worse than the median of the others of the same name.  Empty for one device, and of launches."""
-    lines = []
+    lines: list[Line] = []
     for device in passport["devices"]:
         peers = [one for one in passport["devices"] if one is not device and one["name"] == device["name"]]
         by_what = {figure["what"]: figure for figure in device["figures"]}
         for what, figure in by_what.items():
-            values = [value for one in peers if (value := _value(one["figures"], what)) is not None]
+            values = [peer["value"] for of_peer in peers for peer in of_peer["figures"] if peer["what"] == what]
             if not values or figure["kind"] in LOWER_IS_BETTER:
                 continue  # the time of a launch is the host's
             median = statistics.median(values)
@@ -70,65 +69,52 @@ def slower_than_peers(passport: Passport) -> list[dict]:
     return sorted(lines, key=lambda line: -line["slower_pct"])
 
 
-def _value(figures: Sequence[Figure], what: str) -> float | None:
-    return next((figure["value"] for figure in figures if figure["what"] == what), None)
-
-
-def as_text(passport: Passport, path: Path, changes: Sequence[dict], slow: Sequence[dict]) -> str:
+def as_text(passport: Passport, path: Path, changes: Sequence[Line], slow: Sequence[Line]) -> str:
     """changes, slow: of judged; path: where it is kept."""
     return "\n".join(_lines(passport, path, changes, slow))
 
 
-def _lines(passport, path, changes, slow):
+def _lines(passport: Passport, path: Path, changes: Sequence[Line], slow: Sequence[Line]) -> Iterator[str]:
     devices = passport["devices"]
     for device in devices:
         facts = [f"{name} {value}" for name, value in device.get("under_load", {}).items() if value is not None]
         yield f"{passport['device']}{device['index']}: {device['name']}; under load {', '.join(facts) or 'unknown'}"
     yield ""
-    yield text_table.render(*_table(passport, changes))
+    yield _table(passport, changes)
     yield ""
     foreign_cores = passport.get("foreign_cpu_cores") or 0.0
     if foreign_cores > MAX_FOREIGN_CPU_CORES:
         yield f"warn: other programs used {foreign_cores:.2f} cores: end them and measure again"
-    yield from _omitted(passport["omitted"])
+    for why in (NO_TIME, CANNOT):
+        names = [line.removesuffix(f": {why}") for line in passport["omitted"] if line.endswith(why)]
+        if names:
+            some = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+            yield f"not measured, {why}: {text_table.counted(len(names), 'figure')}: {some}"
     yield from _changed_lines(changes)
     yield from _slow(slow, len(devices))
     yield f"measured in {format_s(passport['took_s'])}, kept in {paths.shown(path)}"
 
 
-def _table(passport, changes):
+def _table(passport: Passport, changes: Sequence[Line]) -> str:
     change_of = {(line["device"], line["what"]): line for line in changes}
     rows = []
-    for device in [*passport["devices"], {"index": None, "figures": passport["collectives"]}]:
-        for figure in device["figures"]:
-            change = change_of.get((device["index"], figure["what"]))
-            who = "all" if device["index"] is None else str(device["index"])
+    of_devices: list[tuple[int | None, list[Figure]]] = [(one["index"], one["figures"]) for one in passport["devices"]]
+    for index, figures in [*of_devices, (None, passport["collectives"])]:
+        for figure in figures:
+            line = change_of.get((index, figure["what"]))
+            change = f"{line['change_pct']:+.1f} %{' *' if line['beyond_spread'] else ''}" if line else ""
             spread = f"{_number(figure['low'])} to {_number(figure['high'])}"
-            rows.append([who, figure["what"], _number(figure["value"]), figure["unit"], spread, _change(change)])
-    return (
-        ("device", "what", "median", "unit", "10th to 90th", "change"),
-        rows,
-        (False, False, True, False, False, True),
-    )
+            who = "all" if index is None else str(index)
+            rows.append([who, figure["what"], _number(figure["value"]), figure["unit"], spread, change])
+    header = ("device", "what", "median", "unit", "10th to 90th", "change")
+    return text_table.render(header, rows, (False, False, True, False, False, True))
 
 
-def _number(value):
+def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _change(line):
-    return "" if line is None else f"{line['change_pct']:+.1f} %{' *' if line['beyond_spread'] else ''}"
-
-
-def _omitted(omitted):
-    for why in (NO_TIME, CANNOT):
-        names = [line.removesuffix(f": {why}") for line in omitted if line.endswith(why)]
-        if names:
-            some = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-            yield f"not measured, {why}: {text_table.counted(len(names), 'figure')}: {some}"
-
-
-def _changed_lines(changes):
+def _changed_lines(changes: Sequence[Line]) -> Iterator[str]:
     if not changes:
         yield "no earlier passport of this machine: the next one is compared with this one"
         return
@@ -142,7 +128,7 @@ def _changed_lines(changes):
     yield f"{compared}: {len(beyond)} of {len(changes)} figures beyond the spread (*), {worse} of them worse"
 
 
-def _slow(slow, num_devices):
+def _slow(slow: Sequence[Line], num_devices: int) -> Iterator[str]:
     for index in dict.fromkeys(line["device"] for line in slow):
         mine = [line for line in slow if line["device"] == index]
         first = mine[0]

@@ -6,10 +6,12 @@ not used because it blocks for 20 ms a call (nvml.h); the field values' byte cou
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from bench.base.units import MIB, gib_from_bytes
 from bench.machine.gpus import asked_devices, call, over, reason_names, visible_order
 
+Row = dict[str, Any]  # {column of telemetry.csv: value}
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
 SLOW_S = 1.0  # between two readings of what hardly changes in a run
 RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
@@ -18,15 +20,19 @@ RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
 class Gpu:
     """One device.  sample() -> {column: value}; what it does not support is asked once and named in .unsupported."""
 
-    def __init__(self, nvml, handle, name):
+    def __init__(self, nvml: Any, handle: Any, name: str):
         self.nvml, self.handle, self.name = nvml, handle, name
-        self.unsupported, self.denied = [], []
-        self.lost = None  # why it cannot be asked any more
+        self.unsupported: list[str] = []
+        self.denied: list[str] = []
+        self.lost: str | None = None  # why it cannot be asked any more
         self.num_failed_calls = 0
-        self.pids = None  # of the processes that computed on it at the last slow reading; None: not known
-        self._off = set()
-        self._before = {}  # column: (ns, count) of the sample before
-        self._slow, self._slow_ns = {}, None
+        self.pids: list[int] | None = (
+            None  # of the processes that computed on it at the last slow reading; None: not known
+        )
+        self._off: set[str] = set()
+        self._before: dict[str, tuple[int, int]] = {}  # column: (ns, count) of the sample before
+        self._slow: Row = {}
+        self._slow_ns: int | None = None
         self._fields = {
             "power_w": (nvml.NVML_FI_DEV_POWER_INSTANT, 0),
             "power_average_w": (nvml.NVML_FI_DEV_POWER_AVERAGE, 0),
@@ -36,9 +42,9 @@ class Gpu:
             "nvlink_tx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
             "nvlink_rx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
         }
-        self._no_fields = set()
+        self._no_fields: set[str] = set()
 
-    def sample(self, t_ns, now_ns):
+    def sample(self, t_ns: int, now_ns: int) -> Row | None:
         """Its row of the tick at t_ns, read at now_ns; None when it is lost."""
         nvml = self.nvml
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
@@ -64,7 +70,7 @@ class Gpu:
         }
         return None if self.lost else row | fields | self._slow
 
-    def _slow_columns(self):
+    def _slow_columns(self) -> Row:
         """What is asked once a second."""
         nvml = self.nvml
         corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
@@ -79,7 +85,7 @@ class Gpu:
             "ecc_uncorrected": self._ask("ecc_uncorrected", "TotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC),
         }
 
-    def limits(self):
+    def limits(self) -> Row:
         """Clocks that it may reach, MHz; asked once."""
         sm, mem = self.nvml.NVML_CLOCK_SM, self.nvml.NVML_CLOCK_MEM
         return {
@@ -88,20 +94,21 @@ class Gpu:
             "set_sm_clock_mhz": self._ask("set_sm_clock_mhz", "ApplicationsClock", sm),
         }
 
-    def energy_j(self):
+    def energy_j(self) -> float | None:
         """Joules since the driver was loaded; None where it is not counted (before Volta)."""
         energy_mj = self._ask("energy_j", "TotalEnergyConsumption")
         return None if energy_mj is None else energy_mj / 1e3
 
-    def _ask(self, column, what, *args):
+    def _ask(self, column: str, what: str, *args: Any) -> Any:
         if self.lost or column in self._off:
             return None
         try:
             return call(self.nvml, what, self.handle, *args)
         except self.nvml.NVMLError as error:
             self._failed(column, error)
+            return None
 
-    def _failed(self, column, error):
+    def _failed(self, column: str, error: Any) -> None:
         nvml = self.nvml
         if error.value in [getattr(nvml, f"NVML_ERROR_{name}") for name in RETURNS_OF_LOSS]:
             self.lost = str(error)
@@ -114,7 +121,7 @@ class Gpu:
         else:  # perhaps the next call works
             self.num_failed_calls += 1
 
-    def _field_values(self, now_ns):
+    def _field_values(self, now_ns: int) -> Row:
         """Columns that come as field values, in one call; counters as rates since the sample before."""
         wanted = [column for column in self._fields if column not in self._off | self._no_fields]
         if not wanted or self.lost:
@@ -125,7 +132,7 @@ class Gpu:
             if not self._without_fields(wanted, error.value):
                 self._failed("field values", error)
             return {}
-        row = {}
+        row: Row = {}
         for column, value in zip(wanted, values):
             if value.nvmlReturn:
                 if not self._without_fields([column], value.nvmlReturn):
@@ -136,7 +143,7 @@ class Gpu:
                 row[column] = _number(self.nvml, value)[0] / (1e3 if column.endswith("_w") else 1)
         return row
 
-    def _without_fields(self, columns, code):
+    def _without_fields(self, columns: Sequence[str], code: int) -> bool:
         """Ask these fields no more where the error says so (of an unknown one: invalid argument) -> whether it does."""
         nvml = self.nvml
         names = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND")
@@ -148,7 +155,7 @@ class Gpu:
         missing += [column for column in columns if column != "power_w"]  # which has another source
         return True
 
-    def _rate(self, column, now_ns, count, num_bits):
+    def _rate(self, column: str, now_ns: int, count: int, num_bits: int) -> float | None:
         """MiB/s since the sample before; None for the first one."""
         before_ns, before = self._before.get(column, (now_ns, count))
         self._before[column] = now_ns, count
@@ -157,7 +164,7 @@ class Gpu:
         return moved * size / MIB / ((now_ns - before_ns) / 1e9) if now_ns > before_ns else None
 
 
-def _number(nvml, value):
+def _number(nvml: Any, value: Any) -> tuple[Any, int]:
     """A field value -> (number, bits of its type)."""
     if value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
         return value.value.uiVal, 32
@@ -172,7 +179,8 @@ def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list
         import pynvml as nvml
     except ImportError:
         return [], ["nvidia-ml-py is not installed"]
-    by_uuid, warnings = {}, []
+    by_uuid: dict[str, Any] = {}
+    warnings: list[str] = []
     try:
         nvml.nvmlInit()
         for num in range(nvml.nvmlDeviceGetCount()):

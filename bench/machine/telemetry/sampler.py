@@ -15,6 +15,8 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import psutil
 
@@ -23,6 +25,9 @@ from bench.machine import processes
 from bench.machine.telemetry import nvml
 
 SLOW_S = 1.0
+NICE = 10
+FOREIGN_EVERY_S = 1.0
+PARENT_EVERY_S = 1.0
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 FAMILY_S = 10.0  # a search for processes reads a file of each one on the machine: some 10 ms on a large one
 
@@ -30,26 +35,23 @@ FAMILY_S = 10.0  # a search for processes reads a file of each one on the machin
 class Family:
     """The processes of the run: root_pid and its descendants, but for the sampler that asks."""
 
-    def __init__(self, root_pid, now_s=time.monotonic):
+    def __init__(self, root_pid: int, now_s: Callable[[], float] = time.monotonic):
         self._root_pid, self._now_s = root_pid, now_s
-        self._processes, self._searched_s = [], None
+        self._processes: list[psutil.Process] = []
+        self._searched_s: float | None = None
 
-    def processes(self, since_s=FAMILY_S):
+    def processes(self, since_s: float = FAMILY_S) -> list[psutil.Process]:
         """As they were at most so many seconds ago; [] when the first of them is gone."""
         if self._searched_s is None or self._now_s() - self._searched_s >= since_s:
-            self._processes, self._searched_s = _descendants(self._root_pid), self._now_s()
+            self._processes, self._searched_s = [], self._now_s()
+            with contextlib.suppress(psutil.Error):
+                root = psutil.Process(self._root_pid)
+                family = (root, *root.children(recursive=True))
+                self._processes = [process for process in family if process.pid != os.getpid()]
         return self._processes
 
-    def pids(self, since_s=FAMILY_S):
+    def pids(self, since_s: float = FAMILY_S) -> set[int]:
         return {process.pid for process in self.processes(since_s)}
-
-
-def _descendants(root_pid):
-    try:
-        root = psutil.Process(root_pid)
-        return [process for process in (root, *root.children(recursive=True)) if process.pid != os.getpid()]
-    except psutil.Error:
-        return []
 
 
 class Host:
@@ -57,12 +59,13 @@ class Host:
 
     name = "cpu"
 
-    def __init__(self, family):
+    def __init__(self, family: Family):
         self._family = family
-        self._slow, self._slow_ns = {}, None
+        self._slow: nvml.Row = {}
+        self._slow_ns: int | None = None
         psutil.cpu_percent(None)  # the first call has nothing to compare with
 
-    def sample(self, t_ns, now_ns):
+    def sample(self, t_ns: int, now_ns: int) -> nvml.Row:
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
             self._slow_ns = now_ns
             self._slow = {"cpu_freq_mhz": _frequency_mhz(), "temp_c": _temperature_c(), "load": os.getloadavg()[0]}
@@ -75,7 +78,7 @@ class Host:
             **self._slow,
         }
 
-    def _rss_gib(self):
+    def _rss_gib(self) -> float | None:
         """Resident sets added up: pages shared by several processes count in each."""
         rss_bytes = 0
         for process in self._family.processes():
@@ -84,7 +87,7 @@ class Host:
         return gib_from_bytes(rss_bytes) if rss_bytes else None
 
 
-def _frequency_mhz():
+def _frequency_mhz() -> float | None:
     """Mean over the CPUs; None where the system does not say (many virtual machines)."""
     try:
         frequency = psutil.cpu_freq()
@@ -93,13 +96,13 @@ def _frequency_mhz():
     return frequency.current or None if frequency else None
 
 
-def _temperature_c():
+def _temperature_c() -> float | None:
     """The hottest sensor of the CPU; None where there is none."""
     try:
         sensors = psutil.sensors_temperatures()
     except (OSError, AttributeError):
         return None
-    return max((one.current for name in CPU_SENSORS for one in sensors.get(name, ())), default=None)
+    return max((sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())), default=None)
 
 
 # The columns of telemetry.csv; a cell is empty where the device has no such figure.  All rows of one tick share its
@@ -139,33 +142,30 @@ FIELDS = (
 )
 
 
-def line(row):
+def line(row: nvml.Row) -> str:
     """{column: value} -> its line of the file; reasons are joined by "|" and hold no comma."""
     values = ("" if row.get(field) is None else row[field] for field in FIELDS)
     return ",".join(f"{value:.12g}" if isinstance(value, float) else str(value) for value in values) + "\n"
 
 
-NICE = 10
-FOREIGN_EVERY_S = 1.0
-PARENT_EVERY_S = 1.0
-
-
 class Sampler:
-    def __init__(self, path, interval_ms, host_interval_ms, uuids, num_devices, root_pid):
+    def __init__(
+        self, path: str, interval_ms: float, host_interval_ms: float, uuids: list[str], num_devices: int, root_pid: int
+    ):
         self.family = Family(root_pid)
         self.gpus, self.warnings = nvml.open_gpus(uuids, num_devices) if num_devices else ([], [])
-        self.devices = self.gpus or [Host(self.family)]
+        self.devices: Sequence[nvml.Gpu | Host] = self.gpus or [Host(self.family)]
         self.interval_ms = interval_ms if self.gpus else host_interval_ms
         self.limits = {gpu.name: gpu.limits() for gpu in self.gpus}
         self.num_samples = {device.name: 0 for device in self.devices}
-        self.foreign = {}  # device: the most foreign processes seen at once
+        self.foreign: dict[str, int] = {}  # device: the most foreign processes seen at once
         self.max_tick_ms, self.num_missed = 0.0, 0
-        self._strangers = set()  # pids that are known not to be of the run
+        self._strangers: set[int] = set()  # pids that are known not to be of the run
         self._cpu_before_s = self._foreign_at_s = 0.0
-        self._file = None
+        self._file: int | None = None
         self._write(",".join(FIELDS) + "\n", path)
 
-    def tick(self):
+    def tick(self) -> None:
         """One row for each device, written at once: a kill cuts no line."""
         t_ns, text = time.perf_counter_ns(), ""
         for device in self.devices:
@@ -179,7 +179,7 @@ class Sampler:
             self._count_foreign()
         self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - t_ns) / 1e6)
 
-    def _write(self, text, path=None):
+    def _write(self, text: str, path: str | None = None) -> None:
         """path: of the file, which is not open yet."""
         try:
             if path is not None:
@@ -190,7 +190,7 @@ class Sampler:
             self.warnings.append(f"telemetry.csv ends early: {error.strerror}")
             self._file = None
 
-    def _count_foreign(self):
+    def _count_foreign(self) -> None:
         for gpu in self.gpus:
             if gpu.pids and not gpu.lost:
                 ours = self.family.pids()
@@ -199,11 +199,11 @@ class Sampler:
                     self._strangers |= set(gpu.pids) - ours
                 self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, ours))
 
-    def energy(self):
+    def energy(self) -> dict[str, Any]:
         """{"t_ns", "energy_j": {device: joules or None}}: the counters now."""
         return {"t_ns": time.perf_counter_ns(), "energy_j": {gpu.name: gpu.energy_j() for gpu in self.gpus}}
 
-    def report(self):
+    def report(self) -> dict[str, Any]:
         """What telemetry.csv does not say, for the record."""
         for gpu in self.gpus:
             if gpu.lost:
@@ -225,7 +225,7 @@ class Sampler:
             "warnings": self.warnings,
         }
 
-    def run(self, parent_pid):
+    def run(self, parent_pid: int) -> None:
         """Serve until "stop", the end of standard input or the end of the parent."""
         _say({"ready": True})
         due_s, sampling, rest, interval_s = 0.0, False, b"", self.interval_ms / 1e3
@@ -235,13 +235,13 @@ class Sampler:
                 data = os.read(0, 4096)
                 if not data:
                     return
-                *words, rest = (rest + data).split(b"\n")
-                for word in words:
-                    if word == b"start":
+                *orders, rest = (rest + data).split(b"\n")
+                for order in orders:
+                    if order == b"start":
                         _say(self.energy())
                         sampling, due_s = True, time.monotonic()
                         self._cpu_before_s = time.process_time()
-                    elif word == b"stop":
+                    elif order == b"stop":
                         ended = self.energy()
                         self.tick()
                         _say(ended | {"report": self.report()})
@@ -254,7 +254,7 @@ class Sampler:
                     self.num_missed += 1
 
 
-def num_foreign(pids, ours):
+def num_foreign(pids: Iterable[int], ours: set[int]) -> int:
     """How many of the processes on one GPU are not the run's.
 
     Where none of them is known here, NVML counts in another namespace (a container): then one is the run's own.
@@ -263,11 +263,11 @@ def num_foreign(pids, ours):
     return len(set(pids) - known) if known else max(0, len(set(pids)) - 1)
 
 
-def _say(answer):
+def _say(answer: dict[str, Any]) -> None:
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
-def main(job, parent_pid):
+def main(job: dict[str, Any], parent_pid: int) -> None:
     processes.die_with_parent()  # also out of a driver that hangs
     with contextlib.suppress(OSError):
         os.nice(NICE)

@@ -7,23 +7,34 @@ A figure that no sample gives is None.
 import csv
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 from bench.base.reading import plain_file
 
 TEXT = ("device", "throttle_reasons")
+Row = dict[str, Any]
+Span = tuple[int, int]  # (begin_ns, end_ns)
 MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
+SLOWDOWNS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")  # a power cap is normal under load
+MAX_SLOWED_FRAC = 0.01
+LIMIT_SLACK_W = 1.0  # the driver rounds
+MAX_DISAGREEMENT_PCT = 5.0  # between the energy counter and integrated power
+MIN_POWER_SAMPLES = 20  # below this the integral says nothing about the counter
+MEANS = ("sm_clock_mhz", "mem_clock_mhz", "util_pct", "cpu_util_pct", "cpu_freq_mhz", "load")
 
 
-def read(path: Path | str) -> list[dict]:
+def read(path: Path | str) -> list[Row]:
     """telemetry.csv -> rows, empty cells None, cut lines skipped; read_ns: when the device was read, with late_ms."""
     rows = []
     with plain_file.lines(path) as lines:
         for cells in csv.DictReader(lines):
             try:
-                row = {name: (text if name in TEXT else float(text)) if text else None for name, text in cells.items()}
+                row: Row = {
+                    name: None if not text else text if name in TEXT else float(text) for name, text in cells.items()
+                }
                 row["t_ns"] = int(cells["t_ns"])
                 row["read_ns"] = row["t_ns"] + round(1e6 * (row.get("late_ms") or 0.0))
                 rows.append(row)
@@ -32,22 +43,22 @@ def read(path: Path | str) -> list[dict]:
     return rows
 
 
-def by_device(samples: list[dict]) -> dict[str, list[dict]]:
+def by_device(samples: list[Row]) -> dict[str, list[Row]]:
     """{device: its samples, in time}."""
-    result = {}
+    devices: dict[str, list[Row]] = {}
     for row in sorted(samples, key=lambda row: row["read_ns"]):
-        result.setdefault(row["device"], []).append(row)
-    return result
+        devices.setdefault(row["device"], []).append(row)
+    return devices
 
 
-def inside(samples, spans):
+def inside(samples: list[Row], spans: Sequence[Span]) -> list[Row]:
     """The samples taken while the clock ran; samples in time, spans too."""
     begins = [begin_ns for begin_ns, _ in spans]
     indexed = [(bisect_right(begins, row["read_ns"]) - 1, row) for row in samples]
     return [row for index, row in indexed if index >= 0 and row["read_ns"] <= spans[index][1]]
 
 
-def mean(samples, column):
+def mean(samples: Iterable[Row], column: str) -> float | None:
     values = [row[column] for row in samples if row.get(column) is not None]
     return sum(values) / len(values) if values else None
 
@@ -55,7 +66,7 @@ def mean(samples, column):
 class Curve:
     """A quantity of one device over time: linear between samples, constant for a little beyond them, then unknown."""
 
-    def __init__(self, samples, column):
+    def __init__(self, samples: Iterable[Row], column: str):
         points = [(row["read_ns"], row[column]) for row in samples if row.get(column) is not None]
         self._ns, self._values = [ns for ns, _ in points], [value for _, value in points]
         pieces = [(w0 + w1) / 2 * (t1 - t0) / 1e9 for (t0, w0), (t1, w1) in pairwise(points)]
@@ -63,7 +74,7 @@ class Curve:
         longest_ns = max((later - earlier for earlier, later in pairwise(self._ns)), default=0)
         self._may_miss_ns = max(MAX_GAP_S * 1e9, 3 * longest_ns)
 
-    def integral(self, begin_ns, end_ns):
+    def integral(self, begin_ns: int, end_ns: int) -> float | None:
         """Values times seconds; None where the device was not seen."""
         if not self._ns or end_ns <= begin_ns:
             return None
@@ -71,11 +82,11 @@ class Curve:
             return None
         return self._until(end_ns) - self._until(begin_ns)
 
-    def mean(self, begin_ns, end_ns):
+    def mean(self, begin_ns: int, end_ns: int) -> float | None:
         total = self.integral(begin_ns, end_ns)
         return None if total is None else total / ((end_ns - begin_ns) / 1e9)
 
-    def _until(self, ns):
+    def _until(self, ns: int) -> float:
         index = min(max(bisect_right(self._ns, ns) - 1, 0), len(self._ns) - 1)
         t0, w0, since_s = self._ns[index], self._values[index], (ns - self._ns[index]) / 1e9
         if ns <= self._ns[0] or index == len(self._ns) - 1:
@@ -84,50 +95,39 @@ class Curve:
         return self._sums[index] + (w0 + (w1 - w0) * (ns - t0) / (t1 - t0) / 2) * since_s
 
 
-def curves(samples, column):
-    """One of each device that has the column anywhere."""
-    devices = by_device(samples).values()
-    return [Curve(rows, column) for rows in devices if any(row.get(column) is not None for row in rows)]
-
-
-SLOWDOWNS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")  # a power cap is normal under load
-MAX_SLOWED_FRAC = 0.01
-LIMIT_SLACK_W = 1.0  # the driver rounds
-
-
-def reason_shares(samples):
+def reason_shares(samples: Iterable[Row]) -> dict[str, float]:
     """{reason: share of these samples in which it held the clocks, 0 to 1}; {} where reasons are not known."""
     known = [row["throttle_reasons"].split("|") for row in samples if row.get("throttle_reasons")]
     counts = Counter(reason for reasons in known for reason in reasons if reason != "none")
     return {reason: count / len(known) for reason, count in sorted(counts.items())}
 
 
-def slows(sample):
+def slows(sample: Row) -> bool | None:
     """Whether heat or hardware held the clocks down; None where it is not known."""
     reasons = sample.get("throttle_reasons")
     return any(reason in SLOWDOWNS for reason in reasons.split("|")) if reasons else None
 
 
-def slowed_frac(samples):
+def slowed_frac(samples: Iterable[Row]) -> float | None:
     """Share of the samples in which something slowed the device down, 0 to 1; None where it is not known."""
     known = [slowed for sample in samples if (slowed := slows(sample)) is not None]
     return sum(known) / len(known) if known else None
 
 
-def doubts(summary: dict) -> list[str]:
+def doubts(summary: Row) -> list[str]:
     """The record's summary of telemetry -> sentences, each a reason with its figure."""
-    result = []
+    sentences = []
     for name, device in summary["by_device"].items():
         if (device["slowed_frac"] or 0.0) > MAX_SLOWED_FRAC:
             reasons = ", ".join(reason for reason in device["throttle_frac"] if reason in SLOWDOWNS)
             share = f"{100 * device['slowed_frac']:.1f} % of {device['num_timed_samples']} samples"
-            result.append(f"{name} was slowed down by {reasons} in {share} (limit {100 * MAX_SLOWED_FRAC:g} %)")
+            sentences.append(f"{name} was slowed down by {reasons} in {share} (limit {100 * MAX_SLOWED_FRAC:g} %)")
     for name, num in summary["foreign_processes"].items():
-        result.append(f"{num} other process{'es' if num > 1 else ''} computed on {name} during the run")
-    return result + _unequal_limits(summary["by_device"])
+        sentences.append(f"{num} other process{'es' if num > 1 else ''} computed on {name} during the run")
+    return sentences + _unequal_limits(summary["by_device"])
 
 
-def _unequal_limits(devices):
+def _unequal_limits(devices: Mapping[str, Row]) -> list[str]:
     limited = {name: device for name, device in devices.items() if "min_power_limit_w" in device}
     for name, device in limited.items():
         if device["max_power_limit_w"] - device["min_power_limit_w"] > LIMIT_SLACK_W:
@@ -135,46 +135,50 @@ def _unequal_limits(devices):
             return [f"the power limit of {name} was changed in the run, between {ends}"]
     limits_w = {name: device["min_power_limit_w"] for name, device in limited.items()}
     if limits_w and max(limits_w.values()) - min(limits_w.values()) > LIMIT_SLACK_W:
-        words = ", ".join(f"{name} {limit_w:.0f} W" for name, limit_w in limits_w.items())
-        return [f"the GPUs have unequal power limits: {words}"]
+        each = ", ".join(f"{name} {limit_w:.0f} W" for name, limit_w in limits_w.items())
+        return [f"the GPUs have unequal power limits: {each}"]
     return []
 
 
-MAX_DISAGREEMENT_PCT = 5.0  # between the energy counter and integrated power
-MIN_POWER_SAMPLES = 20  # below this the integral says nothing about the counter
-MEANS = ("sm_clock_mhz", "mem_clock_mhz", "util_pct", "cpu_util_pct", "cpu_freq_mhz", "load")
-
-
-def spans_j(samples, spans):
+def spans_j(samples: list[Row], spans: Sequence[Span]) -> float | None:
     """Integrated power over the spans, all devices; None if one of them has no power."""
     of_power = [Curve(rows, "power_w") for rows in by_device(samples).values()]
-    result = [curve.integral(*span) for curve in of_power for span in spans]
-    return None if not result or None in result else sum(result)
+    return _total([curve.integral(*span) for curve in of_power for span in spans])
 
 
-def counted_j(first, last):
+def _total(parts: Sequence[float | None]) -> float | None:
+    """None where one of them is unknown, or there is none."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if known and len(known) == len(parts) else None
+
+
+def counted_j(first: Mapping[str, float | None], last: Mapping[str, float | None]) -> float | None:
     """{device: joules} at both ends -> joules in between, all devices; None if one has no counter, or it was reset."""
-    if not first or set(first) != set(last):
+    if set(first) != set(last):
         return None
-    spent_j = [None if None in (first[name], last[name]) else last[name] - first[name] for name in first]
-    return None if any(joules is None or joules < 0 for joules in spent_j) else sum(spent_j)
+    pairs = [(first[name], last[name]) for name in first]
+    return _total(
+        [
+            after - before if before is not None and after is not None and after >= before else None
+            for before, after in pairs
+        ]
+    )
 
 
-def disagreement_pct(counter_j, integral_j):
+def disagreement_pct(counter_j: float | None, integral_j: float | None) -> float | None:
     """How far integrated power is from the counter, in percent of the counter; None without both."""
     return 100 * abs(integral_j - counter_j) / counter_j if counter_j and integral_j is not None else None
 
 
-def step_spans(
-    rows: Iterable[dict], spans: Sequence[tuple[int, int]], ends: Sequence[int]
-) -> dict[int, tuple[int, int]]:
+def step_spans(rows: Iterable[Row], spans: Sequence[Span], ends: Sequence[int]) -> dict[int, Span]:
     """{row: (begin_ns, end_ns)} of every step, by the device's own time.
 
     rows: {"step", "step_ms"}; ends: the last row of each span.  A GPU is behind the host that submits its work, so a
     step lies where the synchronised edges of its span and the steps' own times (of CUDA events) put it: one after the
     other from the span's beginning, stretched together to its length.
     """
-    result, step_ms, first = {}, {row["step"]: row["step_ms"] for row in rows}, 1
+    step_ms, first = {row["step"]: row["step_ms"] for row in rows}, 1
+    steps: dict[int, Span] = {}
     for (begin_ns, end_ns), last in zip(spans, ends):
         numbers = range(first, last + 1)
         first = last + 1
@@ -185,36 +189,47 @@ def step_spans(
             continue
         ns_per_ms = (end_ns - begin_ns) / edges_ms[-1]
         edges_ns = [begin_ns + round(ms * ns_per_ms) for ms in edges_ms]
-        result |= dict(zip(numbers, pairwise(edges_ns)))
-    return result
+        steps |= dict(zip(numbers, pairwise(edges_ns)))
+    return steps
 
 
-def columns(samples: list[dict], steps: dict[int, tuple[int, int]], joined: dict) -> dict[str, dict[int, float]]:
+def columns(samples: list[Row], steps: dict[int, Span], joined: Row) -> dict[str, dict[int, float]]:
     """{column: {row: value}} of steps.csv.  steps: {row: (begin_ns, end_ns)}; joined: summary() of the same samples.
 
     energy_j of all GPUs, adding up to joined["energy_j"]; clocks, mean of the devices; slowed_frac, the share of the
     step in which heat or hardware held the clocks of the worst device down, 0 to 1.
     """
-    result = {}
+    values: dict[str, dict[int, float]] = {}
     if joined["energy_j"] is not None:
         joules = _by_row(samples, "power_w", steps, Curve.integral, sum)
         if len(joules) == len(steps) and (total_j := sum(joules.values())) > 0:
-            result["energy_j"] = {row: joined["energy_j"] / total_j * energy_j for row, energy_j in joules.items()}
+            values["energy_j"] = {row: joined["energy_j"] / total_j * energy_j for row, energy_j in joules.items()}
     for column in ("sm_clock_mhz", "cpu_freq_mhz"):
-        result[column] = _by_row(samples, column, steps, Curve.mean, lambda each: round(sum(each) / len(each), 3))
+        values[column] = _by_row(samples, column, steps, Curve.mean, lambda each: round(sum(each) / len(each), 3))
     slowed = [row | {"slowed": slows(row)} for row in samples]
-    result["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda each: round(max(each), 3))
-    return {column: values for column, values in result.items() if values}
+    values["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda each: round(max(each), 3))
+    return {column: by_row for column, by_row in values.items() if by_row}
 
 
-def _by_row(samples, column, steps, of_curve, reduced):
+def _by_row(
+    samples: list[Row],
+    column: str,
+    steps: Mapping[int, Span],
+    of_curve: Callable[[Curve, int, int], float | None],
+    reduced: Callable[[list[float]], float],
+) -> dict[int, float]:
     """{row: one figure of all devices}, of the steps in which each has one."""
-    of_each = curves(samples, column)
-    result = {row: [of_curve(curve, *span) for curve in of_each] for row, span in steps.items()}
-    return {row: reduced(each) for row, each in result.items() if each and None not in each}
+    devices = [rows for rows in by_device(samples).values() if any(row.get(column) is not None for row in rows)]
+    of_devices = [Curve(rows, column) for rows in devices]
+    figures: dict[int, float] = {}
+    for row, span in steps.items():
+        known = [figure for curve in of_devices if (figure := of_curve(curve, *span)) is not None]
+        if known and len(known) == len(of_devices):
+            figures[row] = reduced(known)
+    return figures
 
 
-def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict, stopped: dict) -> dict:
+def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Row) -> Row:
     """What the record says of them.  started, stopped: {"t_ns", "energy_j": {device: joules}} at both ends of the run.
 
     energy_j is what all devices took while the clock ran: the counters' figure for the whole run (run_energy_j, which
@@ -228,7 +243,7 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
     counter_j = counted_j(started["energy_j"], stopped["energy_j"])
     train_j = spans_j(samples, spans)
     counted = counter_j is not None and bool(whole_j)
-    if counted and train_j is not None:
+    if train_j is not None and counter_j is not None and whole_j:
         train_j *= counter_j / whole_j
     num_power = min((sum(row.get("power_w") is not None for row in rows) for rows in devices.values()), default=0)
     apart_pct = disagreement_pct(counter_j, whole_j) if num_power >= MIN_POWER_SAMPLES else None
@@ -252,16 +267,15 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
     }
 
 
-def of_all_nodes(summaries: list[dict]) -> dict:
+def of_all_nodes(summaries: list[Row]) -> Row:
     """whole() of each node -> of the run: sums of energies and powers (None: a part is unknown), and by_node."""
     total = dict(summaries[0])
     for name in ("energy_j", "run_energy_j", "integrated_run_energy_j", "mean_power_w"):
-        parts = [summary.get(name) for summary in summaries]
-        total[name] = None if None in parts else sum(parts)
+        total[name] = _total([summary.get(name) for summary in summaries])
     return total | {"by_node": summaries}
 
 
-def whole(joined: dict, started: dict, stopped: dict) -> dict:
+def whole(joined: Row, started: Row, stopped: Row) -> Row:
     """summary() with the sampler's own report, for the record."""
     report, run_s = stopped["report"], (stopped["t_ns"] - started["t_ns"]) / 1e9
     cpu_s = report.get("sampler_cpu_s")
@@ -272,29 +286,29 @@ def whole(joined: dict, started: dict, stopped: dict) -> dict:
     }
 
 
-def warnings(joined: dict, report: dict) -> list[str]:
+def warnings(joined: Row, report: Row) -> list[str]:
     """Sentences: what the sampler could not read, counters that disagree, memory that fails."""
-    result = list(report["warnings"])
+    sentences = list(report["warnings"])
     if joined["energy_agrees"] is False:
         apart = f"{joined['energy_disagreement_pct']:.1f} % apart (limit {MAX_DISAGREEMENT_PCT:g} %)"
-        result.append(f"the energy counter and integrated power are {apart}")
+        sentences.append(f"the energy counter and integrated power are {apart}")
     for name, device in joined["by_device"].items():
         for column in ("ecc_uncorrected", "remapped_rows"):
             if device.get(f"new_{column}"):
-                result.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
-    return result
+                sentences.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
+    return sentences
 
 
-def _of_device(rows):
-    result = {f"mean_{column}": mean(rows, column) for column in ("power_w", "sm_clock_mhz", "temp_c")}
+def _of_device(rows: list[Row]) -> Row:
+    figures = {f"mean_{column}": mean(rows, column) for column in ("power_w", "sm_clock_mhz", "temp_c")}
     limits_w = [row["power_limit_w"] for row in rows if row.get("power_limit_w") is not None]
     if limits_w:
-        result |= {"min_power_limit_w": min(limits_w), "max_power_limit_w": max(limits_w)}
+        figures |= {"min_power_limit_w": min(limits_w), "max_power_limit_w": max(limits_w)}
     for column in ("ecc_uncorrected", "remapped_rows"):
         counts = [row[column] for row in rows if row.get(column) is not None]
         if counts:
-            result[f"new_{column}"] = round(counts[-1] - counts[0])
-    known = {name: value for name, value in result.items() if value is not None}
+            figures[f"new_{column}"] = round(counts[-1] - counts[0])
+    known = {name: value for name, value in figures.items() if value is not None}
     return {
         "num_timed_samples": len(rows),
         **known,

@@ -9,12 +9,19 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import CHECKOUT, CODE, REPO
 
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
 ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not delay the run
-NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsupported": {}, "warnings": []}
+NOTHING: dict[str, Any] = {
+    "source": None,
+    "num_samples": {},
+    "foreign_processes": {},
+    "unsupported": {},
+    "warnings": [],
+}
 
 
 class Sampling:
@@ -41,17 +48,18 @@ class Sampling:
             cwd=code,
             env=os.environ | {CHECKOUT: str(REPO)},
         )
-        self._rest = b""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout, self._rest = self._process.stdin, self._process.stdout, b""
 
     def wait(self) -> None:
         """Until it is ready.  Raises TimeoutError, or RuntimeError when it has ended."""
         self._answer(READY_S)
 
-    def start(self) -> dict:
+    def start(self) -> dict[str, Any]:
         """Begin to sample.  Returns {"t_ns", "energy_j": {device: joules}}; raises as wait()."""
         return self._ask("start")
 
-    def stop(self) -> dict:
+    def stop(self) -> dict[str, Any]:
         """As start(), with "report"; where there is no answer, what the file has is still worth something."""
         try:
             return self._ask("stop")
@@ -59,12 +67,12 @@ class Sampling:
             report = NOTHING | {"warnings": [str(error)]}
             return {"t_ns": time.perf_counter_ns(), "energy_j": {}, "report": report}
 
-    def _ask(self, word):
-        self._process.stdin.write(f"{word}\n".encode())
+    def _ask(self, word: str) -> dict[str, Any]:
+        self._stdin.write(f"{word}\n".encode())
         return self._answer(ANSWER_S)
 
-    def _answer(self, timeout_s):
-        until_s, out = time.monotonic() + timeout_s, self._process.stdout.fileno()
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        until_s, out = time.monotonic() + timeout_s, self._stdout.fileno()
         while b"\n" not in self._rest:
             if not select.select([out], [], [], max(0.0, until_s - time.monotonic()))[0]:
                 raise TimeoutError(f"the sampler of telemetry.csv gave no answer in {timeout_s:g} s")
@@ -73,7 +81,8 @@ class Sampling:
                 raise RuntimeError("the sampler of telemetry.csv has ended; the log of rank 0 may say why")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def pause(self) -> None:
         """Stop it where it stands, until resume()."""
@@ -84,8 +93,8 @@ class Sampling:
 
     def close(self) -> None:
         """Its standard input is closed, which ends it; one that hangs in the driver is killed."""
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._stdin.close()
+        self._stdout.close()
         try:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:

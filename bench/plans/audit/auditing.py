@@ -113,7 +113,9 @@ def _of_kind(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
         about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **facts}
         say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
         with _elsewhere(Path(made)):
-            audited = launcher.launch(dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], audit=about)
+            audited = launcher.launch(
+                dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], plan={"audit": about}
+            )
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
     if failures.is_interrupt(audited["failure"]):
         raise KeyboardInterrupt

@@ -15,8 +15,8 @@ from torch import distributed as dist
 
 from bench.base import stats
 from bench.base.units import GIB, KIB, MIB, format_bytes
-from bench.machine.passport import figures
-from bench.machine.passport.figures import UNIT, Figure, bus_bytes
+from bench.machine.passport import kept
+from bench.machine.passport.kept import UNIT, Figure, bus_bytes
 from bench.training import distributed
 
 NUM_SAMPLES, MIN_SAMPLES = 5, 2  # of a round
@@ -36,7 +36,7 @@ GPU_COPIES, CPU_COPIES = (2 * GIB, 256 * MIB, 32 * MIB, 2 * MIB), (256 * MIB, 32
 GPU_MESSAGES = (GIB // 4, 64 * MIB, 16 * MIB, MIB, 64 * KIB, 4 * KIB)
 CPU_MESSAGES = (16 * MIB, MIB, 64 * KIB, 4 * KIB)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-LAUNCHES = {"cuda": (figures.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
+LAUNCHES = {"cuda": (kept.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
 
 
 MAX_CASE_S = 0.4  # of a case in a round; fewer samples than NUM_SAMPLES where one takes long
@@ -50,9 +50,9 @@ SAFE_BYTES_FRAC = 0.5  # of the free memory of a GPU
 
 @dataclass(frozen=True)
 class Case:
-    """One figure to be.  name: of a collective or a launch; the other fields as of figures.Figure, None: has none."""
+    """One figure to be.  name: of a collective or a launch; the other fields as of kept.Figure, None: has none."""
 
-    kind: figures.Kind
+    kind: kept.Kind
     name: str | None = None
     precision: str | None = None
     shape: tuple[int, int, int] | None = None
@@ -253,7 +253,7 @@ def wake_ups() -> list[float]:
 
 
 def collective(case: Case, ranks: distributed.Ranks, timer: Timer) -> list[float]:
-    """GiB/s of bus bandwidth: bus bytes (figures.BUS_FACTORS) over the seconds of the slowest rank.
+    """GiB/s of bus bandwidth: bus bytes (kept.BUS_FACTORS) over the seconds of the slowest rank.
 
     All ranks make as many calls, and begin each sample together.
     """

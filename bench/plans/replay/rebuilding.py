@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.base import private
 from bench.base.paths import REPO, results_root, shown
-from bench.machine import code_state, env_values, environment, git, processes
+from bench.machine import code_state, environment, git, processes
 from bench.plans.race import arm_process, worktrees
 from bench.plans.replay.recorded import VARIABLES, Recorded
 from bench.record import ledger, run_folder
@@ -122,9 +122,9 @@ def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str
     env |= {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
     if recorded is None:
         return env
-    known = {name: value for name, value in recorded.items() if env_values.is_whole(value)}
+    known = {name: value for name, value in recorded.items() if environment.is_shown_whole(value)}
     for name in (recorded.keys() - known.keys()) & env.keys():  # its value is only known as environment.json shows it
-        if env[name] and env_values.shown(private.redact(env[name], REPO)) == recorded[name]:
+        if env[name] and environment.shown_value(private.redact(env[name], REPO)) == recorded[name]:
             known[name] = env[name]
     return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | known
 

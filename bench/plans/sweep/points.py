@@ -52,8 +52,9 @@ class Points:
     _slowdown_pct: float | None = None  # of runs side by side; None: not measured yet
 
     @property
-    def sweep_id(self) -> str:
-        return self.folder.name
+    def _plan(self) -> dict[str, Any]:
+        """Of its runs, for launch()."""
+        return {"sweep": {"sweep_id": self.folder.name}}
 
     def elsewhere(
         self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
@@ -101,7 +102,7 @@ class Points:
         job = prepare(words, say=lambda text: say("data", text))
         run = complete_before([job]).get(0)
         if run is None:
-            run = launcher.launch(job, self.command, sweep_id=self.sweep_id)
+            run = launcher.launch(job, self.command, plan=self._plan)
             say("run", summary.last_words(run), always=True)
         else:
             say_complete(job, run)
@@ -170,7 +171,7 @@ class Points:
             [jobs[number] for number in todo],
             self.command,
             [sweep.its_own(points[number], known) for number in todo],
-            sweep_id=self.sweep_id,
+            plan=self._plan,
             budget_s=self.left_s(),
             stop_of=stop_of,
             series=self._series,
@@ -221,7 +222,7 @@ class Points:
         """One of several runs, in a process of its own, pinned to its slot -> its record."""
         packing.pin(slot)
         job = prepare(words, say=lambda text: say("data", text))
-        return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=slot.fact())
+        return launcher.launch(job, self.command, plan=self._plan | {"beside": slot.fact()})
 
     def records(self) -> list[Run]:
         """Of every point that has one so far, with its folder."""
