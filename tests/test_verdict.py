@@ -36,6 +36,12 @@ def test_steps_that_took_no_time_were_timed_by_a_clock_that_stood_still():
     assert kind == "invalid" and reasons[0].startswith("its clock did not advance: 100 steps in 0 s")
 
 
+def test_a_load_that_was_not_measured_is_not_taken_for_none():
+    kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": None}))
+    assert kind == "suspect" and "unknown: the system does not say" in reasons[0]
+    assert validity.validity(run(measured={"foreign_cpu_cores": None}, hardware={"device": "cuda"}))[0] == "valid"
+
+
 def row(val_loss=1.95, **changes):
     found = {"status": "complete", "validity": "valid", "val_loss": val_loss, "num_steps": 100}
     return found | {"target_val_loss": 3.30, "stop_at_target": False, "target_reached": None} | changes
