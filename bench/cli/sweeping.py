@@ -73,6 +73,6 @@ def beside(args: argparse.Namespace) -> int:
     given = json.loads(args.beside)
     runs, answer = Points(Path(given.pop("folder")), given.pop("command")), Path(given.pop("answer"))
     with console.output(args.quiet):
-        run = runs.beside(args.overrides, packing.parsed(json.dumps(given)))
+        run = runs.beside(args.overrides, packing.slot_of(given))
     answer.write_text(run["folder"])
     return 0 if run["status"] == "complete" else 1

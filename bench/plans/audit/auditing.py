@@ -39,7 +39,7 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     for kind in kinds:
         found.append({"kind": kind} | _of_kind(kind, job, run, say))
         say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
-    result: certificates.Audit = {
+    audited: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
         "config_id": run["config_id"],
         "source_sha256": run["code"]["source_sha256"],
@@ -49,8 +49,8 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
         "unnoticed_nats": min((one["unnoticed_nats"] for one in found if "unnoticed_nats" in one), default=None),
         "audits": found,
     }
-    certificates.write_audit(folder, result)
-    return result
+    certificates.write_audit(folder, audited)
+    return audited
 
 
 def outcome_of(outcomes: Sequence[str]) -> str:

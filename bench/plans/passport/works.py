@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -72,9 +72,7 @@ class Case:
     @property
     def facts(self) -> dict[str, Any]:
         """What of a Figure is known before it is measured."""
-        names = ("name", "precision", "num_bytes", "num_threads", "world_size")
-        result = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {"what": self.what, "kind": self.kind} | result | ({"shape": list(self.shape)} if self.shape else {})
+        return {"what": self.what} | {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def of_device(device_type: str, num_threads: Sequence[int] = (), has_float8: bool = False) -> list[Case]:

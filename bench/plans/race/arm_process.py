@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
@@ -73,40 +73,27 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
 
 def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict[str, Any]]:
     """Of each arm's overrides, in one process of this checkout or its copy: facts(), or {"refused": why}."""
-    given = json.dumps([list(overrides) for overrides in arms])
-    answer: list[dict[str, Any]] = ask(folder, FACTS_MODULES[0], [MANY], environment(results), given)
-    return answer
+    return cast(list[dict[str, Any]], ask(folder, [MANY], environment(results), json.dumps(arms)))
 
 
 def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict[str, Any]:
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
-    module = facts_module(folder)
-    if module is None:
+    if (answer := ask(folder, overrides, environment(results))) is None:
         raise ValueError("that revision's harness has no races yet: choose a later one")
-    answer: dict[str, Any] = ask(folder, module, overrides, environment(results))
-    return answer
+    return cast(dict[str, Any], answer)
 
 
-def facts_module(folder: Path | str) -> str | None:
-    """The module of the code in this folder that can be asked; None: it is too old."""
-    return next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
+def ask(folder: Path | str, words: Sequence[str], env: Mapping[str, str], given: str | None = None) -> Any:
+    """What print_facts() prints last, by the code in this folder; None: it is too old to be asked.
 
-
-def ask(
-    folder: Path | str,
-    module: str,
-    words: Sequence[str],
-    env: Mapping[str, str],
-    given: str | None = None,
-    timeout_s: float | None = None,
-) -> Any:
-    """What print_facts() prints last, by the code in this folder.  given: standard input.  ValueError: a refusal.
-
-    subprocess.TimeoutExpired after timeout_s.
+    given: standard input.  ValueError: a refusal.
     """
+    paths = {name: Path(folder) / f"{name.replace('.', '/')}.py" for name in FACTS_MODULES}
+    module = next((name for name, path in paths.items() if path.exists()), None)
+    if module is None:
+        return None
     command = [sys.executable, "-m", module, *words]
-    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": timeout_s}
-    done = subprocess.run(command, cwd=folder, env=env, input=given, **how)
+    done = subprocess.run(command, cwd=folder, env=env, input=given, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -194,33 +181,33 @@ def start(
     show: bool = False,
     tick: Callable[[], object] = lambda: None,
 ) -> str:
-    """One run of an arm -> the last lines it printed.  tag: for run.json["race"]; tick: as of run_to_end()."""
-    with tempfile.TemporaryFile() as hidden:
-        words = ["--race", json.dumps(tag), *overrides]
-        run_to_end(folder, words, environment(results), None if show else hidden, tick)
-        return last_lines(hidden)
+    """One run of an arm -> the last lines it printed.  tag: for run.json["race"]; show, tick: as of run_to_end()."""
+    return run_to_end(folder, ["--race", json.dumps(tag), *overrides], environment(results), show, tick=tick)
 
 
 def run_to_end(
-    folder: Path, words: Sequence[str], env: Mapping[str, str], out: Any, tick: Callable[[], object] = lambda: None
-) -> None:
-    """./run.sh run WORDS by the code in this folder, from its start to its record.  out: a file; None: this terminal.
+    folder: Path,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    show: bool = False,
+    out: TextIO | None = None,
+    tick: Callable[[], object] = lambda: None,
+) -> str:
+    """./run.sh run WORDS by the code in this folder, from its start to its record -> the last lines it printed.
 
-    tick() is called twice a second meanwhile.  Raises Interrupted, after the run has been ended and recorded, when a
-    signal comes.
+    show: they go to out, a file, None: this terminal, and "" is returned.  tick() is called twice a second meanwhile.
+    Raises Interrupted, after the run has been ended and recorded, when a signal comes.
     """
     command = [sys.executable, "-m", "bench", "run", *words]
-    with raise_interrupted() as signals, child(command, folder, env, out, END_WITHIN_S) as process:
-        while not has_ended(process.pid, TICK_S):
-            signals.check()
-            tick()
-        process.wait()
-
-
-def last_lines(file: BinaryIO) -> str:
-    """Of what a run printed into this file."""
-    file.seek(0)
-    return "\n".join(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+    with tempfile.TemporaryFile() as hidden:
+        to: Any = out if show else hidden
+        with raise_interrupted() as signals, child(command, folder, env, to, END_WITHIN_S) as process:
+            while not has_ended(process.pid, TICK_S):
+                signals.check()
+                tick()
+            process.wait()
+        hidden.seek(0)
+        return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
 def record_of(results: Path | str, run: str) -> Any:

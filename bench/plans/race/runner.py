@@ -222,8 +222,8 @@ def result_of(race: State) -> race_folder.Result:
 def finish(folder: Path, results: Path, status: str, why: str | None) -> race_folder.Race:
     """Write race.json, its ledger entry and its pages.  Returns race.json.  status, why: as in race_folder.Race."""
     race = state.read(folder, results)
-    result = result_of(race) if status != "abandoned" else None
-    recorded = state.as_json(race, status, why, utc.now(), result)
+    verdicts = result_of(race) if status != "abandoned" else None
+    recorded = state.as_json(race, status, why, utc.now(), verdicts)
     atomic.write_json(folder / "race.json", recorded)
     sha256 = ledger.sha256_of(folder / "race.json")
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)

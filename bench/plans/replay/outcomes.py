@@ -254,7 +254,7 @@ def moved_by_rounding(of_record: Fracs, pairs: Sequence[Fracs], least: Mapping[s
     least: of each kind of loss, what rounding does at the least.
     """
     trained, others = _windows(of_record), [_windows(pair) for pair in pairs]
-    most, result, is_steady = least["train_loss"], [], True
+    most, moved, is_steady = least["train_loss"], list[Moved](), True
     for window, keys in itertools.groupby(of_record, key=lambda key: key[0].bit_length()):
         here = max([0.0, *(other.get(window, 0.0) for other in others)])
         most, steps = max(most, here), []
@@ -266,10 +266,10 @@ def moved_by_rounding(of_record: Fracs, pairs: Sequence[Fracs], least: Mapping[s
                 continue
             # While no training loss has differed nothing has grown: a validation has the room of one evaluation alone.
             validated = [] if is_steady else [VALIDATED * here, *(pair.get(key, 0.0) for pair in pairs)]
-            result.append(Moved(of_record[key] / max([least["val_loss"], *validated]), step, what))
+            moved.append(Moved(of_record[key] / max([least["val_loss"], *validated]), step, what))
         if window in trained:
-            result.append(Moved(trained[window] / most, steps[-1], "train_loss"))
-    return result
+            moved.append(Moved(trained[window] / most, steps[-1], "train_loss"))
+    return moved
 
 
 def most_by_rounding(pairs: Sequence[Fracs]) -> float:
@@ -280,8 +280,8 @@ def most_by_rounding(pairs: Sequence[Fracs]) -> float:
 
 def _windows(fracs: Fracs) -> dict[int, float]:
     """{number of a window: root mean square of its training losses}; a window is twice as long as the one before."""
-    result: dict[int, list[float]] = {}
+    fracs_in: dict[int, list[float]] = {}
     for (step, what), frac in fracs.items():
         if what == "train_loss":
-            result.setdefault(step.bit_length(), []).append(frac)
-    return {window: math.sqrt(sum(frac * frac for frac in of_it) / len(of_it)) for window, of_it in result.items()}
+            fracs_in.setdefault(step.bit_length(), []).append(frac)
+    return {window: math.sqrt(sum(frac * frac for frac in of_it) / len(of_it)) for window, of_it in fracs_in.items()}

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.base import private
 from bench.base.paths import REPO, results_root, shown
@@ -156,12 +156,10 @@ def train(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, s
         return set(run_folder.find_runs([replays_root()])) if replays_root().is_dir() else set()
 
     before = folders()
-    with tempfile.TemporaryFile() as hidden:
-        arm_process.run_to_end(code, words, env, sys.stderr if show else hidden)
-        new = sorted(folders() - before)
-        if not new:
-            tail = "what it printed says why" if show else f"\n{arm_process.last_lines(hidden)}"
-            raise ValueError(f"{name}: its replay did not start:{' ' * show}{tail}")
+    tail = arm_process.run_to_end(code, words, env, show, sys.stderr)
+    if not (new := sorted(folders() - before)):
+        why = " what it printed says why" if show else f"\n{tail}"
+        raise ValueError(f"{name}: its replay did not start:{why}")
     return new[0]
 
 
@@ -169,14 +167,10 @@ def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict[s
     """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to be asked, or an
     instrument of the run makes it no contestant.  ValueError: what it refuses.
     """
-    module = arm_process.facts_module(code)
-    if module is None:
-        return None
     try:
-        answer: dict[str, Any] = arm_process.ask(code, module, words, env, timeout_s=600)
+        return cast(dict[str, Any] | None, arm_process.ask(code, words, env))
     except ValueError as error:
         refusal = str(error).rpartition("race: ")[2]
         if refusal.startswith("instruments."):
             return None
         raise ValueError(refusal) from None
-    return answer

@@ -62,29 +62,25 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
     clear_killed(folder)  # of a call of this sweep that was killed
     with _watched(folder, jobs), raise_interrupted(end_runs) as signals:
         try:
-            yield
-        except (ValueError, refusals, Unfinished):
-            raise
+            try:
+                yield
+            except (ValueError, refusals, Unfinished, Interrupted):
+                raise
+            except Exception as error:
+                words = " ".join(str(error).split())[:MAX_WORDS]
+                why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
+                if not jobs.ids() and not (folder / AT_WORK).exists():  # no run has begun
+                    raise ValueError(f"hydra/launcher={launcher}: {why}") from None
+                waiting = "; waiting for the other jobs" if jobs.ids() else ""
+                say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
+                while jobs.alive():
+                    signals.check()
+                    time.sleep(LOOK_EVERY_S)
+                raise Unfinished("a job was lost") from None
         except Interrupted:
             signals()
             jobs.cancel()
             raise
-        except Exception as error:
-            words = " ".join(str(error).split())[:MAX_WORDS]
-            why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
-            if not jobs.ids() and not (folder / AT_WORK).exists():  # no run has begun
-                raise ValueError(f"hydra/launcher={launcher}: {why}") from None
-            waiting = "; waiting for the other jobs" if jobs.ids() else ""
-            say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
-            try:
-                while jobs.alive():
-                    signals.check()
-                    time.sleep(LOOK_EVERY_S)
-            except Interrupted:
-                signals()
-                jobs.cancel()
-                raise
-            raise Unfinished("a job was lost") from None
         finally:
             jobs.finish_lost(folder)
             clear_killed(folder)
@@ -155,10 +151,10 @@ class Jobs:
         self._looked_s, alive = time.monotonic(), self.alive()
         gone = {}
         for job_id, folder in self._found().items():
-            paths = [folder / f"{job_id}_{task}_result.pkl" for task in range(self._num_tasks)]
             if job_id not in self._before and job_id not in alive:
-                gone[job_id] = [path for path in paths if not path.exists()]
-        gone = {job_id: paths for job_id, paths in gone.items() if paths}
+                paths = [folder / f"{job_id}_{task}_result.pkl" for task in range(self._num_tasks)]
+                if missing := [path for path in paths if not path.exists()]:
+                    gone[job_id] = missing
         for job_id in sorted(gone.keys() & self._suspects):  # at two looks: files of another node may come late
             self.lost.append(job_id)
             for path in gone[job_id]:

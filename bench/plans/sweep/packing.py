@@ -96,10 +96,9 @@ def pin(slot: Slot) -> None:
         os.sched_setaffinity(0, slot.cores)
 
 
-def parsed(text: str) -> Slot:
-    """OPTION's JSON -> Slot."""
-    values = json.loads(text)
-    return Slot(**values | {"cores": tuple(values["cores"])})
+def slot_of(values: Mapping[str, Any]) -> Slot:
+    """Of what was JSON meanwhile."""
+    return Slot(**{**values, "cores": tuple(values["cores"])})
 
 
 def environment(slot: Slot) -> dict[str, str]:
@@ -232,7 +231,7 @@ def probe(text: str) -> None:
     Prints "ready", waits for a line, prints the median milliseconds of a step: products of matrices, which fill the
     cores or the GPU, and a copy, which fills the way to memory, as in a training step.
     """
-    slot = parsed(text)
+    slot = slot_of(json.loads(text))
     pin(slot)
     import torch
 
