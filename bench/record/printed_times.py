@@ -15,7 +15,7 @@ says alone counts as part of that validation, and there bench/compare/effects.py
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
 from bench.record import outside_clock
 from bench.record.step_files import StepRow
@@ -87,14 +87,7 @@ def account(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> Account | di
 
 
 def _account(lines: Sequence[Line]) -> Account:
-    facts: Account = {
-        "wall_of_lines_s": 0.0,
-        "counted_s": 0.0,
-        "uncounted_s": 0.0,
-        "uncounted_at_validations_s": 0.0,
-        "unseen_s": 0.0,
-        "overcounted_s": 0.0,
-    }
+    facts = cast(Account, dict.fromkeys(Account.__annotations__, 0.0))
     most_s = 0.0
     for a, b in pairwise(lines):
         wall_s, counted_s = (b.t_ns - a.t_ns) / 1e9, (b.time_ms - a.time_ms) / 1e3

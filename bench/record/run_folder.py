@@ -174,14 +174,14 @@ def _check_kinds(path: str, run: Record) -> None:
             raise Damaged(f"{path}: referee cannot be read ({error!r}): the file was damaged, restore it") from None
 
 
-def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[Record]:
-    """Folders -> the records in and below them.  What cannot be read is skipped and reported to on_error(message)."""
+def read_all(paths: Iterable[Path | str]) -> Iterator[Record]:
+    """Folders -> the records in and below them, without those that cannot be read."""
     for folder in find_runs([path for path in paths if os.path.isdir(path)]):
         try:
-            yield read(folder)
-        except ValueError as error:
-            if on_error:
-                on_error(str(error))
+            run = read(folder)
+        except ValueError:
+            continue
+        yield run
 
 
 def effective(

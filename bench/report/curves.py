@@ -274,7 +274,7 @@ def html(arms: Iterable[Arm], path: Path) -> str:
             label = arm.name
         for number, row in enumerate(arm.rows):
             result[row["run_id"]] = packed(_curves(arm, number, max_points))
-            lines.append(line_of(row, label, run_page.link(arm.folders[number], path.parent)))
+            lines.append(line_of(row, label, run_page.link_to(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
     return page_of({"columns": COLUMNS, "rows": lines, "curves": result, "arms": [arm.name for arm in arms]})
 

@@ -208,7 +208,7 @@ def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[C
     """Each run's numbers as points of its arm, which say the run's id and open its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
-    pages = [run_page.link(one["folder"], at) for one in runs]
+    pages = [run_page.link_to(one["folder"], at) for one in runs]
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
         ("val-loss", "Final val_loss", "val_loss", "nats per token"),
@@ -229,7 +229,7 @@ def _runs(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> Section:
     rows, number = [], 0
     for one in runs:
         number += not one["discarded"]
-        run, page = one["run"], run_page.link(one["folder"], at)
+        run, page = one["run"], run_page.link_to(one["folder"], at)
         metrics = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
         metrics = [None if value is None else f"{value:.4f}" for value in metrics]
         nth = link("warm-up" if one["discarded"] else str(number), page)  # a narrow screen shows the first columns

@@ -5,7 +5,7 @@ Of what cost time only what was watched is said, and never of what could not be 
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +18,8 @@ from bench.base.units import format_bytes
 from bench.record import certificates
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
-from bench.web.page import Safe, bullets, details, join, section, soft, table, tag
+from bench.web.document import Block, Bullets, Columns, Lines, Section, Shown, Table, Verbatim, code, coloured, link
+from bench.web.page import join, tag
 
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
 MAX_EVENTS = 200
@@ -41,36 +42,43 @@ def device(environment: Mapping[str, Any]) -> str | None:
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
 
 
-def where(folder: Path, run: Record, at: Path) -> Safe:
+def _facts(title: str, facts: Mapping[str, object], *more: Block) -> Section:
+    """A line for each that is not None."""
+    lines = [[key, value] for key, value in facts.items() if value is not None]
+    return Section(title, [Table((), lines, style="facts"), *more])
+
+
+def where(folder: Path, run: Record, at: Path) -> Section:
     """The machine, the code, the data, as far as they are known.  at: the folder of the page."""
-    env, code = run["environment"], run["code"]
+    env, source = run["environment"], run["code"]
     gpus = env.get("gpus") or []
     is_ours = run.get("provenance") != "imported"
-    facts = {"GPUs": device(env) if gpus else "none used" if is_ours else None}
+    facts: dict[str, Any] = {"GPUs": device(env) if gpus else "none used" if is_ours else None}
     facts["power limit, W"] = gpus[0].get("power_limit_w") if gpus else None
     keys = ("cpu_model", "num_cpus", "memory_gib", "os", "python", "torch", "cuda", "nccl", "driver")
     facts |= {NAMES.get(key, key): env.get(key) for key in keys}
-    changed = tag("span", " with uncommitted changes") if code.get("dirty") else ""
-    facts["commit"] = join([tag("code", code["commit"]), changed]) if code.get("commit") else None
-    facts["source sha256"] = tag("code", code["source_sha256"]) if code.get("source_sha256") else None
-    facts |= {key: tag("code", run[key]) for key in ("config_id", "session_id", "comparability_id") if run.get(key)}
+    if commit := source.get("commit"):
+        changed = " with uncommitted changes" if source.get("dirty") else ""
+        facts["commit"] = Shown(commit + changed, join([tag("code", commit), tag("span", changed) if changed else ""]))
+    facts["source sha256"] = code(source["source_sha256"]) if source.get("source_sha256") else None
+    ids = {key: run.get(key) for key in ("config_id", "session_id", "comparability_id")}
+    facts |= {key: code(str(value)) for key, value in ids.items() if value}
     facts["timing protocol"] = (run.get("timing_protocol") or {}).get("id")
     facts["by the launcher's clock"] = _outside(run)
     if is_ours:
-        facts["command"] = tag("code", " ".join(["./run.sh", *(run.get("command") or [])]))
+        facts["command"] = code(" ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
         facts["started"] = run["started_at"]
         replayed, way = certificates.sentence(folder), os.path.relpath(folder.resolve(), at.resolve())
         facts["certificate"] = _link(folder, certificates.FILE, way, replayed) if replayed else None
     shards = [
-        [split, file["file"], file["num_tokens"], tag("code", file["sha256"])]
+        [split, file["file"], file["num_tokens"], code(file["sha256"])]
         for split in ("train", "val")
         for file in run["data"].get(split) or []
     ]
-    lines = [[key, one if isinstance(one, Safe) else plain(one)] for key, one in facts.items() if one is not None]
-    head = ("split", "shard", "tokens", "sha256")
-    data = details(f"Data: {len(shards)} shards", table(head, shards)) if shards else ""
-    return section("Where and with what", table((), lines, class_="facts"), data)
+    facts = {key: fact if isinstance(fact, Shown) else plain(fact) for key, fact in facts.items()}
+    data = Section(f"Data: {len(shards)} shards", [Table(("split", "shard", "tokens", "sha256"), shards)], True)
+    return _facts("Where and with what", facts, *([data] if shards else []))
 
 
 def _outside(run: Record) -> str | None:
@@ -81,7 +89,7 @@ def _outside(run: Record) -> str | None:
     return f"{clock['outside_train_s']:.3f} s of training, {clock['outside_s']:.3f} s with validations"
 
 
-def stages(run: Record) -> Safe:
+def stages(run: Record) -> Section:
     """What the run's stages were, a row each; nothing of a run without."""
     rows = run["measured"].get("stages") or ()
     columns = {
@@ -101,7 +109,7 @@ def stages(run: Record) -> Safe:
     }
     given = {head: key for head, key in columns.items() if any(row.get(key) is not None for row in rows)}
     lines = [[_words(row.get(key)) for key in given.values()] for row in rows]
-    return section("Stages", table(tuple(given), lines)) if rows else Safe("")
+    return Section("Stages", [Table(tuple(given), lines)] if rows else [])
 
 
 def _words(value: Any) -> Any:
@@ -110,27 +118,29 @@ def _words(value: Any) -> Any:
     return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else value
 
 
-def summaries(run: Record) -> Safe:
+def summaries(run: Record) -> Section:
     """What each instrument recorded."""
     parts = []
     for name, summary in (run.get("instrument_summaries") or {}).items():
         lines = [[key, round(value, 6) if isinstance(value, float) else plain(value)] for key, value in summary.items()]
-        parts.append(details(name, table((), lines)))
-    return section("Instruments", tag("div", *parts, class_="columns")) if parts else Safe("")
+        parts.append(Section(name, [Table((), lines)], is_folded=True))
+    return Section("Instruments", [Columns(parts)])
 
 
-def files(folder: Path, run: Record, at: Path) -> Safe:
+def files(folder: Path, run: Record, at: Path) -> Section:
     """Every file that the record names, a link where it is there; its settings also in full.  at: the page's folder."""
     settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
-    parts = [details(path.name, tag("pre", _text(path))) for path in settings]
+    parts = [Section(path.name, [Verbatim(_text(path))], is_folded=True) for path in settings]
     known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
     way = os.path.relpath(folder.resolve(), at.resolve())
     lines = []
     for one in known:
         size = format_bytes(one["num_bytes"]) if "num_bytes" in one else None
-        lines.append([_link(folder, one["path"], way), one["role"], size, tag("code", one.get("sha256"))])
-    listed = table(("file", "role", "size", "sha256"), lines)
-    return section("Files", details(f"{len(lines)} files", listed) if len(lines) > MAX_OPEN_FILES else listed, *parts)
+        sha256 = code(one["sha256"]) if one.get("sha256") else None
+        lines.append([_link(folder, one["path"], way), one["role"], size, sha256])
+    listed = Table(("file", "role", "size", "sha256"), lines)
+    is_long = len(lines) > MAX_OPEN_FILES
+    return Section("Files", [Section(f"{len(lines)} files", [listed], True) if is_long else listed, *parts])
 
 
 def _text(path: Path) -> str:
@@ -140,13 +150,13 @@ def _text(path: Path) -> str:
         return str(error)
 
 
-def _link(folder: Path, name: str, way: str, words: str | None = None) -> Safe:
+def _link(folder: Path, name: str, way: str, words: str | None = None) -> Shown:
     if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often not sent along
-        return tag("span", name, title="not in this folder", class_="soft")
-    return tag("a", words or name, href=quote(os.path.normpath(f"{way}/{name}")))
+        return coloured(name, "soft", "not in this folder")
+    return link(words or name, quote(os.path.normpath(f"{way}/{name}")))
 
 
-def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[str, Any]]) -> Safe:
+def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[str, Any]]) -> Section:
     """run: its record; rows of steps.csv; events of events.jsonl."""
     costs = costs_of(run, rows)
     lines = []
@@ -155,22 +165,23 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
             ms = cost.get("ms")
             lines.append([_kind(kind), cost["count"], round(ms, 3) if isinstance(ms, float) else ms])
     caption = "What cost time in the timed region"
-    parts = [table(("what", "count", "cost, ms"), lines, caption=caption)] if lines else []
+    parts: list[Block] = [Table(("what", "count", "cost, ms"), lines, caption=caption)] if lines else []
     quiet = [_kind(kind) for kind, cost in costs.items() if not cost["count"]]
     until = "" if run["status"] == "complete" else " until it ended"
-    parts += [tag("p", f"Watched for{until}, and there was none: {', '.join(quiet)}.")] if quiet else []
-    parts.append(soft(_unwatched(run, costs)))
+    parts += [Lines([f"Watched for{until}, and there was none: {', '.join(quiet)}."])] if quiet else []
+    parts.append(Lines(list(_unwatched(run, costs)), is_soft=True))
     loud = [event for event in events if event["event"] not in QUIET_EVENTS]
     if loud:
         facts = [[event["event"], event.get("step"), event.get("rank"), what(event)] for event in loud[:MAX_EVENTS]]
         rest = f", the first {MAX_EVENTS} shown" if len(loud) > MAX_EVENTS else ""
-        listed = table(("event", "step", "rank", "facts"), facts)
+        listed = Table(("event", "step", "rank", "facts"), facts)
         title = counted(len(loud), "event") + rest
-        parts.append(details(title, listed) if len(loud) > MAX_OPEN_EVENTS else listed)
+        parts.append(Section(title, [listed], is_folded=True) if len(loud) > MAX_OPEN_EVENTS else listed)
     warnings = [
-        f"{one.get('instrument')}, rank {one.get('rank')}: {one.get('error')}" for one in run.get("warnings") or []
+        f"Instrument warning: {one.get('instrument')}, rank {one.get('rank')}: {one.get('error')}"
+        for one in run.get("warnings") or []
     ]
-    return section("What happened", *parts, bullets(warnings, "Instrument warning: "))
+    return Section("What happened", [*parts, Bullets(warnings)])
 
 
 def costs_of(run: Record, rows: Sequence[StepRow]) -> dict[str, dict[str, Any]]:
@@ -182,13 +193,12 @@ def costs_of(run: Record, rows: Sequence[StepRow]) -> dict[str, dict[str, Any]]:
     return ({"stall": stalls.cost(timed)} if len(timed) >= stalls.MIN_STEPS else {}) | kept
 
 
-def _unwatched(run: Record, costs: Mapping[str, Any]) -> str:
-    missing = [_kind(kind) for kind in stalls.WATCHED_BY if kind not in costs]
-    if not missing and "stall" in costs:
-        return ""
-    words = ["stall (too few timed steps)"] * ("stall" not in costs) + missing
-    why = "a log does not say" if run.get("provenance") == "imported" else "no instrument recorded it to an end"
-    return f"Not watched, so unknown: {', '.join(words)} ({why})."
+def _unwatched(run: Record, costs: Mapping[str, Any]) -> Iterator[str]:
+    missing = ["stall (too few timed steps)"] * ("stall" not in costs)
+    missing += [_kind(kind) for kind in stalls.WATCHED_BY if kind not in costs]
+    if missing:
+        why = "a log does not say" if is_imported(run) else "no instrument recorded it to an end"
+        yield f"Not watched, so unknown: {', '.join(missing)} ({why})."
 
 
 def _kind(kind: str) -> str:
@@ -244,7 +254,7 @@ def imported_line(run: Record) -> str:
     return f", imported from a log of {of.get('format')}: {of.get('file')}" if is_imported(run) else ""
 
 
-def imported_section(run: Record) -> Safe:
+def imported_section(run: Record) -> Section:
     """From which harness and file the run is, by whom and when, and what its clock counts."""
     of = run.get("imported") or {}
     zone = of.get("started_zone") or "unknown"
@@ -252,8 +262,8 @@ def imported_section(run: Record) -> Safe:
     number, num_runs = of.get("run_of_file"), of.get("num_runs_of_file")
     facts = {
         "harness": " ".join(filter(None, [of.get("format"), f"(lines of kind {of.get('format_id')})"])),
-        "log": tag("code", of.get("file")),
-        "sha256 of the log": tag("code", of.get("sha256")),
+        "log": code(str(of.get("file"))),
+        "sha256 of the log": code(str(of.get("sha256"))),
         "run of the log": f"{number + 1} of {num_runs}" if num_runs and number is not None and num_runs > 1 else None,
         "run by": "the log does not say",
         "started": started if run["started_at"] else "the log does not say",
@@ -264,19 +274,18 @@ def imported_section(run: Record) -> Safe:
         "result its author goes by": ", ".join(f"{key} {value}" for key, value in (of.get("headline") or {}).items())
         or None,
     }
-    lines = [(key, value) for key, value in facts.items() if value is not None]
-    note = soft("The log itself is not kept: compare its sha256 with that of the file you have.")
-    return section("Imported from a log", table((), lines, class_="facts"), note)
+    note = "The log itself is not kept: compare its sha256 with that of the file you have."
+    return _facts("Imported from a log", facts, Lines([note], is_soft=True))
 
 
-def unknown_section(run: Record) -> Safe:
+def unknown_section(run: Record) -> Section:
     """What a record of our own has and this one lacks."""
-    env, code, data = run["environment"], run["code"], run["data"]
+    env, source, data = run["environment"], run["code"], run["data"]
     facts = {
         "seed": run["seed"],
         "config and overrides": run["config_id"],
-        "commit": code.get("commit"),
-        "source code": code.get("source_sha256"),
+        "commit": source.get("commit"),
+        "source code": source.get("source_sha256"),
         "command": run.get("command") or None,
         "session (so whether two runs shared one)": run["session_id"],
         "training and validation data": data.get("train") or None,
@@ -296,7 +305,7 @@ def unknown_section(run: Record) -> Safe:
         "load of other programs": None,  # a log has none of these two
         "recompiles, garbage collection, allocator retries": None,
     }
-    return section("Unknown", bullets([name for name, value in facts.items() if value is None]))
+    return Section("Unknown", [Bullets([name for name, value in facts.items() if value is None])])
 
 
 def script_line(run: Record) -> str:
@@ -313,13 +322,13 @@ def script_claim(run: Record) -> str:
     return ", as the script says" + ("" if wall_s is None else f" (its lines came in {wall_s:.2f} s)")
 
 
-def script_section(run: Record) -> Safe | str:
-    """What ran, what was measured from outside, and what it opened; "" for a run of our own model."""
+def script_section(run: Record) -> Section:
+    """What ran, what was measured from outside, and what it opened; nothing for a run of our own model."""
     of, measured = run.get("script"), run["measured"]
     if not of:
-        return ""
+        return Section("", [])
     facts = {
-        "script": tag("code", " ".join([of["file"], *of["args"]])),
+        "script": code(" ".join([of["file"], *of["args"]])),
         "its interpreter": of.get("python") or "the harness's own",
         "variables": ", ".join(f"{name}={value}" for name, value in of["env"].items()) or None,
         "sources": ", ".join(name.removeprefix("script/") for name in of["sha256_by_file"]),
@@ -331,11 +340,8 @@ def script_section(run: Record) -> Safe | str:
         "files that it wrote": ", ".join(of.get("files_written") or ()) or None,
         "lines that its log lacks": of.get("num_unkept_lines") or None,
     }
-    lines = [(name, value) for name, value in facts.items() if value is not None]
-    note = soft(
-        "Its time is its own claim; the wall time of its lines was taken by another process.  Seeds are labels."
-    )
-    return section("The training script", table((), lines, class_="facts"), note)
+    note = "Its time is its own claim; the wall time of its lines was taken by another process.  Seeds are labels."
+    return _facts("The training script", facts, Lines([note], is_soft=True))
 
 
 def _plain_number(value: float | None) -> str | None:

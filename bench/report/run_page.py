@@ -14,10 +14,25 @@ from bench.base.reading.damage import of_record
 from bench.record import race_folder, run_folder, step_files
 from bench.record.shape import Record
 from bench.report import run_charts, run_facts, trace_page
-from bench.web import document
 from bench.web.chart import Spec
-from bench.web.document import Lines, Section, Shown, coloured
-from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
+from bench.web.document import (
+    Block,
+    Bullets,
+    Chart,
+    Columns,
+    Document,
+    Drawing,
+    Lines,
+    Picture,
+    Section,
+    Shown,
+    Verdict,
+    code,
+    coloured,
+    drawings,
+    link,
+)
+from bench.web.page import join, tag, tiles
 
 RANK = re.compile(r"rank(\d+)")  # in the name of a snapshot
 MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
@@ -49,49 +64,44 @@ def html(
     explained: with where a step's time goes, for which traces are read: up to a second.
     """
     with of_record(folder):
-        return _html(Path(folder), assets, back, Path(at or folder), repeats, explained)
+        return document(Path(folder), back, Path(at or folder), repeats, explained).html(assets)
 
 
-def _html(
-    folder: Path, assets: str | None, back: str | None, at: Path, repeats: Sequence[tuple[str, str]], explained: bool
-) -> str:
+def document(
+    folder: Path, back: str | None, at: Path, repeats: Sequence[tuple[str, str]] = (), explained: bool = True
+) -> Document:
+    """html() before it is drawn."""
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
-    charts = run_charts.of_run(folder, run, rows, events)
-    memory, trace = memory_of_run(folder), trace_page.of_run(folder)
+    more = run_facts.imported_line(run) + run_facts.script_line(run)
+    of_log = [run_facts.imported_section(run), run_facts.unknown_section(run)] if run_facts.is_imported(run) else []
+    blocks: list[Block] = [
+        Section("Verdict", _verdict(run)),
+        Picture(tiles(_metrics(run))),
+        Columns([Chart(spec) for spec in run_charts.of_run(folder, run, rows, events)]),
+        Columns(
+            [
+                *of_log,
+                run_facts.script_section(run),
+                run_facts.section_of(run, rows, events),
+                run_facts.where(folder, run, at),
+            ]
+        ),
+    ]
+    if explained:
+        from bench.analysis.explain import document as explain  # numpy: a race, which makes pages, begins without it
+
+        blocks.append(explain.of_run(folder))
+    blocks += [run_facts.stages(run), run_facts.summaries(run), trace_page.of_run(folder), memory_of_run(folder)]
+    blocks.append(run_facts.files(folder, run, at))
+    others = [word for words, way in repeats for word in (", ", link(words, way))][1:]
+    ways: list[list[str]] = [[link("All runs", back)]] if back else []
+    ways += [["Race ", _race(run, folder, at)]] if run.get("race") else []
+    ways += [["Other runs of this config: ", *others]] if others else []
     seed = "" if run["seed"] is None else f" seed {run['seed']}"
     title = f"{run['name']}{seed}, {run['track']}{', imported' if run_facts.is_imported(run) else ''}"
-    others = [tag("a", words, href=link) for words, link in repeats]
-    ways = [tag("a", "All runs", href=back)] if back else []
-    ways += [join(["Race ", _race(run, folder, at)])] if run.get("race") else []
-    ways += [join(["Other runs of this config: ", join(others, ", ")])] if others else []
-    if explained:  # imports numpy: a race, which makes pages at its end, begins without it
-        from bench.analysis.explain import document as explanation
-    facts = (run_facts.imported_section(run), run_facts.unknown_section(run)) if run_facts.is_imported(run) else ()
-    body = [
-        tag("p", join(ways, " · ")) if ways else "",
-        tag("h1", title),
-        soft(tag("code", run["run_id"]), run_facts.imported_line(run), run_facts.script_line(run)),
-        _verdict(run),
-        tiles(_metrics(run)),
-        tag("div", *map(figure, charts), class_="columns"),
-        tag(
-            "div",
-            *facts,
-            run_facts.script_section(run),
-            run_facts.section_of(run, rows, events),
-            run_facts.where(folder, run, at),
-            class_="columns",
-        ),
-        explanation.of_run(folder).html() if explained else "",
-        run_facts.stages(run),
-        run_facts.summaries(run),
-        trace.html(),
-        memory.html(),
-        run_facts.files(folder, run, at),
-    ]
-    data = {"charts": [*charts, *document.charts([trace, memory])]}
-    return page(title, *body, data=data, assets=assets, styles=REPORT_STYLES)
+    about = Shown(run["run_id"] + more, join([tag("code", run["run_id"]), more]))
+    return Document(title, [], blocks, about=[about], ways=ways)
 
 
 def state(run: Mapping[str, Any], hint: str = "") -> Shown:
@@ -101,7 +111,7 @@ def state(run: Mapping[str, Any], hint: str = "") -> Shown:
     return coloured(run["validity"], COLOUR.get(run["validity"], "soft"), hint)
 
 
-def link(folder: Path | str | None, at: Path | str) -> str | None:
+def link_to(folder: Path | str | None, at: Path | str) -> str | None:
     """From a page in the folder at to the page of this run; None where there is none.  folder: None of a log."""
     path = Path(folder).resolve() / NAME if folder else None
     return quote(os.path.relpath(path, Path(at).resolve())) if path and path.exists() else None
@@ -137,9 +147,9 @@ def charts_of(folder: Path | str) -> list[Spec]:
         return run_charts.of_run(folder, run, step_files.read(folder), step_files.read_events(folder))
 
 
-def drawings_of(folder: Path | str) -> list[document.Drawing]:
+def drawings_of(folder: Path | str) -> list[Drawing]:
     """What is not a chart: the drawings of the run's analysis.json."""
-    return document.drawings([trace_page.of_run(Path(folder))])
+    return drawings([trace_page.of_run(Path(folder))])
 
 
 def sentence(run: Record) -> str:
@@ -170,34 +180,33 @@ def _metrics(run: Record) -> list[tuple[str, str]]:
     return [(label, f"{value:,.{decimals}f}") for label, value, decimals in shown if value is not None]
 
 
-def _verdict(run: Record) -> Safe:
+def _verdict(run: Record) -> list[Block]:
+    status, validity = run["status"], run["validity"]
+    badges = [(str(status), "good" if status == "complete" else "bad"), (str(validity), COLOUR.get(validity, "soft"))]
     if run_facts.is_imported(run):
         badges = run_facts.imported_badges(run)
-    else:
-        badges = [(run["status"], "good" if run["status"] == "complete" else "bad")]
-        badges += [(run["validity"], COLOUR.get(run["validity"], "soft"))]
-    words = [tag("span", word, class_=f"badge {colour}") for word, colour in badges]
-    reasons, deviations = bullets(run["validity_reasons"]), bullets(run["deviations"], "Changed against the track: ")
-    return section("Verdict", tag("p", *words, sentence(run), class_="verdict"), reasons, deviations)
+    verdict = Verdict(sentence(run), "", badges=[coloured(word, f"badge {colour}") for word, colour in badges])
+    changed = [f"Changed against the track: {deviation}" for deviation in run["deviations"]]
+    return [verdict, Bullets(run["validity_reasons"]), Bullets(changed)]
 
 
-def _race(run: Record, folder: Path, at: Path) -> Safe:
+def _race(run: Record, folder: Path, at: Path) -> Shown:
     """The race that the run is of, and its arm: a link where there is a page, or at least a folder, to go to."""
     race = run["race"] or {}
     words = f"{race.get('race_id')}, {'warm-up of ' if race.get('discarded') else ''}arm {race.get('arm')}"
     try:
         target = race_folder.of(folder.resolve().parent.parent, str(race.get("race_id")))
     except ValueError:
-        return Safe(tag("code", words))
+        return code(words)
     has_ended = (target / "race.json").exists()  # its page is written with it
     href = quote(os.path.relpath(target / "race.html" if has_ended else target, at.resolve()))
-    return tag("a", words, href=href) if target.exists() else tag("span", words)
+    return link(words, href if target.exists() else None)
 
 
 def memory_of_run(folder: Path) -> Section:
     """Run folder -> the section of its snapshots, nothing without any.  A damaged one is a sentence."""
     paths = sorted(pickles.in_folder(folder), key=lambda path: int("".join(RANK.findall(path.name)[:1]) or 0))
-    parts: list[document.Block] = []
+    parts: list[Block] = []
     for num, path in enumerate(paths[:MAX_SHOWN]):
         try:
             parts.append(Section(path.name, memory_page.summary(path, f"memory-{num}")))

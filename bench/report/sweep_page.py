@@ -255,4 +255,4 @@ def _runs(result: Results, at: Path) -> Table:
 
 
 def _link(result: Results, row: Mapping[str, Any], at: Path) -> Shown:
-    return link(row["run_id"], run_page.link(result.folders[row["run_id"]], at))
+    return link(row["run_id"], run_page.link_to(result.folders[row["run_id"]], at))

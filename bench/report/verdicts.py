@@ -102,7 +102,7 @@ def _runs(arm: Arm, at: Path | str) -> Section:
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         known = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "val_loss", "step_avg_ms")]
         seed = None if row["seed"] is None else str(row["seed"])
-        rows.append([link(row["run_id"], run_page.link(folder, at)), seed, *known, row["status"], row["device"]])
+        rows.append([link(row["run_id"], run_page.link_to(folder, at)), seed, *known, row["status"], row["device"]])
     heads = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")
     listed = Table(heads, rows, [False, *[True] * 4, False, False], style="tight")
     return Section(f"{arm.name}: {counted(len(arm.rows), 'run')}", [listed], is_folded=True)

@@ -108,12 +108,14 @@ class Verdict:
     word: str
     about: str = ""
     more: Sequence[str] = ()  # said below it
+    badges: Sequence[Shown] = ()  # before a sentence without a word
 
     def text(self, is_md: bool) -> str:
         sentence = text_table.line(self.sentence, is_md)
         if not self.word:
             whom = "" if is_md or not self.about else f"{text_table.printable(self.about)}: "
-            return Lines([f"{whom}{self.sentence}", *(f"  {words}" for words in self.more)]).text(is_md)
+            state = f"{', '.join(self.badges)}: " if self.badges else ""
+            return Lines([f"{whom}{state}{self.sentence}", *(f"  {words}" for words in self.more)]).text(is_md)
         word = text_table.line(badge(self.word).upper(), is_md)
         whom = text_table.line(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
@@ -123,8 +125,10 @@ class Verdict:
 
     def html(self) -> Safe:
         if not self.word:
-            return join([tag("p", self.sentence, class_="verdict"), *map(soft, self.more)])
-        whom, doubts = self._whom(), [tag("p", words, class_="doubt") for words in self.more]
+            return join(
+                [tag("p", *map(marked_up, self.badges), self.sentence, class_="verdict"), *map(soft, self.more)]
+            )
+        whom, doubts = self._whom(), [tag("p", doubt, class_="doubt") for doubt in self.more]
         words = [tag("b", whom) if whom else "", badge(self.word).markup, self._after_badge()]
         return join([tag("p", *words, class_="verdict"), *doubts])
 
@@ -192,7 +196,7 @@ class Table:
     """
 
     heads: Sequence[str]
-    rows: Sequence[Sequence[str | None]]
+    rows: Sequence[Sequence[object]]
     right: Sequence[bool] = ()
     caption: str = ""
     limit: int | None = None
@@ -201,7 +205,7 @@ class Table:
 
     def text(self, is_md: bool) -> str:
         shown = self.rows[: self.limit]
-        cells = [["" if cell is None else getattr(cell, "short", cell) for cell in row] for row in shown]
+        cells = [["" if cell is None else str(getattr(cell, "short", cell)) for cell in row] for row in shown]
         drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
         num_more = len(self.rows) - len(cells)
         said = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
@@ -332,6 +336,7 @@ class Document:
     data: Any = None
     page_title: str = ""
     about: Sequence[str] = ()  # small, below a page's title
+    ways: Sequence[Sequence[str]] = ()  # links above a page's title, the words of each
 
     def terminal(self) -> str:
         """Text for a terminal; no line break at its end."""
@@ -346,12 +351,15 @@ class Document:
         about = text_table.line("; ".join(self.about), is_md)
         return "\n\n".join(filter(None, [title, verdicts, about, texts(self.blocks, is_md)]))
 
-    def html(self) -> str:
-        """A page that opens from a file."""
+    def html(self, assets: str | None = None) -> str:
+        """A page that opens from a file.  assets: see page()."""
+        ways = [tag("p", join(map(_whole, self.ways), " · "))] if self.ways else []
         about = [soft(join(map(marked_up, self.about), "; "))] if self.about else []
         blocks = (block.html() for block in [*self.verdicts, *self.blocks])
-        body = [tag("h1", self.title), *about, *blocks]
-        return page(self.page_title or self.title, *body, data={"charts": self.charts}, styles=REPORT_STYLES)
+        body = [*ways, tag("h1", self.title), *about, *blocks]
+        return page(
+            self.page_title or self.title, *body, data={"charts": self.charts}, assets=assets, styles=REPORT_STYLES
+        )
 
     def json(self) -> str:
         """data, indented."""
