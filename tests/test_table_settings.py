@@ -244,8 +244,8 @@ def test_a_pivot_has_mean_sd_n_and_marks_the_best(grid, capsys):
     head, _, low, high, _, about = shown(capsys, "--pivot", "optim.lr", "model.num_layers").splitlines()
     assert head.split() == ["optim.lr", "\\", "model.num_layers", "2", "4"]
     assert low.split() == ["0.001", "4.1000", "±0.1414", "n=2", "4.3000", "±0.0000", "n=2"]
-    assert high.split() == ["0.003", "*", "3.9000", "±0.1414", "n=2", "4.6000", "±0.1414", "n=2,", "1", "lost"]
-    assert about == "val_loss: mean ± sd, n runs; * the best; over seed; lost: failed, aborted or invalid"
+    assert high.split() == ["0.003", "*", "3.9000", "±0.1414", "n=2", "4.6000", "±0.1414", "n=2,", "1", "failed"]
+    assert about == "val_loss: mean ± sd, n runs; * the best; over seed; failed: also aborted or invalid"
 
 
 def test_a_pivot_of_one_key_says_what_its_means_are_over(grid, capsys):

@@ -68,7 +68,7 @@ def _cells(entry: leaderboard.Entry) -> dict[str, str]:
     return {
         "entry": entry.first["name"] or "",
         "config_id": entry.first["config_id"] or "",
-        "n": f"{len(entry.rows)}" + (f", {entry.num_lost} lost" if entry.num_lost else ""),
+        "n": f"{len(entry.rows)}" + (f", {entry.num_lost} failed" if entry.num_lost else ""),
         "train_s": _number(entry.score, "," if is_steps else ",.3f"),
         "sd": "" if is_steps else _number(stats.sd(entry.times_s), ".3f"),
         "val_loss": _number(entry.losses["mean"], ".4f"),

@@ -1,10 +1,10 @@
 """./run.sh analyze PATH... [--json] [--html PAGE] [--png FOLDER] [--md [FILE]] [--rules FILE]
 ./run.sh analyze diff A B [--json] [--html PAGE] [--png FOLDER] [--md [FILE]]
 
-PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also of other programs.
-Several files are the ranks of one job; several folders, and the windows of a run, are answered one by one, in --json as
-{PATH: answer}, in --html below each other.  Of a run folder it also writes analysis.json and summary.md into it, of its
-first window.  Needs no torch.
+PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also from other programs.
+Several files are the ranks of one job; several folders, and the windows of a run, are analyzed separately, in --json as
+{PATH: answer}, in --html below each other.  For a run folder it also writes analysis.json and summary.md of the first
+window into it.  Does not need torch.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""argparse, but a word that cannot be is refused as everything else here: what, the value, what to try, in one line."""
+"""argparse with error messages like everywhere else here: what is wrong, the value and what to try, in one line."""
 
 import argparse
 import difflib

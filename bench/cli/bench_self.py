@@ -1,8 +1,8 @@
-"""What this harness itself costs, against targets.  ./run.sh bench-self [PART ...] [--json]
+"""Measure the overhead of this harness, with targets.  ./run.sh bench-self [PART ...] [--json]
 
-What needs a GPU, the tests' own files or another program is measured by  python tests/benchmarks.
+`python tests/benchmarks` measures what needs a GPU, files of the tests or another program.
 
-Ratios only of things measured interleaved in one run, medians; absolute times are this machine's, now.
+Ratios are medians of variants interleaved in one run; absolute times depend on this machine and its load.
 """
 
 import json

@@ -140,7 +140,7 @@ class _Search:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh bisect", main=main)
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
-    parser.add_argument("bad", metavar="BAD", help="a later one that is worse")
+    parser.add_argument("bad", metavar="BAD", help="a later revision that is worse")
     words_help = "settings of the runs, and n=, looks=, seed= of the races"
     parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")

@@ -1,7 +1,7 @@
 """How small a difference can this machine measure?  ./run.sh calibrate [n=5] [overrides]      same code, A B B A
 
-Gives the noise floor of this session, the MDE (minimum detectable effect, 80 % power) of n runs, and how many runs a
-wanted change needs; the verdicts of this session use it.
+Prints the noise floor of this session, the MDE (minimum detectable effect, 80 % power) of n runs, and how many runs
+are needed to detect a given change; the verdicts of this session use it.
 """
 
 import argparse
@@ -148,10 +148,10 @@ def text(noise: dict[str, Any], form: str = "simple") -> str:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh calibrate", main=main)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs per side; settings as for run")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
-    parser.add_argument("--resolution", type=_pct, metavar="PCT", help="also how many runs show a change of PCT %%")
+    parser.add_argument("--resolution", type=_pct, metavar="PCT", help="print how many runs detect a change of PCT %%")
     parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
     form.add_argument("--md", action="store_true", help="Markdown")

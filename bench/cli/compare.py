@@ -1,6 +1,7 @@
 """Is B faster than A?  ./run.sh compare A B      A, B: run folders, globs, run ids, RACE:ARM, logs; or one race
 
-First the verdict, then whether they may be compared and what differs, the numbers, with --why where the time went.
+Prints the verdict first, then whether the runs are comparable and what differs, the numbers, and with --why where the
+time went.
 """
 
 import json
@@ -126,7 +127,7 @@ def _parser() -> arguments.Parser:
         "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first,\n"
         "RACE:ARM alone that one.",
     )
-    parser.add_argument("runs", nargs="+", metavar="A B", help="the baseline first; several B are judged by Holm")
+    parser.add_argument("runs", nargs="+", metavar="A B", help="baseline first; several candidates: Holm-corrected p")
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -140,8 +141,8 @@ def _parser() -> arguments.Parser:
         choices=("possible", "shown"),
         help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
     )
-    parser.flag("--force", help="numbers even if not comparable; never a verdict")
-    parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
+    parser.flag("--force", help="show numbers even if not comparable, but no verdict")
+    parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="target val_loss; default: the runs' own")
     parser.add_argument(
         "--margin",
         type=float,
@@ -150,11 +151,11 @@ def _parser() -> arguments.Parser:
     )
     time = parser.add_mutually_exclusive_group()
     time.add_argument("--why", action="store_true", help="also where the time went: regions, stalls, telemetry, traces")
-    time.add_argument("--no-diagnosis", action="store_true", help="do not even look where the time went")
-    parser.flag("--diff", help="the change of the source in full, where the code differs")
+    time.add_argument("--no-diagnosis", action="store_true", help="skip the analysis of where the time went")
+    parser.flag("--diff", help="the full source diff, if the code differs")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
+    form.add_argument("--json", action="store_true", help="everything, not rounded; a list for several candidates")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
-    form.add_argument("--csv", action="store_true", help="the numbers as csv, a line for each metric")
-    form.add_argument("--html", metavar="PATH", help="a page with the verdict and the curves, one file to send")
+    form.add_argument("--csv", action="store_true", help="the numbers as csv, one line per metric")
+    form.add_argument("--html", metavar="PATH", help="write a self-contained page with the verdict and the curves")
     return parser

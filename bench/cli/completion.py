@@ -1,6 +1,6 @@
 """Completion of verbs, options, config groups and their choices.  source <(./run.sh completion bash)
 
-For run.sh in a checkout, for speedrun where it is installed.  It knows what there is when it is printed.
+Completes run.sh in a checkout, and speedrun where it is installed.  The choices are those at the time of printing.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 def _whole(shtab: Any) -> argparse.ArgumentParser:
     """One parser of all verbs, for shtab to read."""
     whole = argparse.ArgumentParser(prog="speedrun" if INSTALLED else "run.sh")
-    whole.add_argument("--version", action="store_true", help="the version, and what it runs on")
+    whole.add_argument("--version", action="store_true", help="the version and its environment")
     verbs = whole.add_subparsers()
     overrides = {"bash": "_speedrun_overrides", "zsh": f"({' '.join(_overrides())})"}
     for verb, (module, about) in VERBS.items():

@@ -1,8 +1,8 @@
-"""Is this machine fit to measure?  ./run.sh doctor [--json] [--quick] [hardware=cpu ...]   ./run.sh doctor --passport
+"""Is this machine quiet enough to benchmark?  ./run.sh doctor [--json] [--quick] [--passport] [hardware=cpu ...]
 
-The quick checks of every run (bench/machine/preflight.py), then what takes seconds: processes are started as in a run,
-sum a tensor over all of them within a timeout, and report torch, CUDA and NCCL (bench/launch/probe.py).
---passport measures instead what this machine reaches, keeps it and compares it (bench/machine/passport/).
+Makes the quick checks of every run (bench/machine/preflight.py), and then slower ones: it starts processes as in a run,
+which sum a tensor over all of them within a timeout and report torch, CUDA and NCCL (bench/launch/probe.py).
+--passport instead measures this machine's peak FLOP/s and bandwidth, keeps and compares them (bench/machine/passport/).
 """
 
 import json
@@ -90,7 +90,7 @@ def verdict(checks: Iterable[Check]) -> str:
         return f"not fit: {', '.join(failed)}"
     if warned:
         return f"fit, but times will be worth less: {', '.join(warned)}"
-    return "fit to measure"
+    return "quiet enough to benchmark"
 
 
 def driver(env: dict[str, Any]) -> Check:
@@ -107,10 +107,10 @@ def _parser() -> arguments.Parser:
     parser.flag(
         "--json", help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}"
     )
-    parser.flag("--quick", help="only what every run checks: no processes are started")
+    parser.flag("--quick", help="only the checks of every run: no processes are started")
     parser.flag(
         "--passport",
-        help="measure what this machine reaches: products, memory, collectives, launches, clocks; under 3 minutes",
+        help="measure this machine's peak rates: products, memory, collectives, launches, clocks; under 3 minutes",
     )
     parser.add_argument(
         "--timeout-s",

@@ -1,8 +1,8 @@
 """./run.sh explain RUN|TRACE... [--json] [--html FILE] [--passport FILE] [--rules FILE] [--include-last-step]
 
-One step as a waterfall: what the device's limit explains, then what lies above it and why, in parts that add up to the
-measured step exactly; for several ranks who delays whom; last where the next millisecond is.  Two runs, two folders of
-traces, or two traces of the same rank: what of the difference of their steps lies in which part.
+Shows one step as a waterfall: roofline time, then overhead by cause, in parts that add up exactly to the measured step;
+for several ranks who delays whom; and where the next millisecond can be saved.  For two runs, two folders of traces, or
+two traces of the same rank it divides the difference of their steps among the same parts.
 
 Several trace files are the ranks of one job; more folders, and the windows of a run, are explained one by one, in
 --json as {TITLE: account}.  A run without a trace is explained from its record, more coarsely.  Needs no torch.
@@ -73,6 +73,6 @@ def _one(
 def _parser() -> arguments.Parser:
     parser = analyze.trace_parser("explain", main)
     parser.add_argument("--html", metavar="FILE", help="write a page instead")
-    help_ = "measured ceilings, in place of those kept of the run's machine"
+    help_ = "measured limits to use instead of those kept for the run's machine"
     parser.add_argument("--passport", metavar="FILE", help=help_)
     return parser

@@ -1,9 +1,9 @@
 """./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]    for other programs
 ./run.sh dashboard RUN ... --to tensorboard,wandb,mlflow      finished runs into dashboards of other programs
 
-csv, parquet: a line a run, or with --steps a line a step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.
-modded-nanogpt: a log in the format of its records, of one run; it imports to the same numbers.
-Without --out everything but parquet goes to the terminal.
+csv, parquet: one line per run, or with --steps per step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.
+modded-nanogpt: a log of one run in the format of its records; importing it gives the same numbers.
+Without --out everything except parquet is printed.
 
 With exporters=[tensorboard] a run reaches the dashboard as soon as its record is complete; this does the same for any
 record.  Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
@@ -112,9 +112,9 @@ def _parser() -> arguments.Parser:
     names = f"{', '.join(FILES)}; or dashboards, commas between: {', '.join(dashboards.names())}"
     forms = Forms((*FILES, *dashboards.names()))
     parser.add_argument("--to", required=True, metavar="FORM", choices=forms, help=names)
-    parser.flag("--steps", help="csv, parquet: a line a step instead of a run")
-    parser.add_argument("--out", metavar="PATH", help="the file, of a form that is one")
+    parser.flag("--steps", help="csv, parquet: one line per step instead of per run")
+    parser.add_argument("--out", metavar="PATH", help="the file to write, for formats that write one")
     set_help = "a setting of the dashboard's exporter, e.g. project=mine"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=set_help)
-    parser.flag("--json", help="of dashboards: run_id, exporter, error and facts of each")
+    parser.flag("--json", help="for dashboards: run_id, exporter, error and facts of each")
     return parser

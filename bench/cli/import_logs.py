@@ -1,8 +1,8 @@
 """./run.sh import FORMAT PATH... [--json]      logs of modded-nanogpt, nanochat, nanogpt, kempnerforge, llm.c -> runs
 
-Every run of a log becomes a record under results/<track>/ with provenance "imported"; what a log does not say is
-unknown.  Importing again changes nothing.  --dry-run only counts.  A line that looks like a metric line and could not
-be understood is shown with its number, and the runs of its file are marked suspect.
+Every run of a log becomes a record under results/<track>/ with provenance "imported"; what a log does not state
+is unknown.  Importing again changes nothing.  --dry-run only counts.  A line that looks like a metric line but could
+not be parsed is shown with its number, and the runs of its file are marked suspect.
 """
 
 import json
@@ -136,7 +136,7 @@ def write(run: Record, rows: list[StepRow], results: Path | str) -> bool:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh import", main=main)
     parser.add_argument("format", choices=dialects.NAMES)
-    parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
+    parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders to search for them")
     parser.flag("--json", help="the counts, for programs")
-    parser.flag("--dry-run", help="count, and write nothing")
+    parser.flag("--dry-run", help="count without writing anything")
     return parser

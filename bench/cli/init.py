@@ -1,6 +1,6 @@
-"""Make this folder a project of your own.  ./run.sh init      an own model, experiment and track to start from
+"""Make this folder a project.  ./run.sh init      writes a model, an experiment and a track to start from
 
-Writes conf/ and my_model.py into the current folder; a file that is there stays as it is.
+Writes conf/ and my_model.py into the current folder; existing files are not changed.
 """
 
 import shutil

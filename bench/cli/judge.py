@@ -1,8 +1,8 @@
 """Does the claim hold?  ./run.sh judge RUN... | RACE | RACE:ARM | CLAIM_FOLDER      [--claim FOLDER] [--json]
 
-RUN...: run folders, folders of them, or run ids, claimed together.  A race claims its candidates.  Every rule of the
-track prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with all that is needed to judge it
-elsewhere.
+RUN...: run folders, folders of them, or run ids, claimed together.  For a race, its candidates are judged.  Every rule
+prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with everything that is needed to judge the
+claim elsewhere.
 """
 
 import json
@@ -52,7 +52,7 @@ def _claims(words: Sequence[str]) -> list[tuple[str, claims.Claim]]:
         if chosen.claim:
             return [(words[0], claim_folder.read(chosen.claim))]
         if claim_folder.lacks_claim(chosen.paths[0]):
-            words = "its README.md has a claim's table and claim.yaml is missing: not a claim folder, restore it"
+            words = "its README.md has a claim's table, but claim.yaml is missing: restore it"
             raise ValueError(f"{chosen.paths[0]}: {words}")
     return [(" ".join(words), claims.from_folders(named.runs(words)))]
 

@@ -1,14 +1,14 @@
-"""What did each record bring?  ./run.sh ladder [RUNG ...] [n=3] [size=nano|short|record] [key=value for all rungs]
+"""What did each record gain?  ./run.sh ladder [RUNG ...] [n=3] [size=nano|short|record] [key=value for all rungs]
 
     ./run.sh ladder                        every rung, in the size that suits this machine
-    ./run.sh ladder r04 r08 r11 n=5        these, each against the one before it
-    ./run.sh ladder --dry-run              what it would run, what it would change, about how long
+    ./run.sh ladder r04 r08 r11 n=5        these, each vs the one before it
+    ./run.sh ladder --dry-run              what it would run and change, estimated time
     ./run.sh ladder --resume               after an interrupt
-    ./run.sh ladder --page RACE            a ladder that has ended: its table and its page again, without a run
+    ./run.sh ladder --page RACE            table and page of a finished ladder, without a run
 
 A rung is an experiment whose source is a record of the speedrun (conf/experiment/r01.yaml ...).  The rungs are the arms
-of one race (./run.sh race): one session, a warm-up each, a random order planned before, nothing shown before the end.
-Then the staircase: time and steps to the target by rung, each change against the rung below.  docs/LADDER.md
+of one race (./run.sh race): one session, a warm-up each, a random order planned up front, nothing shown before the end.
+The result is a staircase: time and steps to the target by rung, each change vs the rung below.  docs/LADDER.md
 """
 
 import argparse
@@ -94,7 +94,7 @@ def _parser() -> arguments.Parser:
         help="rungs, the lowest first (default: all); n=3 (runs a rung), size=nano, short or record, seed=0 (the "
         "first), alpha=0.05; key=value for all rungs",
     )
-    parser.flag("--dry-run", help="say what it would run and about how long; run nothing")
+    parser.flag("--dry-run", help="print what it would run and the estimated time; run nothing")
     arguments.latest(parser, "--resume", "continue this ladder, or the latest that has not ended")
     arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")
     parser.flag(
@@ -104,5 +104,5 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print the staircase")
-    form.add_argument("--csv", action="store_true", help="print it as CSV, a rung a line")
+    form.add_argument("--csv", action="store_true", help="print it as CSV, one line per rung")
     return parser

@@ -1,7 +1,7 @@
-"""./run.sh memory SNAPSHOT.pickle | RUN ... [--out PATH] [--json]      what held the memory: a page for each snapshot
+"""./run.sh memory SNAPSHOT.pickle | RUN ... [--out PATH] [--json]      what used the memory: a page for each snapshot
 
-A snapshot is what torch.cuda.memory._dump_snapshot or the instrument memory_history wrote; of a run, all that it holds.
-The page lies beside the snapshot and opens without a network.  The pickle is read as data, never run.
+A snapshot is written by torch.cuda.memory._dump_snapshot or the instrument memory_history; for a run, all its snapshots
+are read.  The page is written beside the snapshot and opens offline.  The pickle is read as data, never executed.
 """
 
 import json
@@ -48,7 +48,7 @@ def _snapshots(word: str) -> list[Path]:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh memory", main=main)
-    parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
-    parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")
-    parser.flag("--json", help="print the facts instead of writing pages")
+    parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run with snapshots")
+    parser.add_argument("--out", metavar="PATH", help="path of the page of one snapshot")
+    parser.flag("--json", help="print JSON instead of writing pages")
     return parser

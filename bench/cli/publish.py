@@ -1,9 +1,9 @@
-"""Make evidence of what this machine ran.  ./run.sh publish RUN... | RACE | CLAIM_FOLDER   [--name NAME]
+"""Publish runs of this machine, to be committed to git.  ./run.sh publish RUN... | RACE | CLAIM_FOLDER   [--name NAME]
 
-RUN...: run folders, folders of them, or run ids; a run of a race brings the whole race.  The copies go into a new
-folder of results/published/, which git sees, without logs, traces and memory snapshots; the rest of results/ is this
-machine's own.  Every file is shown with the reason why it goes, and is searched for credentials and for this machine's
-names; one that holds some stops all.  --dry-run shows and searches alone.
+RUN...: run folders, folders of them, or run ids; a run of a race includes the whole race.  They are copied into a new
+folder of results/published/, which git tracks, without logs, traces and memory snapshots; git ignores the rest of
+results/.  Every file is listed with the reason why it is included, and searched for credentials and for this machine's
+names; if one is found, nothing is published.  --dry-run only lists and searches.
 """
 
 import os

@@ -5,8 +5,8 @@
     ./run.sh race --from-sweep ID --top 2 n=5              the best two configs of a sweep
     ./run.sh race A="model=gpt2" B="model=modern data.seq_len=64" track=free looks=3,5
 
-One session, a fresh process group a run, a discarded warm-up run an arm, the order random in blocks and planned before
-the first run.  What is measured stays hidden until the race has ended.  Interrupted: ./run.sh race --resume
+All runs are in one session: a fresh process group per run, a discarded warm-up run per arm, and a random order in
+blocks, planned before the first run.  Results stay hidden until the race ends.  After an interrupt: race --resume
 """
 
 import argparse
@@ -169,7 +169,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss")
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     parser.add_argument("--config-dir", **groups.OPTION)
-    parser.flag("--show", help="show every run's numbers as they come: an unplanned look")
+    parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")
     form.add_argument("--md", action="store_true", help="print race.md")

@@ -1,15 +1,15 @@
-"""Run a record again from itself alone, and certify what came out.  ./run.sh replay RUN|RACE|CLAIM... [--times N]
+"""Rerun a record from its own folder, and certify the outcome.  ./run.sh replay RUN|RACE|CLAIM... [--times N]
 
-The code is the record's commit with its difference, the settings its own, the data those of its sha256; what is missing
-or differs here is said before any work.  The replay's losses are held against the recorded ones, step by step:
-  identical                 every loss is the same, bit for bit; on the same machine and software nothing less holds
-  equal within rounding     elsewhere: within what rounding was measured to do by each step (bench/plans/replay)
+The code is the record's commit with its uncommitted changes; settings and data are the record's own.  Missing parts and
+differences on this machine are reported first.  The replay's losses are compared with the recorded ones, step by step:
+  identical                 every loss is bit-identical; required on the same machine and software
+  equal within rounding     elsewhere: within the measured effect of rounding at each step (bench/plans/replay)
   statistically reproduced  with --times: fresh seeds give such losses, and reach the track's target if the record did
   not reproduced            none of these
   undecided                 the run is not deterministic, or rounding was never measured for it (GPUs, scripts)
-  impossible here           something is missing, or the record does not hold what it says
-A second word says whether the time came again.  certificate.json says both, beside the record and beside the replay,
-which lies in results/replays/.  A record that ./run.sh verify refuses gets none.
+  impossible here           something is missing, or the record does not contain what it lists
+A second outcome reports whether the time was reproduced.  certificate.json holds both, beside the record and beside the
+replay in results/replays/.  A record that ./run.sh verify refuses gets no certificate.
 """
 
 import argparse
@@ -106,13 +106,13 @@ def _of(folder: Path, args: argparse.Namespace) -> certificates.Certificate | No
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh replay", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race, RACE:ARM or a claim")
-    parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")
+    parser.add_argument("--times", type=int, metavar="N", help="N runs with fresh seeds instead of the record's seed")
     parser.flag("--all", help="RUN are results folders: every complete run below them")
-    parser.flag("--check", help="only say what is missing here and what differs")
-    parser.flag("--keep-env", help="with this shell's OMP_..., ONEDNN_..., not its own")
-    parser.flag("--trust", help="run code that someone else's record brings")
+    parser.flag("--check", help="only report what is missing here and what differs")
+    parser.flag("--keep-env", help="use this shell's OMP_..., ONEDNN_..., not the record's")
+    parser.flag("--trust", help="run code contained in someone else's record")
     words = "the value of a setting recorded as SECRET; repeat for each, in the order of redacted in run.json"
     parser.add_argument("--fill", action="append", default=[], metavar="VALUE", help=words)
     parser.flag("--quiet", "-q", help="hide what the runs print, as in a pipe")
-    parser.flag("--json", help="the certificates on standard output, all else on error")
+    parser.flag("--json", help="print the certificates to standard output, everything else to standard error")
     return parser

@@ -1,12 +1,11 @@
 """./run.sh report RUN | RACE | SWEEP | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
-./run.sh report WORD WORD ... [--out PATH] [--png]      the curves of all of them in one chart: results/curves.html
-./run.sh report WORD --curves                           the same of one: a race's arms, the runs of a folder
+./run.sh report WORD WORD ... [--out PATH] [--png]      overlay the curves of all of them: results/curves.html
+./run.sh report WORD --curves                           the same for one: a race's arms, the runs of a folder
 
-Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of a
-sweep: sweep.html.  Of results/, or any
-folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
-pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
-compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
+For a run it writes report.html in its folder; for a race race.html, and report.html of each of its runs; for a sweep
+sweep.html; for results/, or any folder with many runs, a site in FOLDER/site/, of which only changed pages are written
+again.  --png takes pictures of the charts with Chromium, --md prints Markdown for a pull request.  A WORD is anything
+that compare accepts: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
@@ -152,9 +151,9 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh report", main=main)
     words_help = "a run, a race or a folder of many runs; default results/; several: curves"
     parser.add_argument("words", nargs="*", metavar="WORD", help=words_help)
-    parser.flag("--curves", help="the curves of what is named in one chart")
-    parser.add_argument("--out", metavar="PATH", help="the page (run, race), or folder of the site or the pictures")
-    parser.flag("--png", help="pictures of the charts instead of a page; needs a Chromium")
+    parser.flag("--curves", help="overlay the curves in one chart")
+    parser.add_argument("--out", metavar="PATH", help="the page's path, or the folder of the site or the pictures")
+    parser.flag("--png", help="pictures of the charts instead of a page; needs Chromium")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
     form.add_argument("--json", action="store_true", help='{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}')

@@ -168,29 +168,29 @@ def _parser() -> arguments.Parser:
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\n"
-        "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
+        "settings: --cfg job lists all with their meaning, --help KEY explains one or a group",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model=modern seed=3 goal.num_steps=100")
-    sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
+    sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); finished points are skipped"
     parser.flag("-m", "--multirun", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument(
         "--cfg",
         choices=["job", "hydra", "all"],
         help="print the composed config with the meaning of every setting, null where it is derived, and stop; "
-        "hydra: what Hydra launches and searches with; all: both, as Hydra prints them",
+        "hydra: the settings of Hydra's launcher and sweeper; all: both, as Hydra prints them",
     )
-    parser.flag("--resolve", help="of --cfg hydra and all: with values in place of ${...}")
+    parser.flag("--resolve", help="with --cfg hydra or all: replace ${...} by values")
     parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="what Hydra found, and stop")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
     parser.add_argument(
         "--budget",
         metavar="2h",
-        help="of a sweep: begin no run that would end later than that after the first began (90s, 45m, 1h30m); the "
-        "same command goes on",
+        help="for a sweep: start no run that would end later than this after the first began (90s, 45m, 1h30m); the "
+        "same command continues",
     )
-    parser.flag("--anyway", help=f"of a sweep: {ready.ANYWAY}")
+    parser.flag("--anyway", help=f"for a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/plans/race/runner.py
     parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON

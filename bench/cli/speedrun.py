@@ -1,6 +1,6 @@
-"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
+"""From data to verdict: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
 
-With a profiler (profile=...) one run is made and nothing judged, because such a run counts nowhere.
+With a profiler (profile=...) it makes one run and judges nothing, because such a run is not eligible.
 """
 
 import argparse

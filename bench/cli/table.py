@@ -1,8 +1,8 @@
 """The results table.  ./run.sh table [FOLDER...] [--sort KEY[,-KEY]] [--where KEY=VALUE...] [--group] [--pivot KEY KEY]
 
-KEY is a column or any setting of config.yaml, optim.lr.  Reads run folders only; 10,000 of them in two seconds and
-again in half a second, so no heavy import.  A run that failed or still runs has its row and no numbers.  A row is a
-run, with --group a set of repeats, with --pivot a value of a setting.
+KEY is a column or any setting of config.yaml, such as optim.lr.  Reads run folders only: 10,000 of them in two seconds,
+and in half a second when cached, so it imports nothing heavy.  A failed or running run has a row without numbers.  A
+row is a run, with --group a set of repeats, with --pivot a value of a setting.
 """
 
 import argparse
@@ -155,35 +155,35 @@ def _parser() -> arguments.Parser:
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
     parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these; - before a key: largest first")
-    parser.flag("--reverse", help="the other way round; without --sort the newest first")
+    parser.flag("--reverse", help="reverse the order; without --sort the newest first")
     parser.add_argument(
         "--where",
         nargs="+",
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="only runs of which all this holds; also 'KEY<VALUE' and != <= > >=; KEY=A,B is either, 'model=g*' a glob",
+        help="runs that meet all conditions; also 'KEY<VALUE' and != <= > >=; KEY=A,B: either; 'model=g*': a glob",
     )
     parser.add_argument(
-        "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="these alone; 'optim.*' is several"
+        "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="only these; 'optim.*' matches several"
     )
     parser.flag("--all-columns", help="every column and every setting, however wide")
-    parser.flag("--group", help="repeats together, with n, mean and sd")
+    parser.flag("--group", help="group repeats, with n, mean and sd")
     parser.add_argument(
         "--baseline",
         nargs="+",
         metavar="ROW",
         help="the change of each row against this one (part of an id, KEY=VALUE), with --group its 95 %% interval",
     )
-    parser.add_argument("--pivot", nargs="+", metavar="KEY", help="means by one setting, or by two against each other")
-    parser.add_argument("--value", metavar="KEY", help="what --pivot takes the mean of; default val_loss")
+    parser.add_argument("--pivot", nargs="+", metavar="KEY", help="means by one setting, or cross-tabulated by two")
+    parser.add_argument("--value", metavar="KEY", help="the column that --pivot averages; default val_loss")
     parser.add_argument("--sweep", metavar="ID", help="the runs of this sweep; also part of its id")
     parser.flag("--leaderboard", help="by track: the best runs, and the history of the record")
     files: dict[str, Any] = {"nargs": "*", "metavar": "FILE"}
     parser.add_argument("--check", **files, help="exit 1 if a table in README.md, results/README.md or FILE is stale")
-    parser.add_argument("--write", **files, help="write these tables again")
+    parser.add_argument("--write", **files, help="update these tables")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a list of objects, unrounded, all columns")
-    form.add_argument("--csv", action="store_true", help="unrounded, all columns")
+    form.add_argument("--json", action="store_true", help="a list of objects, not rounded, all columns")
+    form.add_argument("--csv", action="store_true", help="not rounded, all columns")
     form.add_argument("--md", action="store_true", help="Markdown")
     return parser

@@ -1,4 +1,4 @@
-"""Does a record agree with itself?  ./run.sh verify RUN... [--json]
+"""Is a record internally consistent?  ./run.sh verify RUN... [--json]
 
 RUN is a run folder, a folder of them, or a run id or a part of one.  Every rule prints pass or FAIL with its evidence.
 """

@@ -1,4 +1,4 @@
-"""Is the machine fit?  Asked before the first of several runs; the person at the terminal decides, else the verb."""
+"""Is the machine quiet enough?  Checked before several runs; a user at a terminal is asked, else the verb decides."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from bench.machine import code_state, environment, preflight
 
 BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
 SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer depends on it
-ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
+ANYWAY = "continue although the machine is busy, or no verdict is possible"
 
 
 def checks(

@@ -108,7 +108,7 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
     if cell is None:
         return None
     if cell.mean is None:
-        return heat.Cell(None, f"{cell.num_lost} lost")
+        return heat.Cell(None, f"{cell.num_lost} failed")
     sd = "" if cell.sd is None else f"±{pivot.words(cell.sd)}, "
     return heat.Cell(cell.mean, pivot.words(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
 

@@ -154,8 +154,8 @@ class Cell:
 
     @property
     def lost(self) -> str:
-        """ ", 2 lost"; "" for none."""
-        return f", {self.num_lost} lost" if self.num_lost else ""
+        """ ", 2 failed"; "" for none."""
+        return f", {self.num_lost} failed" if self.num_lost else ""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def pivot_blocks(pivot: Pivot) -> list[Block]:
         lines = [[value_words(one), *(_cell_words(pivot, (one, other)) for other in across)] for one in down]
     about = f"{pivot.value}: mean, sd, n" if len(pivot.keys) == 1 else f"{pivot.value}: mean ± sd, n runs; * the best"
     about += f"; over {', '.join(pivot.over)}" if pivot.over else ""
-    about += "; lost: failed, aborted or invalid" if any(cell.num_lost for cell in pivot.cells.values()) else ""
+    about += "; failed: also aborted or invalid" if any(cell.num_lost for cell in pivot.cells.values()) else ""
     return [Table(heads, lines, right), Lines([about])]
 
 

@@ -120,7 +120,7 @@ def _line(record: Record, board: Board) -> tuple[object, ...]:
 
 
 def _entry(entry: Entry, board: Board) -> tuple[object, ...]:
-    lost = f", {entry['num_lost']} lost" if entry["num_lost"] else ""
+    lost = f", {entry['num_lost']} failed" if entry["num_lost"] else ""
     return (
         tag("a", entry["name"], href=packed_pages.link(entry["run_ids"][0])),
         entry["config_id"],
