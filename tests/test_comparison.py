@@ -112,7 +112,7 @@ def test_equivalent_is_inside_the_margin_of_the_plan_or_of_the_track():
 def test_a_margin_changes_no_config_id():
     config = compose.compose(["track=cpu_nano"])
     config_id = schema.config_id(config)
-    assert config.track.rules.equivalence_margin_pct == target.margin_pct_of("cpu_nano") == 0.5
+    assert config.track.rules.equivalence_margin_pct == target.rules_of("cpu_nano").equivalence_margin_pct == 0.5
     config.track.rules.equivalence_margin_pct = 2.0
     assert schema.config_id(config) == config_id
 

@@ -5,6 +5,7 @@ import comparing
 import pytest
 
 from bench.compare import verdict
+from bench.config.schema import TrackRules
 from bench.record import race_folder
 from bench.record.rows import row_of
 from bench.report import race_page
@@ -73,7 +74,7 @@ def test_where_one_misses_the_target_it_is_ms_per_step():
 
 
 def test_a_track_that_judges_steps_says_so(monkeypatch):
-    monkeypatch.setattr("bench.compare.target.judged_of", lambda track: "steps")
+    monkeypatch.setattr("bench.compare.target.rules_of", lambda track: TrackRules(judged="steps"))
     words = "steps to the target 4.3, which both reach on average: 4 and 3; this track does not judge time"
     assert words_of(compared(b_steps=3)) == ("steps_to_target", words)
 

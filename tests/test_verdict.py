@@ -64,7 +64,7 @@ def test_the_p_of_the_target_and_the_margin_of_equivalence_are_the_tracks(monkey
     monkeypatch.setattr(groups, "CONF", tmp_path)
     target.of_track.cache_clear()
     tracks = ("strict", "track_1_short", None, "../strict")
-    found = [(target.p_value_of(track), target.margin_pct_of(track)) for track in tracks]
+    found = [(target.p_value_of(track), target.rules_of(track).equivalence_margin_pct) for track in tracks]
     target.of_track.cache_clear()
     assert found == [(0.001, 0.2), (0.02, 0.5), (0.02, 0.5), (0.02, 0.5)]
 

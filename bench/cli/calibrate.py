@@ -63,7 +63,7 @@ def _end(noise: dict[str, Any], path: Path | None) -> str:
         return f"not kept, and no verdict uses it: {why}\ntry: stop other programs, then calibrate again"
     session = noise["session_id"]
     used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
-    margin_pct = target.margin_pct_of(noise["track"])
+    margin_pct = target.rules_of(noise["track"]).equivalence_margin_pct
     coarse = f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {noise['floor_n']} runs a side nothing"
     coarse += " is called equivalent; a quieter machine or more runs help"
     return f"kept in {path}: {used}" + coarse * (noise["floor_pct"] > margin_pct)

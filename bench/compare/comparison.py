@@ -74,23 +74,23 @@ def _compared(
         "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
     } | options
-    result = verdict.of_rows(a.rows, b.rows, **options)
-    result["about"] = [about for _, about in callings]
-    result["flags"] += ["calibration-ignored"] * ignored
-    result["earlier_races"] = earlier_races(a, b) if of_one_race and diagnose else None
-    result["flags"] += ["raced-before"] * bool(result["earlier_races"])
-    result["calibration"] = {name: kept[name] for name in OF_CALIBRATION} if kept else None
-    result["code_change"] = _code_change(a, b)
+    compared = verdict.of_rows(a.rows, b.rows, **options)
+    compared["about"] = [about for _, about in callings]
+    compared["flags"] += ["calibration-ignored"] * ignored
+    compared["earlier_races"] = earlier_races(a, b) if of_one_race and diagnose else None
+    compared["flags"] += ["raced-before"] * bool(compared["earlier_races"])
+    compared["calibration"] = {name: kept[name] for name in OF_CALIBRATION} if kept else None
+    compared["code_change"] = _code_change(a, b)
     replayed = [
         certificates.of_several(certificates.outcome(folder) for folder in arm.folders if folder) for arm in (a, b)
     ]
     if any(replayed):
-        result["certificates"] = replayed
+        compared["certificates"] = replayed
     if diagnose:
-        shown = result["comparable"] or options.get("force")
-        result["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
-        result["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
-    return result
+        shown = compared["comparable"] or options.get("force")
+        compared["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
+        compared["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
+    return compared
 
 
 def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:

@@ -160,24 +160,24 @@ def _trusted(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
     known = settings_of(a + b)
-    result = {
+    differing = {
         key: f"{settings_differ([key])}: {setting_words(a, key)} in {names[0]}, {setting_words(b, key)} in {names[1]}"
         for key in differing_settings(a + b)
     }
     ids = _known(row["comparability_id"] for row in a + b)
-    if len(ids) > 1 and not result:
-        result = {"": f"comparability_id differs: {_some(ids)}"}
+    if len(ids) > 1 and not differing:
+        differing = {"": f"comparability_id differs: {_some(ids)}"}
     if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
-        own = [result.pop(key) for key in OF_A_SCRIPT if key in result]
+        own = [differing.pop(key) for key in OF_A_SCRIPT if key in differing]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
-    yield from (("of time", sentence) for sentence in result.values())
-    if of_losses := [key for key in CHANGE_LOSSES if key in result]:
+    yield from (("of time", sentence) for sentence in differing.values())
+    if of_losses := [key for key in CHANGE_LOSSES if key in differing]:
         yield "of losses", f"{settings_differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
-        asked = {key: name for key, name in SETTINGS.items() if key in known[0]}
-        if lacking := [name for key, name in asked.items() if any(one.get(key) is None for one in known)]:
+        expected = {key: name for key, name in SETTINGS.items() if key in known[0]}
+        if lacking := [name for key, name in expected.items() if any(one.get(key) is None for one in known)]:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"

@@ -95,19 +95,19 @@ def of_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a word means no run.
     """
-    lookup, result = named.Lookup(), []
+    lookup, arms = named.Lookup(), []
     groups = [lookup.each([word]) for word in words]
     rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))
     for group in groups:
         if len(group) == 1 and group[0].race and group[0].arm is None:
             for name, arm in _arms_of_race(group[0].race, on_error).items():
                 arm.name = f"{group[0].race.name}:{name}"
-                result.append(arm)
+                arms.append(arm)
         else:
-            result.append(_joined([_of_named(one, rows, on_error) for one in group]))
-    if not any(arm.rows for arm in result):
+            arms.append(_joined([_of_named(one, rows, on_error) for one in group]))
+    if not any(arm.rows for arm in arms):
         raise ValueError(f"{' '.join(words)}: no run of it is there: ./run.sh table lists the runs")
-    return result
+    return arms
 
 
 def of_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **of_race: Any) -> Arm:
@@ -247,11 +247,11 @@ def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
 def open_races(arm: Arm) -> list[str]:
     """Ids of races that runs of the arm belong to and that have not ended.  A race named as such is its own matter."""
-    result = set()
+    race_ids = set()
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         if row["race_id"] and folder and arm.race is None:
             for results in (Path(folder).resolve().parent.parent, results_root()):
                 race = results / race_folder.FOLDER / row["race_id"]
                 if (race / "plan.json").is_file() and not (race / "race.json").is_file():
-                    result.add(row["race_id"])
-    return sorted(result)
+                    race_ids.add(row["race_id"])
+    return sorted(race_ids)

@@ -43,28 +43,18 @@ def p_value_of(track: str | None) -> float:
     return p_value
 
 
-def margin_pct_of(track: str | None) -> float:
-    """Largest change of run time, either way, that is called equivalent on this track (track.rules in conf/track/)."""
-    return rules_of(track).equivalence_margin_pct
-
-
-def judged_of(track: str | None) -> str:
-    """By what a record of this track is judged: time or steps."""
-    return rules_of(track).judged
-
-
 def rules_of(track: str | None) -> TrackRules:
     """track.rules of conf/track/, with the defaults of what they do not name."""
     return TrackRules(**(of_track(track).get("rules") or {}))
 
 
-def laxer_than_track(track: str | None, asked: Mapping[str, float]) -> list[tuple[str, float, float]]:
+def laxer_than_track(track: str | None, settings: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """What a plan asks beyond its track's rules -> [(setting, its value, the track's)].
 
-    asked: a plan, or the settings of one: of LIMITS those that it names.  A track that fixes nothing has no limits.
+    settings: a plan, or the settings of one: of LIMITS those that it names.  A track that fixes nothing has no limits.
     """
     rules = rules_of(track)
-    limits = [(key, asked[key], getattr(rules, key)) for key in LIMITS if key in asked]
+    limits = [(key, settings[key], getattr(rules, key)) for key in LIMITS if key in settings]
     return [limit for limit in limits if limit[1] > limit[2]] if of_track(track).get("fixed") else []
 
 

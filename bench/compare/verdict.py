@@ -113,13 +113,14 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Com
     looks = plan.get("looks") or ([plan["n"]] if plan.get("n") else [])
     alpha: float = _first(plan.get("alpha"), stats.ALPHA) / max(1, len(looks))
     track = _common(arms, "track")
-    margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else target.margin_pct_of(track)
+    rules = target.rules_of(track)
+    margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else rules.equivalence_margin_pct
     judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha
     target_val_loss = _first(given.target_val_loss, _common(arms, "target_val_loss"))
     margin_nats: float = _first(given.loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
     of_loss = target_val_loss, target.p_value_of(track), margin_nats
     others = effects.secondary(counted if shown else [[], []], alpha)
-    result: Comparison = {
+    comparison: Comparison = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
@@ -140,13 +141,14 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Com
         "plan": {"looks": looks, "alpha": alpha} if looks else None,
         "differences": list(given.differing),
     }
-    result["flags"] += _flags(result, (a_rows, b_rows), arms, given)
-    loss, has_times = result["val_loss"], result["comparable"]
+    comparison["flags"] += _flags(comparison, (a_rows, b_rows), arms, given)
+    loss, has_times = comparison["val_loss"], comparison["comparable"]
     has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
-    asked = (target_val_loss, target.judged_of(track), has_times, has_losses, margin_pct)
-    result["kind"], result["kind_words"] = kind_of(counted, names, *asked)
-    _decide(result)
-    return result
+    comparison["kind"], comparison["kind_words"] = kind_of(
+        counted, names, target_val_loss, rules.judged, has_times, has_losses, margin_pct
+    )
+    _decide(comparison)
+    return comparison
 
 
 def adjust(comparisons: Sequence[Comparison]) -> None:
@@ -182,20 +184,20 @@ def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tupl
     return kept, [{"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]} for name, row in disturbed]
 
 
-def _flags(result: Comparison, started: Arms, arms: Arms, given: Options) -> list[str]:
+def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) -> list[str]:
     """Words for what a reader must know beside the verdict."""
     rows = [row for group in arms for row in group]
-    ns, plan = result["time"]["n"], result["plan"]
+    ns, plan = comparison["time"]["n"], comparison["plan"]
     seeds = [[row["seed"] for row in group if row["seed"] is not None] for group in arms]
-    a, b = result["started"]
+    a, b = comparison["started"]
     flags = {
         "uncalibrated": given.floor_pct is None,
-        "n=1": result["comparable"] and min(ns) == 1,
-        "no-spread": min(ns) > 1 and result["time"]["p"] is None,
+        "n=1": comparison["comparable"] and min(ns) == 1,
+        "no-spread": min(ns) > 1 and comparison["time"]["p"] is None,
         "runs-without-a-time": any(len(timed) < len(all_) for timed, all_ in zip(arms, started, strict=True)),
-        "suspect-runs": any(row["machine_doubts"] for row in rows) and not result["excluded"],
+        "suspect-runs": any(row["machine_doubts"] for row in rows) and not comparison["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
-        "runs-excluded": bool(result["excluded"]) and result["comparable"],
+        "runs-excluded": bool(comparison["excluded"]) and comparison["comparable"],
         "one-clock": sum(map(effects.has_outside_clock, arms)) == 1,
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
@@ -276,25 +278,28 @@ def _known_in(rows: Sequence[Row], column: Literal["num_steps", "batch_tokens"])
 # ---- the verdict
 
 
-def _decide(result: Comparison) -> None:
+def _decide(comparison: Comparison) -> None:
     """Fill in verdict and words, and flag a verdict that depends on the excluded runs."""
-    result["verdict"] = _verdict(result, result["time"])
-    loss = result["val_loss"]
+    comparison["verdict"] = _verdict(comparison, comparison["time"])
+    loss = comparison["val_loss"]
     is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]
-    hides_time = is_lower and effects.spends_more_outside(result["time"])  # B may have trained outside its clock
+    hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
     flags = {
-        DEPENDS: result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"],
-        effects.DISAGREE: clocks_disagree(result["time"]) and result["comparable"],
-        effects.NOT_COUNTED: hides_time and result["comparable"],
+        DEPENDS: comparison["time_all"] is not None
+        and _verdict(comparison, comparison["time_all"]) != comparison["verdict"],
+        effects.DISAGREE: clocks_disagree(comparison["time"]) and comparison["comparable"],
+        effects.NOT_COUNTED: hides_time and comparison["comparable"],
     }
-    result["flags"] = [flag for flag in result["flags"] if flag not in flags] + [flag for flag in flags if flags[flag]]
-    result["words"] = wording.verdict_sentence(result)
+    comparison["flags"] = [flag for flag in comparison["flags"] if flag not in flags] + [
+        flag for flag in flags if flags[flag]
+    ]
+    comparison["words"] = wording.verdict_sentence(comparison)
 
 
-def _verdict(result: Comparison, time: effects.Time) -> str:
-    if not result["comparable"]:
+def _verdict(comparison: Comparison, time: effects.Time) -> str:
+    if not comparison["comparable"]:
         return "not_comparable"
-    if time["p"] is None or "not-at-a-planned-look" in result["flags"]:
+    if time["p"] is None or "not-at-a-planned-look" in comparison["flags"]:
         return "inconclusive"
     return decide(time)
 

@@ -52,16 +52,16 @@ def unit_of(key: str) -> tuple[str, str, int]:
     return ("nats", "", 5) if key == "val_loss" else ("pct", " %", 2)
 
 
-def known(result: Mapping[str, Any]) -> list[str]:
-    """Keys of what was measured of some run.  result: a Comparison of any version."""
-    means = {key: (result.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
+def known(comparison: Mapping[str, Any]) -> list[str]:
+    """Keys of what was measured of some run.  comparison: a Comparison of any version."""
+    means = {key: (comparison.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
     return [key for key in MEASURES if any(mean is not None for mean in means[key])]
 
 
-def cells(result: Mapping[str, Any], key: str) -> list[str]:
+def cells(comparison: Mapping[str, Any], key: str) -> list[str]:
     """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
     _, mean_key, unit, decimals = MEASURES[key]
-    measure, (end, sign, digits) = result[key], unit_of(key)
+    measure, (end, sign, digits) = comparison[key], unit_of(key)
     change, cvs_pct = measure.get(f"change_{end}"), measure.get("cv_pct")
     if not cvs_pct:  # of losses
         spreads = zip(measure["sd"], measure["mean"], strict=True)
@@ -122,31 +122,31 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
     return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + list(loss.get("remarks") or ())
 
 
-def standalone_verdict(result: Mapping[str, Any]) -> str:
-    """The sentence for where the verdict itself is not shown beside it.  result: a Comparison of any version."""
-    verdict, words = str(result["verdict"]).replace("_", " "), str(result["words"])
+def standalone_verdict(comparison: Mapping[str, Any]) -> str:
+    """The sentence for where the verdict itself is not shown beside it.  comparison: a Comparison of any version."""
+    verdict, words = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
     says_it = verdict in ("faster", "slower", "equivalent") or words.startswith((verdict, "no verdict"))
     return words if says_it else f"{verdict}: {words}"
 
 
-def verdict_sentence(result: Mapping[str, Any]) -> str:
+def verdict_sentence(comparison: Mapping[str, Any]) -> str:
     """The sentence that a Comparison carries; it does not repeat the verdict's own word where that stands beside it."""
-    sentence = _sentence_of_times(result)
-    if effects.NOT_COUNTED in result["flags"]:
-        return f"{sentence}; {extra_words(result)}, so its lower val_loss is not counted"
+    sentence = _sentence_of_times(comparison)
+    if effects.NOT_COUNTED in comparison["flags"]:
+        return f"{sentence}; {extra_words(comparison)}, so its lower val_loss is not counted"
     return sentence
 
 
-def _sentence_of_times(result: Mapping[str, Any]) -> str:
-    time, verdict, (a, b) = result["time"], result["verdict"], result["arms"]
+def _sentence_of_times(comparison: Mapping[str, Any]) -> str:
+    time, verdict, (a, b) = comparison["time"], comparison["verdict"], comparison["arms"]
     if verdict == "not_comparable":
-        return _words_of_losses(result)
+        return _words_of_losses(comparison)
     if time["p"] is None:
         why = "one run has no spread" if min(time["n"]) < 2 else "identical times in each arm: not measured?"
         return f"no verdict: {why}"
-    if "not-at-a-planned-look" in result["flags"]:
-        looks = ", ".join(map(str, result["plan"]["looks"]))
-        started = " and ".join(map(str, result["started"]))
+    if "not-at-a-planned-look" in comparison["flags"]:
+        looks = ", ".join(map(str, comparison["plan"]["looks"]))
+        started = " and ".join(map(str, comparison["started"]))
         return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
     numbers = _numbers(time)
     if verdict in ("faster", "slower"):
@@ -154,13 +154,12 @@ def _sentence_of_times(result: Mapping[str, Any]) -> str:
     change = f"{time['change_pct']:+.2f} %"
     if verdict == "equivalent":
         return f"{b} is as fast as {a}: {change} is inside the margin of {time['margin_pct']:g} % ({numbers})"
-    return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(result)}"
+    return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(comparison)}"
 
 
 def _numbers(time: Mapping[str, Any]) -> str:
-    low, high = time["ci95_pct"]
     p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
-    return f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
+    return f"95 % interval {interval(time['ci95_pct'], 2, ' %')}, {p}, n = {time['n'][0]} and {time['n'][1]}"
 
 
 def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
@@ -169,8 +168,7 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
         return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_numbers(time)})"
-    low, high = by_launcher["ci95_pct"]
-    less = f"95 % interval {low:+.2f} to {high:+.2f} %, one-sided p = {by_launcher['p_same_sign']:.2g}"
+    less = f"95 % interval {interval(by_launcher['ci95_pct'], 2, ' %')}, one-sided p = {by_launcher['p_same_sign']:.2g}"
     less = f"{b} is {less_pct:.2f} % {verdict} than {a} by the launcher's clock ({less})"
     return f"{less} and {own_pct:.2f} % by their own ({_numbers(time)})"
 
@@ -180,26 +178,23 @@ def outside_words(by_launcher: Mapping[str, Any]) -> str:
     if by_launcher["unknown"]:
         return f"unknown: {by_launcher['unknown']}"
     means = " and ".join(f"{mean_s:.2f}" for mean_s in by_launcher["mean_s"])
-    if by_launcher["ci95_pct"] is None:
-        return f"{by_launcher['change_pct']:+.2f} %, means {means} s"
-    low, high = by_launcher["ci95_pct"]
-    return f"{by_launcher['change_pct']:+.2f} % (95 % interval {low:+.2f} to {high:+.2f} %), means {means} s"
+    edges = interval(by_launcher["ci95_pct"], 2, " %")
+    return f"{by_launcher['change_pct']:+.2f} %{f' (95 % interval {edges})' if edges else ''}, means {means} s"
 
 
-def extra_words(result: Mapping[str, Any]) -> str:
+def extra_words(comparison: Mapping[str, Any]) -> str:
     """How much more time B spends outside its own clock than A."""
-    (a, b), by_launcher = result["arms"], result["time"]["outside"]
+    (a, b), by_launcher = comparison["arms"], comparison["time"]["outside"]
     low_s, high_s = by_launcher["extra_ci95_s"]
     interval = f"95 % interval {low_s:.3f} to {high_s:.3f} s, one-sided p = {by_launcher['extra_p']:.2g}"
     return f"{b} spends {by_launcher['extra_s']:.3f} s more outside its own clock than {a} ({interval})"
 
 
-def _why_inconclusive(result: Mapping[str, Any]) -> str:
-    time = result["time"]
-    if effects.DISAGREE in result["flags"]:
-        said = outside_words(time["outside"])
+def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
+    time = comparison["time"]
+    if effects.DISAGREE in comparison["flags"]:
         why = "time that only one arm spends outside its own clock is part of the difference"
-        return f"by the launcher's clock {said}: {why}"
+        return f"by the launcher's clock {outside_words(time['outside'])}: {why}"
     floor = text_table.two_digits(time["floor_pct"])
     if time["floor_pct"] > time["margin_pct"]:
         coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"
@@ -210,16 +205,16 @@ def _why_inconclusive(result: Mapping[str, Any]) -> str:
     return f"the MDE (80 % power) of these runs is {mde}: run more to see a smaller change"
 
 
-def _words_of_losses(result: Mapping[str, Any]) -> str:
+def _words_of_losses(comparison: Mapping[str, Any]) -> str:
     """Of times that are not comparable: why; and what the losses say all the same."""
-    (a, b), loss, why = result["arms"], result["val_loss"], str(result["reasons"][0])
-    said = {
+    (a, b), loss, why = comparison["arms"], comparison["val_loss"], str(comparison["reasons"][0])
+    of_losses = {
         "waived": f"{b} has those of {a}, bit for bit",
         "not_worse": f"{b} is no worse",
         "worse": f"{b} is worse",
         "inconclusive": f"whether {b} is worse is open",
     }
-    if loss["verdict"] not in said:
+    if loss["verdict"] not in of_losses:
         return why
     change = "" if loss["change_nats"] is None else f"{loss['change_nats']:+.5f} nats, "
-    return f"time: {why}; val_loss: {said[loss['verdict']]} ({change}margin {loss['margin_nats']:g})"
+    return f"time: {why}; val_loss: {of_losses[loss['verdict']]} ({change}margin {loss['margin_nats']:g})"

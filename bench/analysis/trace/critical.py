@@ -11,7 +11,7 @@ of the same kind; such a bar's name says how many it holds.
 """
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ def _rows_of_steps(
 
 
 def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | None:
-    """The chain of the longest step as bars for a picture (bars_of), kinds of KINDS; None without a row.
+    """The chain of the longest step as bars of a picture, their kinds of KINDS; None without a row.
 
     {"step": its number, None: of the whole trace, as it has no steps, "us", "bars", "names"}.
     """
@@ -112,16 +112,11 @@ def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | N
     of_steps = _rows_of_steps(rank, rows, kinds) or [whole]
     number, chosen = max(of_steps, key=lambda one: rank.end[one[1][0]].max() - rank.ts[one[1][0]].min())
     low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
-    picture = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
-    names = Names()
-
-    def name_of(index: int) -> str:
-        _, _, kind, row = picture[index]
-        return KINDS[kind] if row is None else rank.names[rank.name[row]]
-
-    start, end, of_kind, _ = zip(*picture) if picture else ((), (), (), ())
-    bars = bars_of(start, end, of_kind, name_of, low, high, names)
-    return {"step": number, "us": (high - low) / US, "bars": bars, "names": list(names)}
+    found = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
+    picture = Picture(high - low)
+    names = (KINDS[kind] if row is None else rank.names[rank.name[row]] for _, _, kind, row in found)
+    bars = picture.bars([(*one[:3], name) for one, name in zip(found, names)], low)
+    return {"step": number, "us": picture.ns / US, "bars": bars, "names": list(picture.names)}
 
 
 class _Begun:
@@ -178,77 +173,57 @@ def picture_of_gap(
     gap_ns = round(gaps[0]["us"] * US)
     begin = int(rank.ts[rows].min()) + round(gaps[0]["start_us"] * US)
     around = int(AROUND_GAP * gap_ns) + 1
-    low, high = begin - around, begin + gap_ns + around
-    names, lanes = Names(), []
+    picture, low, lanes = Picture(gap_ns + 2 * around), begin - around, []
     for track in np.unique(rank.track[rows]):
         mine = rank.track[rows] == track
-        if bars := bars_of_rows(rank, rows[mine], kinds[mine], low, high, names):
+        if bars := picture.bars_of_rows(rank, rows[mine], kinds[mine], low):
             lanes.append({"rank": None, "stream": str(rank.tracks[track][2]), "bars": bars})
     after = rows[np.searchsorted(rank.ts[rows], begin + gap_ns)]  # rows are by start
     call = window.launches(rank, np.array([after]))[0]
     if call >= 0:
         calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.track == rank.track[call]))
-        calls = calls[np.argsort(rank.ts[calls], kind="stable")]
-        bars = bars_of_rows(rank, calls, np.full(len(calls), HOST_CALL, np.int8), low, high, names)
+        bars = picture.bars_of_rows(rank, calls, np.full(len(calls), HOST_CALL, np.int8), low)
         lanes.append({"rank": None, "stream": "host", "bars": bars})
-    facts = {"gap_us": gap_ns / US, "start_us": around / US, "us": (high - low) / US}
-    return facts | {"lanes": lanes[:MAX_LANES], "names": list(names)}
+    facts = {"gap_us": gap_ns / US, "start_us": around / US, "us": picture.ns / US}
+    return facts | {"lanes": lanes[:MAX_LANES], "names": list(picture.names)}
 
 
-def bars_of(
-    start: Sequence[int],
-    end: Sequence[int],
-    kinds: Sequence[int],
-    name_of: Callable[[int], str],
-    low: int,
-    high: int,
-    names: "Names",
-) -> list[list[Any]]:
-    """Ranges by start, as sequences of nanoseconds -> bars from low to high, cut at both.
+class Picture:
+    """Bars of stretches that are so many nanoseconds long; .names: name -> its number, in their order."""
 
-    name_of(index): the name of a range; names: Names, in which a bar's is looked up.
-    """
-    thin, bars = (high - low) / NUM_COLUMNS, []
-    open_of: dict[int, list[int]] = {}
-    for index, (begin, stop, kind) in enumerate(zip(start, end, kinds)):
-        begin, stop = max(begin, low), min(stop, high)
-        if stop < begin:
-            continue
-        last = open_of.get(kind)
-        if last and stop - begin < thin and begin - last[1] < thin and last[1] - last[0] < 4 * thin:
-            last[1], last[4] = max(last[1], stop), last[4] + 1
-            continue
-        open_of[kind] = [begin, stop, kind, index, 1]
-        bars.append(open_of[kind])
-    return [
-        [
-            (begin - low) / US,
-            (stop - begin) / US,
-            kind,
-            names.index(name_of(index) if num == 1 else f"{num:,} of these"),
+    def __init__(self, ns: int) -> None:
+        self.ns = ns
+        self.names: dict[str, int] = {}
+
+    def bars(self, ranges: Iterable[tuple[int, int, int, str]], low: int) -> list[list[Any]]:
+        """(start ns, end ns, kind, name) by start -> bars of the stretch that begins at low, cut at both its ends."""
+        thin, bars = self.ns / NUM_COLUMNS, []
+        open_of: dict[int, list[Any]] = {}
+        for start, end, kind, name in ranges:
+            begin, stop = max(start, low), min(end, low + self.ns)
+            if stop < begin:
+                continue
+            last = open_of.get(kind)
+            if last and stop - begin < thin and begin - last[1] < thin and last[1] - last[0] < 4 * thin:
+                last[1], last[4] = max(last[1], stop), last[4] + 1
+                continue
+            open_of[kind] = [begin, stop, kind, name, 1]
+            bars.append(open_of[kind])
+        shown = [(*one[:3], one[3] if one[4] == 1 else f"{one[4]:,} of these") for one in bars]
+        numbers = [self.names.setdefault(name, len(self.names)) for *_, name in shown]
+        return [
+            [(begin - low) / US, (stop - begin) / US, kind, number]
+            for (begin, stop, kind, _), number in zip(shown, numbers)
         ]
-        for begin, stop, kind, index, num in bars
-    ]
 
-
-class Names(dict[str, int]):
-    """Name -> its number, in the order in which they came."""
-
-    def index(self, name: str) -> int:
-        return self.setdefault(name, len(self))
-
-
-def bars_of_rows(rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int, high: int, names: Names) -> list[list[Any]]:
-    """Of device rows or calls, by start."""
-    inside = (rank.end[rows] > low) & (rank.ts[rows] < high)
-    rows, kinds = rows[inside], kinds[inside]
-    order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))
-    rows, kinds = rows[order], kinds[order]
-
-    def name_of(index: int) -> str:
-        return rank.names[rank.name[rows[index]]]
-
-    return bars_of(rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist(), name_of, low, high, names)
+    def bars_of_rows(self, rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int) -> list[list[Any]]:
+        """Of device rows or calls."""
+        inside = (rank.end[rows] > low) & (rank.ts[rows] < low + self.ns)
+        rows, kinds = rows[inside], kinds[inside]
+        order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))
+        rows, kinds = rows[order], kinds[order]
+        columns = rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist()
+        return self.bars(((*one, rank.names[index]) for *one, index in zip(*columns, rank.name[rows].tolist())), low)
 
 
 def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict[str, Any]]:

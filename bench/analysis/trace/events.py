@@ -4,6 +4,7 @@ Stamps become nanoseconds, exactly.  Kineto writes microseconds with three decim
 digits before them: a float would lose the nanoseconds, so these are read as text, a column at a time.
 """
 
+import contextlib
 import json
 from typing import Any
 
@@ -156,14 +157,9 @@ def whole(value: Any, otherwise: Any = None) -> int:
     for candidate in (value, otherwise):
         if type(candidate) is int:
             return candidate
-        try:
-            return int(candidate)
-        except (TypeError, ValueError, OverflowError):
-            pass
-        try:
-            return int(float(candidate))  # "7.0"
-        except (TypeError, ValueError, OverflowError):
-            continue
+        for number in (int, lambda text: int(float(text))):  # "7.0"
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                return number(candidate)
     return NO_NUMBER
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.analysis.trace.columns import US
-from bench.analysis.trace.critical import MAX_LANES, Names, bars_of_rows
+from bench.analysis.trace.critical import MAX_LANES, Picture
 from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.rank import Rank
 
@@ -94,14 +94,13 @@ def picture_of_collective(ranks: Ranks, calls: list[dict[str, Any]]) -> dict[str
     lead, tail = int(LEAD * longest_ns) + 1, int(TAIL * longest_ns) + 1
     late = slowest["late_rank"]
     shown = sorted(members, key=lambda one: (one[0] != late, -one[2]))[:MAX_LANES]
-    names, lanes = Names(), []
+    picture, lanes = Picture(longest_ns + lead + tail), []
     for number, row, _ in sorted(shown):
         rank, rows, kinds = ranks[number]
-        end = int(rank.end[row])
-        bars = bars_of_rows(rank, rows, kinds, end - longest_ns - lead, end + tail, names)
+        bars = picture.bars_of_rows(rank, rows, kinds, int(rank.end[row]) - longest_ns - lead)
         lanes.append({"rank": number, "stream": None, "bars": bars})
     facts = {"name": slowest["name"], "late_rank": late, "wait_us": max(slowest["wait_ns"]) / US}
-    return facts | {"us": (longest_ns + lead + tail) / US, "lanes": lanes, "names": list(names)}
+    return facts | {"us": picture.ns / US, "lanes": lanes, "names": list(picture.names)}
 
 
 def _sequences(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, list[int]]:
