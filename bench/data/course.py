@@ -9,8 +9,10 @@ record 26 (2025-07-12_BosAlign, find_batch_starts), but across the borders of sh
 
 import bisect
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +36,17 @@ class BatchShape:
         return self.batch_tokens // self.seq_len
 
 
+class Place(NamedTuple):
+    """Where a micro-batch of a rank stands in the run."""
+
+    shape: BatchShape
+    num_left: int | float  # micro-batches of that shape from it on
+    step: int  # from 0
+    micro_step: int  # in that step, from 0
+    first_seq: int  # where its sequences begin among those of the whole run
+    first_token: int  # where its tokens begin in a stream without gaps
+
+
 class Course:
     """Micro-batches of one rank are counted from the start of the run, over all shapes: micro 0, 1, 2 ..."""
 
@@ -54,43 +67,25 @@ class Course:
         """Tokens of one micro-batch of this rank."""
         return shape.batch_tokens // (self._world_size * shape.num_micro_steps)
 
-    def shape_of(self, micro: int) -> tuple[BatchShape, int | float]:
-        """(its shape, how many of that shape there are from it on)."""
-        index = self._index(micro)
-        ends = [*self._micros[1:], float("inf")]
-        return self._shapes[index], ends[index] - micro
-
-    def step_of(self, micro: int) -> tuple[int, int]:
-        """(step, micro-step in it), both from 0."""
-        index = self._index(micro)
-        step, micro_step = divmod(micro - self._micros[index], self._shapes[index].num_micro_steps)
-        return self._steps[index] + step, micro_step
-
-    def micro_of(self, step: int, micro_step: int) -> int:
-        """The reverse of step_of()."""
-        index = bisect.bisect_right(self._steps, step) - 1
-        return self._micros[index] + (step - self._steps[index]) * self._shapes[index].num_micro_steps + micro_step
-
-    def first_seq(self, micro: int) -> int:
-        """Where its sequences begin among those of the whole run."""
-        index, seqs = self._seqs_before(micro)
-        return self._seqs[index] + seqs
-
-    def first_token(self, micro: int) -> int:
-        """Where its tokens begin in a stream without gaps."""
-        index, seqs = self._seqs_before(micro)
-        return self._tokens[index] + seqs * self._shapes[index].seq_len
-
-    def _seqs_before(self, micro: int) -> tuple[int, int]:
-        """(index of its shape, sequences of that shape before its own)."""
-        index = self._index(micro)
-        shape = self._shapes[index]
+    def at(self, micro: int) -> Place:
+        index = bisect.bisect_right(self._micros, micro) - 1
+        shape, ends = self._shapes[index], [*self._micros[1:], math.inf]
         step, micro_step = divmod(micro - self._micros[index], shape.num_micro_steps)
         slices = self._rank * shape.num_micro_steps + micro_step
-        return index, step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)
+        seqs = step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)  # of that shape before it
+        return Place(
+            shape,
+            num_left=ends[index] - micro,
+            step=self._steps[index] + step,
+            micro_step=micro_step,
+            first_seq=self._seqs[index] + seqs,
+            first_token=self._tokens[index] + seqs * shape.seq_len,
+        )
 
-    def _index(self, micro: int) -> int:
-        return bisect.bisect_right(self._micros, micro) - 1
+    def micro_of(self, step: int, micro_step: int) -> int:
+        """The number of the micro-batch at that place."""
+        index = bisect.bisect_right(self._steps, step) - 1
+        return self._micros[index] + (step - self._steps[index]) * self._shapes[index].num_micro_steps + micro_step
 
 
 class Stream:

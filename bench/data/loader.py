@@ -81,8 +81,8 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Where the next batch to be handed out stands."""
-        step, micro_step = self._course.step_of(self._micro)
-        return {"step": step, "micro_step": micro_step}
+        place = self._course.at(self._micro)
+        return {"step": place.step, "micro_step": place.micro_step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from there.  Returns when the first batch is ready, so that the first step does not start late."""
@@ -161,16 +161,18 @@ class Loader:
         """The thread: fill free buffers in order until it is stopped.  It makes no CUDA calls, so it disturbs none."""
         try:
             while (buffer := free.get()) is not None:
-                shape, num_left = self._course.shape_of(micro)
-                shape_of_block = (min(self._num_at_once[shape], num_left), 2, self._course.micro_tokens(shape))
+                place = self._course.at(micro)
+                shape = place.shape
+                shape_of_block = (min(self._num_at_once[shape], place.num_left), 2, self._course.micro_tokens(shape))
                 block = buffer[: math.prod(shape_of_block)].view(shape_of_block)
                 for pair in block.numpy():
                     if stopping.is_set():
                         return
+                    place = self._course.at(micro)
                     if self._documents is None:
-                        _read_pair(self._stream, self._course.first_token(micro), pair)
+                        _read_pair(self._stream, place.first_token, pair)
                     else:
-                        starts = self._documents.of(self._course.first_seq(micro), pair.shape[1] // shape.seq_len)
+                        starts = self._documents.of(place.first_seq, pair.shape[1] // shape.seq_len)
                         seqs = pair.reshape(2, -1, shape.seq_len).swapaxes(0, 1)
                         for start, seq_pair in zip(starts, seqs, strict=True):
                             _read_pair(self._stream, start, seq_pair)

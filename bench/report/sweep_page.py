@@ -44,54 +44,54 @@ NAME = "sweep.html"
 MAX_RUNS = 2000
 
 
-def charts(result: Results) -> list[Spec]:
+def charts(results: Results) -> list[Spec]:
     """A line for each axis of numbers: with one axis the mean with its 95 % interval, with more the mean alone."""
-    return [_line(result, key) for key in result.keys if _is_numeric(result, key)]
+    return [_line(results, key) for key in results.keys if _is_numeric(results, key)]
 
 
-def drawings(result: Results) -> list[Drawn]:
+def drawings(results: Results) -> list[Drawn]:
     """Of one axis of words and of two axes heat maps, of more parallel coordinates; [] where nothing completed."""
-    if not any(group["val_loss_mean"] is not None for group in result.groups):
+    if not results.ranked:
         return []
-    if len(result.keys) == 2 or (len(result.keys) == 1 and not _is_numeric(result, result.keys[0])):
-        values = [value for value in VALUES if any(row[value] is not None for row in result.rows)]
-        return [_heat(result, value) for value in values]
-    return [_parallel(result)] if len(result.keys) > 2 else []
+    if len(results.keys) == 2 or (len(results.keys) == 1 and not _is_numeric(results, results.keys[0])):
+        values = [value for value in VALUES if any(row[value] is not None for row in results.rows)]
+        return [_heat(results, value) for value in values]
+    return [_parallel(results)] if len(results.keys) > 2 else []
 
 
-def _is_numeric(result: Results, key: str) -> bool:
-    values: list[Any] = [row[key] for row in result.rows if row["val_loss"] is not None]  # lists too: script.args
+def _is_numeric(results: Results, key: str) -> bool:
+    values: list[Any] = [row[key] for row in results.rows if row["val_loss"] is not None]  # lists too: script.args
     return all(type(value) in (int, float) for value in values) and len(set(values)) > 1
 
 
-def _line(result: Results, key: str, value: str = "val_loss") -> Spec:
+def _line(results: Results, key: str) -> Spec:
     """A point a run, in the order of the axis; the mean stands at the first run of each value."""
-    runs = sorted(table_groups.counted(result.rows), key=lambda row: row[key])
-    runs = [row for row in runs if row[value] is not None]
+    runs = sorted(table_groups.counted(results.rows), key=lambda row: row[key])
+    runs = [row for row in runs if row["val_loss"] is not None]
     at = [row[key] for row in runs]
-    some = {x: [row[value] for row in runs if row[key] == x] for x in at}
+    some = {x: [row["val_loss"] for row in runs if row[key] == x] for x in at}
     is_first = [number == 0 or at[number - 1] != x for number, x in enumerate(at)]
 
     def each(of: Callable[[Sequence[float]], Any]) -> list[Any]:
         return [of(some[x]) if first else None for x, first in zip(at, is_first, strict=True)]
 
     mean = series_of("mean", each(stats.mean), "line")
-    if len(result.keys) == 1:
+    if len(results.keys) == 1:
         low, high = ([edges and edges[end] for edges in each(stats.mean_interval)] for end in (0, 1))
         mean |= {"low": low, "high": high}
         about = "mean with its 95 % interval (Student's t); points are runs"
     else:
         about = "mean over all the other settings; points are runs"
-    labels = [f"{row['run_id']}\n{number_words(value, row[value])}" for row in runs]
-    dots = series_of("runs", [row[value] for row in runs], "points", labels)
+    labels = [f"{row['run_id']}\n{number_words('val_loss', row['val_loss'])}" for row in runs]
+    dots = series_of("runs", [row["val_loss"] for row in runs], "points", labels)
     name = f"by-{re.sub('[^a-z0-9_]', '-', key)}"
-    spec = chart(name, f"{value} by {key}", about, key, UNITS[value], at, [mean, dots])
+    spec = chart(name, f"val_loss by {key}", about, key, UNITS["val_loss"], at, [mean, dots])
     return spec | {"log_x": at[0] > 0 and at[-1] / at[0] > LOG_FROM}
 
 
-def _heat(result: Results, value: str) -> Drawn:
-    keys = result.keys if len(result.keys) == 2 else [result.keys[0]]
-    pivot = table_groups.pivot_of(result.rows, keys, value)
+def _heat(results: Results, value: str) -> Drawn:
+    keys = results.keys if len(results.keys) == 2 else [results.keys[0]]
+    pivot = table_groups.pivot_of(results.rows, keys, value)
     across = pivot.values[1] if len(keys) == 2 else [None]
     cells = [[_cell(pivot, (one, other) if len(keys) == 2 else (one,)) for other in across] for one in pivot.values[0]]
     heads = (
@@ -113,51 +113,51 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
     return heat.Cell(cell.mean, pivot.words(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
 
 
-def _parallel(result: Results, value: str = "val_loss") -> Drawn:
-    groups = [group for group in result.groups if group[f"{value}_mean"] is not None]
-    axes = []
-    for key in result.keys:
+def _parallel(results: Results) -> Drawn:
+    groups, axes = results.ranked, []
+    for key in results.keys:
         words = [value_words(group[key]) for group in groups]
         is_number = [type(group[key]) in (int, float) and math.isfinite(group[key]) for group in groups]
         sorted_by = [group[key] if plain else word for group, plain, word in zip(groups, is_number, words, strict=True)]
         axes.append(heat.Axis(key, sorted_by, words))
-    means = [group[f"{value}_mean"] for group in groups]
-    axes.append(heat.Axis(value, means, [number_words(value, mean) for mean in means]))
+    means = [group["val_loss_mean"] for group in groups]
+    axes.append(heat.Axis("val_loss", means, [number_words("val_loss", mean) for mean in means]))
     about = "a line is a config, the mean of its runs; low on the last axis is worse, the best is thick"
-    return Drawn("parallel", f"{value} of every config", heat.plot_lines(UNITS[value], about, axes, 0), heat.LINES_PX)
+    drawn = heat.plot_lines(UNITS["val_loss"], about, axes, 0)
+    return Drawn("parallel", "val_loss of every config", drawn, heat.LINES_PX)
 
 
-def write(folder: Path | str, result: sweep_results.Results | None = None) -> Path:
-    """A sweep's folder -> sweep.html in it, its path.  result: what was read of it, None: it is read."""
+def write(folder: Path | str, results: sweep_results.Results | None = None) -> Path:
+    """A sweep's folder -> sweep.html in it, its path.  results: what was read of it, None: it is read."""
     path = Path(folder) / NAME
-    atomic.write_text(path, html(folder, result=result), durable=False)
+    atomic.write_text(path, html(folder, results=results), durable=False)
     return path
 
 
-def html(folder: Path | str, at: Path | str | None = None, result: sweep_results.Results | None = None) -> str:
+def html(folder: Path | str, at: Path | str | None = None, results: sweep_results.Results | None = None) -> str:
     """A sweep's folder -> its page.  ValueError for a damaged sweep.
 
-    at: the folder that the page will lie in, None: the sweep's; result: what was read of it, None: it is read.
+    at: the folder that the page will lie in, None: the sweep's; results: what was read of it, None: it is read.
     """
-    return document(result or sweep_results.read(folder), Path(at or folder)).html()
+    return document(results or sweep_results.read(folder), Path(at or folder)).html()
 
 
-def document(result: Results, at: Path) -> Document:
+def document(results: Results, at: Path) -> Document:
     """What a sweep found, as its page shows it; at: the folder that this will lie in."""
-    best = sweep_results.best(result)
-    means = [Columns(effects) for effects in [sweep_results.effects_table(result)] if effects]
+    best = sweep_results.best(results)
+    means = [Columns(effects) for effects in [sweep_results.effects_table(results)] if effects]
     blocks: list[Block] = [
-        Picture(tiles(_tiles(result))),
-        *(Picture(drawn) for drawn in drawings(result)),
-        Columns([Chart(spec) for spec in charts(result)]),
-        Section("Configs, best first", [_groups(result)]),
+        Picture(tiles(_tiles(results))),
+        *(Picture(drawn) for drawn in drawings(results)),
+        Columns([Chart(spec) for spec in charts(results)]),
+        Section("Configs, best first", [_groups(results)]),
         Section("Mean over each setting", means),
-        *_lost(result, at),
-        Section("Runs", [_runs(result, at)]),
-        Section("Command", [Verbatim(" ".join(["./run.sh", *result.facts["command"]]))]),
+        *_lost(results, at),
+        Section("Runs", [_runs(results, at)]),
+        Section("Command", [Verbatim(" ".join(["./run.sh", *results.facts["command"]]))]),
     ]
-    title = f"Sweep over {', '.join(result.axes) or 'nothing'}"
-    return Document(title, [Verdict(best, "")] if best else [], blocks, about=_facts(result))
+    title = f"Sweep over {', '.join(results.axes) or 'nothing'}"
+    return Document(title, [Verdict(best, "")] if best else [], blocks, about=_facts(results))
 
 
 def charts_of(folder: Path | str) -> list[Spec]:
@@ -172,36 +172,38 @@ def drawings_of(folder: Path | str) -> list[Drawn]:
 
 def block(folder: Path | str) -> str:
     """The sweep in Markdown: of two axes the table of one against the other, else the mean over each."""
-    result = sweep_results.read(folder)
-    pivots = [table_groups.pivot_of(result.rows, result.keys, "val_loss")] if len(result.keys) == 2 else result.means()
-    best = sweep_results.best(result)
+    results = sweep_results.read(folder)
+    pivots = (
+        [table_groups.pivot_of(results.rows, results.keys, "val_loss")] if len(results.keys) == 2 else results.means()
+    )
+    best = sweep_results.best(results)
     verdict = [Lines([best])] if best else []
     return texts([*verdict, *(block for pivot in pivots for block in table_groups.pivot_blocks(pivot))], True) + "\n"
 
 
-def _facts(result: Results) -> list[str]:
-    facts = result.facts
+def _facts(results: Results) -> list[str]:
+    facts = results.facts
     started = facts["started_at"][:16].replace("T", " ")
     state = "running, or killed" if facts["ended_at"] is None else facts["why"] or "complete"
     budget = f"budget {format_s(facts['budget_s'])}" if facts["budget_s"] is not None else ""
-    tracks = ", ".join(sorted({str(row["track"]) for row in result.rows}))
+    tracks = ", ".join(sorted({str(row["track"]) for row in results.rows}))
     words = (f"track {tracks}" if tracks else "", state, budget, started, code(facts["sweep_id"]))
     return [word for word in words if word]
 
 
-def _tiles(result: Results) -> Iterator[tuple[str, object]]:
-    num_points = len(result.not_run) + len({(row["config_id"], row["seed"]) for row in result.rows})
-    complete = sum(row["status"] == "complete" for row in result.rows)
-    spent_s = sum(row["wall_s"] or 0.0 for row in result.rows)
-    lost = sum(row["status"] in sweep_results.LOST for row in result.rows)
+def _tiles(results: Results) -> Iterator[tuple[str, object]]:
+    num_points = len(results.not_run) + len({(row["config_id"], row["seed"]) for row in results.rows})
+    complete = sum(row["status"] == "complete" for row in results.rows)
+    spent_s = sum(row["wall_s"] or 0.0 for row in results.rows)
+    lost = sum(row["status"] in sweep_results.LOST for row in results.rows)
     yield "runs asked for", num_points
     yield "complete", complete
     yield "failed, aborted or stopped", lost
-    yield "not run", len(result.not_run)
+    yield "not run", len(results.not_run)
     yield "wall time of complete runs", format_s(spent_s)
 
 
-def _groups(result: Results) -> Table:
+def _groups(results: Results) -> Table:
     names: tuple[str, ...] = (
         "val_loss_mean",
         "val_loss_sd",
@@ -213,46 +215,46 @@ def _groups(result: Results) -> Table:
     names += ("peak_mem_gib_mean",)
     rows = [
         [
-            *(value_words(group[key]) for key in result.keys),
+            *(value_words(group[key]) for key in results.keys),
             str(group["n"]),
             *(_number(group, name) for name in names),
             code(group["config_id"]),
         ]
-        for group in result.groups
+        for group in results.groups
     ]
     heads = ("n", "val_loss", "sd", "train_s", "sd", "step_avg_ms", "tokens_per_s", "peak_mem_gib", "config_id")
-    right = [False] * len(result.keys) + [True] * (1 + len(names)) + [False]
-    return Table((*result.keys, *heads), rows, right, style="tight")
+    right = [False] * len(results.keys) + [True] * (1 + len(names)) + [False]
+    return Table((*results.keys, *heads), rows, right, style="tight")
 
 
 def _number(row: Mapping[str, Any], name: str) -> str | None:
     return None if row[name] is None else number_words(name, row[name])
 
 
-def _lost(result: Results, at: Path) -> list[Block]:
-    failed = [[row["status"], ": ", _link(result, row, at), " ", row["failure"] or ""] for row in result.lost]
+def _lost(results: Results, at: Path) -> list[Block]:
+    failed = [[row["status"], ": ", _link(results, row, at), " ", row["failure"] or ""] for row in results.lost]
     blocks: list[Block] = [Section("Failed, aborted or stopped", [Bullets(failed)])] if failed else []
-    if result.not_run:
-        why = result.facts["why"] or "the sweep was interrupted"
-        words = f"{counted(len(result.not_run), 'run')}: {why}.  The same command goes on with them."
-        which = Section("which", [Bullets([" ".join(point) for point in result.not_run])], is_folded=True)
+    if results.not_run:
+        why = results.facts["why"] or "the sweep was interrupted"
+        words = f"{counted(len(results.not_run), 'run')}: {why}.  The same command goes on with them."
+        which = Section("which", [Bullets([" ".join(point) for point in results.not_run])], is_folded=True)
         blocks.append(Section("Not run", [Lines([words]), which]))
     return blocks
 
 
-def _runs(result: Results, at: Path) -> Table:
+def _runs(results: Results, at: Path) -> Table:
     rows = [
         [
-            _link(result, row, at),
-            *(value_words(row[key]) for key in result.axes),
+            _link(results, row, at),
+            *(value_words(row[key]) for key in results.axes),
             run_page.state(row),
             *(_number(row, name) for name in ("val_loss", "train_s")),
         ]
-        for row in result.rows[:MAX_RUNS]
+        for row in results.rows[:MAX_RUNS]
     ]
-    right = [False] * (len(result.axes) + 2) + [True] * 2
-    return Table(("run", *result.axes, "status", "val_loss", "train_s"), rows, right, style="tight")
+    right = [False] * (len(results.axes) + 2) + [True] * 2
+    return Table(("run", *results.axes, "status", "val_loss", "train_s"), rows, right, style="tight")
 
 
-def _link(result: Results, row: Mapping[str, Any], at: Path) -> Shown:
-    return link(row["run_id"], run_page.link_to(result.folders[row["run_id"]], at))
+def _link(results: Results, row: Mapping[str, Any], at: Path) -> Shown:
+    return link(row["run_id"], run_page.link_to(results.folders[row["run_id"]], at))

@@ -55,10 +55,10 @@ class Results:
     @property
     def groups(self) -> list[dict[str, Any]]:
         """Repeats of each config, the least mean val_loss first; those without a number last."""
-        result = table_groups.groups(self.rows)
-        for group in result:
+        groups = table_groups.groups(self.rows)
+        for group in groups:
             group |= {key: group["members"][0][key] for key in self.keys}
-        return sorted(result, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
+        return sorted(groups, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
 
     @property
     def ranked(self) -> list[dict[str, Any]]:
@@ -74,9 +74,8 @@ class Results:
 
     def effects(self) -> list[table_groups.Pivot]:
         """means() of val_loss, the widest range first, without settings of which no value has two configs."""
-        num_configs = len(self.ranked)
-        result = [pivot for pivot in self.means() if len(pivot.cells) < max(num_configs, 2)]
-        return sorted(result, key=self.range_nats, reverse=True)
+        pivots = [pivot for pivot in self.means() if len(pivot.cells) < max(len(self.ranked), 2)]
+        return sorted(pivots, key=self.range_nats, reverse=True)
 
     @staticmethod
     def range_nats(pivot: table_groups.Pivot) -> float:
@@ -84,10 +83,10 @@ class Results:
         means = [cell.mean for cell in pivot.cells.values() if cell.mean is not None]
         return max(means) - min(means)
 
-    def means(self, value: str = "val_loss") -> list[table_groups.Pivot]:
-        """For each axis with at least two values that ran, the mean over all the others."""
-        result = [table_groups.pivot_of(self.rows, [key], value) for key in self.keys]
-        return [pivot for pivot in result if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
+    def means(self) -> list[table_groups.Pivot]:
+        """For each axis with at least two values that ran, the mean val_loss over all the others."""
+        pivots = [table_groups.pivot_of(self.rows, [key], "val_loss") for key in self.keys]
+        return [pivot for pivot in pivots if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
 
 def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> Results:
@@ -97,19 +96,18 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     """
     folder = Path(folder).absolute()
     facts, points = sweep.read(folder), sweep.points(folder)
-    results = folder.parent.parent
-    result, numbers = {}, {}  # run_id: folder, values of its point
+    folders, numbers = {}, {}  # run_id: folder, values of its point
     for point in points:
         if point.folder is not None:
-            result[point.folder.name] = point.folder
+            folders[point.folder.name] = point.folder
             numbers[point.folder.name] = sweep.values(point.overrides)
     if known is None:
-        known = index.read_rows([results], on_error=lambda message: None)
+        known = index.read_rows([folder.parent.parent], on_error=lambda message: None)
     by_path = dict(known)
     for path, row in by_path.items():
         if row["sweep_id"] == facts["sweep_id"]:
-            result.setdefault(row["run_id"], Path(path))
-    paths = (str(path) for path in result.values())
+            folders.setdefault(row["run_id"], Path(path))
+    paths = (str(path) for path in folders.values())
     found: list[Any] = [dict(by_path[path]) if path in by_path else _row(path) for path in paths]
     axes = sweep.axes([point.overrides for point in points])
     rows: list[TableRow] = sorted(
@@ -124,7 +122,7 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
         has_run = point.folder is not None and point.folder.name in ran
         if not has_run and [of_point.get(key) for key in axes] not in killed:
             not_run.append(point.overrides)
-    return Results(facts, axes, rows, result, not_run)
+    return Results(facts, axes, rows, folders, not_run)
 
 
 def _row(folder: str) -> Row | None:
@@ -150,43 +148,43 @@ def about(axes: Mapping[str, Sequence[Any]], num_runs: int) -> str:
     return counted(num_runs, "run") + (f": {product}" if product else "")
 
 
-def table(result: Results) -> list[str]:
+def table(results: Results) -> list[str]:
     """Lines: the configs, best first, and the mean over each value of each setting; none for fewer than two configs."""
-    groups = result.ranked[:MAX_CONFIGS]
+    groups = results.ranked[:MAX_CONFIGS]
     if len(groups) < 2:
         return []
     table_groups.add_changes(groups, groups[0])
-    complete = [row for row in result.rows if row["status"] == "complete"]
+    complete = [row for row in results.rows if row["status"] == "complete"]
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
-    all_beside = all_suspect and all(_record(result, row).get("beside") for row in complete)
+    all_beside = all_suspect and all(_record(results, row).get("beside") for row in complete)
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
-    about = f"{len(result.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
+    about = f"{len(results.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
     times = () if all_beside else TIMES  # such times are not eligible
-    of_each = result.facts["points"]
+    of_each = results.facts["points"]
     common = [word for word in of_each[0] if all(word in words for words in of_each)] if of_each else []
     typed = [f"in all of them: {' '.join(common)}"] if common else []  # for a reader who did not type it
-    columns = [*result.keys, "n", *LOSSES, *times, "config_id"]
-    lines = ["", about, *typed, "", table_text.fit(shown, columns, result.keys)]
-    if len(result.ranked) > MAX_CONFIGS:
-        left = len(result.ranked) - MAX_CONFIGS
-        lines.append(f"and {left} more: ./run.sh table --group --sweep {result.facts['sweep_id']}")
-    effects = [line for block in effects_table(result) for line in ("", *block.text(False).split("\n"))]
+    columns = [*results.keys, "n", *LOSSES, *times, "config_id"]
+    lines = ["", about, *typed, "", table_text.fit(shown, columns, results.keys)]
+    if len(results.ranked) > MAX_CONFIGS:
+        left = len(results.ranked) - MAX_CONFIGS
+        lines.append(f"and {left} more: ./run.sh table --group --sweep {results.facts['sweep_id']}")
+    effects = [line for block in effects_table(results) for line in ("", *block.text(False).split("\n"))]
     suspect = [row for row in complete if row["validity"] == "suspect"]
     if suspect:
-        why = _record(result, suspect[0])["validity_reasons"][0]
+        why = _record(results, suspect[0])["validity_reasons"][0]
         of_all = f"{len(suspect)} of {len(complete)} complete runs are suspect"
         lines += ["", f"{of_all} ({why}): trust their losses, not their times"]
     return [*lines, *effects, ""]
 
 
-def _record(result: Results, row: TableRow) -> Record:
-    return run_folder.read(result.folders[row["run_id"]])
+def _record(results: Results, row: TableRow) -> Record:
+    return run_folder.read(results.folders[row["run_id"]])
 
 
-def effects_table(result: Results) -> list[Table]:
+def effects_table(results: Results) -> list[Table]:
     """The mean over each value of each setting; none for fewer than two settings."""
     rows = []
-    for pivot in result.effects() if len(result.keys) > 1 else []:
+    for pivot in results.effects() if len(results.keys) > 1 else []:
         for (value,), cell in pivot.cells.items():
             name, best = pivot.keys[0] if value == pivot.values[0][0] else "", "best" if cell.is_best else ""
             rows.append([name, value_words(value), pivot.words(cell.mean), f"{cell.n}{cell.lost}", best])
@@ -195,45 +193,45 @@ def effects_table(result: Results) -> list[Table]:
     return [Table(heads, rows, [False, False, True, True, False], about, style="tight")] if rows else []
 
 
-def best(result: Results) -> str:
+def best(results: Results) -> str:
     """The best config in a sentence, without a claim: it is the best of those tried.  "" for fewer than two."""
-    groups = result.ranked
+    groups = results.ranked
     if len(groups) < 2:
         return ""
     first, second = groups[:2]
     mean, sd = number_words("val_loss", first["val_loss_mean"]), first["val_loss_sd"]
     spread = f"mean of {first['n']} runs, sd {number_words('val_loss', sd)}" if sd is not None else "one run"
     return (
-        f"best of {len(groups)}: {values(result, first)}, val_loss {mean} ({spread}); {_ahead(result, first, second)}"
+        f"best of {len(groups)}: {values(results, first)}, val_loss {mean} ({spread}); {_ahead(results, first, second)}"
     )
 
 
-def _ahead(result: Results, first: TableRow, second: TableRow) -> str:
+def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
     """By how much the best is ahead of the next, and whether repeats tell the two apart."""
     pair = [dict(first), dict(second)]
     table_groups.add_changes(pair, pair[0])
     nats, interval = pair[1]["val_loss_change_nats"], pair[1]["val_loss_ci95_nats"]
     if nats is None:
         nats = second["val_loss_mean"] - first["val_loss_mean"]
-    by = f"{nats:.4f} nats ahead of {values(result, second)}"
+    by = f"{nats:.4f} nats ahead of {values(results, second)}"
     if interval is None:
         return f"{by}, and without repeats it is unknown whether by chance: sweep seed=0,1,2 too"
     words = f"95 % interval {interval[0]:+.4f} to {interval[1]:+.4f}"
     return f"{by} ({words})" if interval[0] > 0 else f"{by}, which these runs do not tell apart ({words})"
 
 
-def why(result: Results) -> str:
+def why(results: Results) -> str:
     """Which setting mattered how much, beside the spread of repeats; "" for fewer than two settings."""
-    effects = result.effects() if len(result.keys) > 1 else []
+    effects = results.effects() if len(results.keys) > 1 else []
     if not effects:
         return ""
     parts = [
-        f"{pivot.keys[0]} {number_words('val_loss', result.range_nats(pivot))} (best {_best_value(pivot)})"
+        f"{pivot.keys[0]} {number_words('val_loss', results.range_nats(pivot))} (best {_best_value(pivot)})"
         for pivot in effects
     ]
-    sd, noise = result.sd_of_repeats, ""
+    sd, noise = results.sd_of_repeats, ""
     if sd is not None:
-        less = [pivot.keys[0] for pivot in effects if result.range_nats(pivot) < sd]
+        less = [pivot.keys[0] for pivot in effects if results.range_nats(pivot) < sd]
         noise = f"; repeats of one config differ by sd {number_words('val_loss', sd)}"
         noise += f", more than {' and '.join(less)} made" * bool(less)
     uneven = any(len({cell.n for cell in pivot.cells.values()}) > 1 for pivot in effects)
@@ -251,32 +249,32 @@ def _best_value(pivot: table_groups.Pivot) -> str:
     return value_words(best) + f", the {edge} that was tried: try beyond it" * (is_edge and numbers)
 
 
-def confirm(result: Results) -> str:
-    """What to type to make a result of it; "" for fewer than two configs."""
-    if len(result.ranked) < 2:
+def confirm(results: Results) -> str:
+    """What to type to confirm the best; "" for fewer than two configs."""
+    if len(results.ranked) < 2:
         return ""
-    words = f"./run.sh race --from-sweep {result.facts['sweep_id']} --top 2 n=5"
+    words = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
     return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {words}"
 
 
-def values(result: Results, row: Mapping[str, Any]) -> str:
+def values(results: Results, row: Mapping[str, Any]) -> str:
     """optim.lr=0.003 model.num_layers=1."""
-    return " ".join(f"{key}={value_words(row[key])}" for key in result.keys)
+    return " ".join(f"{key}={value_words(row[key])}" for key in results.keys)
 
 
-def ended(result: Results, folder: Path, all_complete: int, all_asked: int) -> str:
+def ended(results: Results, folder: Path, all_complete: int, all_asked: int) -> str:
     """How many are complete, which failed or did not begin and why, and where to look: several lines."""
     lines = [f"{all_complete} of {all_asked} complete"]
-    lines += _first([f"          {_lost(result, row)}" for row in result.lost])
-    if result.not_run:
-        why = result.facts["why"] or "it was interrupted"
-        lines.append(f"          {len(result.not_run)} not run, {why}: the same command goes on with them")
-        lines += _first([f"          not begun: {' '.join(words)}" for words in result.not_run])
-    elif result.lost:
-        why = f"{result.facts['why']}: " if result.facts["why"] else ""
+    lines += _first([f"          {_lost(results, row)}" for row in results.lost])
+    if results.not_run:
+        why = results.facts["why"] or "it was interrupted"
+        lines.append(f"          {len(results.not_run)} not run, {why}: the same command goes on with them")
+        lines += _first([f"          not begun: {' '.join(words)}" for words in results.not_run])
+    elif results.lost:
+        why = f"{results.facts['why']}: " if results.facts["why"] else ""
         lines.append(f"          {why}the same command runs again what did not complete")
     page = folder / "sweep.html"
-    lines.append(f"          {shown(page)}; ./run.sh table --sweep {result.facts['sweep_id']}")
+    lines.append(f"          {shown(page)}; ./run.sh table --sweep {results.facts['sweep_id']}")
     return "\n".join(lines)
 
 
@@ -285,8 +283,8 @@ def _first(lines: list[str]) -> list[str]:
     return lines[:MAX_LOST] + ([f"          and {more} more"] if more > 0 else [])
 
 
-def _lost(result: Results, row: TableRow) -> str:
-    failure = _record(result, row)["failure"] or {}
+def _lost(results: Results, row: TableRow) -> str:
+    failure = _record(results, row)["failure"] or {}
     message = (failure.get("message") or "").partition("\n")[0]
     kind = "" if row["failure"] in (None, row["status"]) else f" {row['failure']}:"
-    return f"{row['status']}: {values(result, row)} seed={row['seed']}:{kind} {message}".rstrip(": ")
+    return f"{row['status']}: {values(results, row)} seed={row['seed']}:{kind} {message}".rstrip(": ")

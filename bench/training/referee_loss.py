@@ -98,9 +98,7 @@ class RefereeLoss:
             checked += [self._compared(num_steps, self._last, *self._nats_of_some_batches(1.0))]
         if self._why is None:
             random_tokens, held_out = self._of_random_tokens(), self._of_held_out()
-        # how much the losses of batches of the last validation differ, for what another slice may have
-        nats = torch.stack(self._last) if self._last else torch.zeros(0, dtype=torch.float64)
-        num, total, squares = self._summed(len(nats), nats.sum(), nats.square().sum())
+        last = _of_all_ranks([loss.item() for loss in self._last])
         if self._why is not None:
             checked, random_tokens, held_out = [], None, {"not_checked": self._why}
         self._seconds += time.perf_counter() - started_s
@@ -112,7 +110,7 @@ class RefereeLoss:
             "checked": checked,
             "val_loss_at_start": _finite(self._val_loss_at_start),
             "val_loss": _finite(self._val_loss),
-            "validation": {"num_batches": round(num), "sd_nats": _finite(_sd(num, total, squares))},
+            "validation": {"num_batches": len(last), "sd_nats": _finite(_sd(last))},  # for what another slice may have
             "random_tokens": random_tokens,
             "held_out": held_out,
             "seconds": self._seconds,
@@ -137,14 +135,13 @@ class RefereeLoss:
     ) -> dict[str, Any]:
         """What forward() said of the chosen batches, and what follows from the logits."""
         hardware = self._trainer.config.hardware
-        claimed = [claimed[number] for number in chosen[: len(nats)]]
-        sums = [torch.stack(batches).sum() for batches in (claimed, nats)] if nats else [0, 0]
-        num_batches, claimed_nats, own_nats = self._summed(len(nats), *sums)
+        pairs = _of_all_ranks([(claimed[number].item(), mean.item()) for number, mean in zip(chosen, nats)])
+        num_batches = max(1, len(pairs))
         return {
             "step": step,
-            "num_tokens": round(num_batches) * math.prod(self._rows.shape_BT),
-            "claimed_nats": _finite(claimed_nats / max(1, num_batches)),
-            "from_logits_nats": _finite(own_nats / max(1, num_batches)),
+            "num_tokens": len(pairs) * math.prod(self._rows.shape_BT),
+            "claimed_nats": _finite(sum(claimed_nats for claimed_nats, _ in pairs) / num_batches),
+            "from_logits_nats": _finite(sum(own_nats for _, own_nats in pairs) / num_batches),
             "bound_nats": bound_nats(str(hardware.dtype), bool(hardware.compile)),
         }
 
@@ -188,37 +185,32 @@ class RefereeLoss:
     ) -> dict[str, Any]:
         """Logits, then forward(), of tokens that neither has seen before; asks_again: of the first the logits again."""
 
-        def examine() -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor | float]:
-            rows: list[tuple[torch.Tensor, torch.Tensor]] = []
-            moved = torch.zeros((), dtype=torch.float64)
+        def examine() -> tuple[list[tuple[float, float, float]], float]:
+            """([(claimed, mean, mean square) of the nats of a batch], by how much the first one's mean moved)."""
+            rows: list[tuple[float, float, float]] = []
+            moved_nats = 0.0
             with self._trainer.validating() as forward:
                 for tokens_BT, targets_BT in batches:
-                    nats_N = self._from_logits(tokens_BT, targets_BT)
+                    nats_N = self._from_logits(tokens_BT, targets_BT).double()
                     claimed = forward(tokens_BT, targets_BT).double()
                     if not rows and asks_again:
-                        again_N = self._from_logits(tokens_BT, targets_BT)
-                        moved = (again_N.double().mean() - nats_N.double().mean()).abs()
-                    rows.append((claimed, nats_N.double()))
-            return rows, moved
+                        again_N = self._from_logits(tokens_BT, targets_BT).double()
+                        moved_nats = (again_N.mean() - nats_N.mean()).abs().item()
+                    rows.append((claimed.item(), nats_N.mean().item(), nats_N.square().mean().item()))
+            return rows, moved_nats
 
-        rows, moved = self._guarded(examine) or ([], 0.0)
-        no_nats = torch.zeros(0, dtype=torch.float64)
-        losses = torch.stack([loss for loss, _ in rows]) if rows else no_nats
-        nats_N = torch.cat([nats_N for _, nats_N in rows]) if rows else no_nats
-        means = torch.stack([nats_N.mean() for _, nats_N in rows]) if rows else no_nats
-        num, num_tokens = (max(1, count) for count in self._summed(len(rows), len(nats_N)))
-        claimed, moved = self._summed(losses.sum(), moved)
-        nats, squares, total, squares_of_batches = self._summed(
-            nats_N.sum(), nats_N.square().sum(), means.sum(), means.square().sum()
-        )
+        own_rows, moved_nats = self._guarded(examine) or ([], 0.0)
+        rows, moved = _of_all_ranks(own_rows), _of_all_ranks([moved_nats])
+        num_batches, num_tokens = max(1, len(rows)), len(rows) * math.prod(self._rows.shape_BT)
+        claimed, nats, squares = (sum(row[column] for row in rows) / num_batches for column in range(3))
         return {
-            "num_tokens": round(num_tokens),
-            "num_batches": round(num),
-            "claimed_nats": _finite(claimed / num),
-            "from_logits_nats": _finite(nats / num_tokens),
-            "se_nats": _finite(_sd(num_tokens, nats, squares) / num_tokens**0.5),
-            "sd_of_batches_nats": _finite(_sd(num, total, squares_of_batches)),
-            "moved_nats": _finite(moved / self._trainer.ranks.world_size),
+            "num_tokens": num_tokens,
+            "num_batches": num_batches,
+            "claimed_nats": _finite(claimed),
+            "from_logits_nats": _finite(nats),
+            "se_nats": _finite(math.sqrt(max(0.0, squares - nats * nats) / max(1, num_tokens - 1))),
+            "sd_of_batches_nats": _finite(_sd([mean for _, mean, _ in rows])),
+            "moved_nats": _finite(sum(moved) / len(moved)),
         }
 
     # ---- one pass
@@ -254,16 +246,17 @@ class RefereeLoss:
         self._why = self._why or (reasons[0] if reasons else None)
         return None if reasons else answer
 
-    def _summed(self, *values: torch.Tensor | float) -> list[float]:
-        """Sums over all ranks."""
-        tensor = torch.stack([torch.as_tensor(value, dtype=torch.float64).cpu() for value in values])
-        sums: list[float] = distributed.all_sum(tensor.to(self._trainer.ranks.device)).tolist()
-        return sums
+
+def _of_all_ranks(own: list[T]) -> list[T]:
+    return [item for of_rank in distributed.gather(own) for item in of_rank]
 
 
-def _sd(num: float, total: float, squares: float) -> float:
-    """Standard deviation of num values by their sum and sum of squares; 0 of fewer than two."""
-    return math.sqrt(max(0.0, squares - total**2 / num) / (num - 1)) if num > 1 else 0.0
+def _sd(values: list[float]) -> float:
+    """Standard deviation; 0 of fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
 
 
 def _finite(value: float) -> float | None:

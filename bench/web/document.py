@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from bench.base import text_table
 from bench.web.chart import Spec
-from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, join, page, soft, table, tag
+from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, soft, table, tag
 from bench.web.page import text as escaped
 
 COLOURS = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
@@ -164,7 +164,7 @@ class Bullets:
         return "\n".join(f"{'-' if is_md else '  -'} {text_table.line(''.join(item), is_md)}" for item in self.items)
 
     def html(self) -> Safe:
-        return bullets(map(_whole, self.items))
+        return tag("ul", *(tag("li", _whole(item)) for item in self.items)) if self.items else Safe("")
 
 
 def _whole(words: str | Sequence[str]) -> Safe:

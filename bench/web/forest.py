@@ -51,9 +51,9 @@ def plot(panels: Sequence[Panel]) -> Safe:
     return tag("div", *drawn, class_="forest") if drawn else Safe("")
 
 
-def height_px(panels: Sequence[Panel], width_px: int = PAGE_PX) -> int:
-    """How high plot() is on a page of this width, with two panels beside each other."""
-    heights = [_height(panel) * (width_px / 2 / WIDTH) + CAPTION_PX for panel in panels]
+def height_px(panels: Sequence[Panel]) -> int:
+    """How high plot() is on a page of PAGE_PX, with two panels beside each other."""
+    heights = [_height(panel) * (PAGE_PX / 2 / WIDTH) + CAPTION_PX for panel in panels]
     return math.ceil(sum(max(heights[num : num + 2]) for num in range(0, len(heights), 2)))
 
 

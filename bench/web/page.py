@@ -78,12 +78,6 @@ def soft(*children: object) -> Safe:
     return tag("p", *children, class_="soft")
 
 
-def bullets(words: Iterable[object], before: str = "") -> Safe:
-    """A list, each with the same words before it; "" for none."""
-    result = [tag("li", before, word) for word in words]
-    return tag("ul", *result) if result else Safe("")
-
-
 def tiles(facts: Iterable[tuple[str, object]]) -> Safe:
     """facts: [(label, value)], shown large."""
     return tag("dl", *(tag("div", tag("dt", label), tag("dd", value)) for label, value in facts), class_="tiles")

@@ -10,6 +10,7 @@ GPT-2's byte pair encoding is tiktoken's, without network where the package gpt3
 are used only if they hash to what tiktoken itself pins for its download.
 """
 
+import functools
 import glob
 import hashlib
 import importlib.util
@@ -69,30 +70,28 @@ class Text(Made):
         self.vocab_size = GPT2_VOCAB if is_gpt2 else BYTES_VOCAB
         self.eos_token = GPT2_DOCUMENT if is_gpt2 else BYTES_DOCUMENT
         super().__init__(data)
-        self._paths: dict[str, list[Path]] | None = None
-        self._recipe: dict[str, Any] | None = None
 
+    @functools.cached_property
     def paths(self) -> dict[str, list[Path]]:
-        if self._paths is None:
-            self._paths = split_globs(self.data)
-        return self._paths
+        return split_globs(self.data)
+
+    @functools.cached_property
+    def _digests(self) -> dict[str, list[str]]:
+        with shards.Facts(data_root()) as facts:
+            return {split: [facts.sha256(path) for path in paths] for split, paths in self.paths.items()}
 
     def recipe(self) -> dict[str, Any]:
-        if self._recipe is None:
-            with shards.Facts(data_root()) as facts:
-                digests = {split: [facts.sha256(path) for path in paths] for split, paths in self.paths().items()}
-            self._recipe = {"tokenizer": self.data.tokenizer, "shard_tokens": SHARD_TOKENS} | digests
-        return self._recipe
+        return {"tokenizer": self.data.tokenizer, "shard_tokens": SHARD_TOKENS} | self._digests
 
     def num_bytes(self) -> int:
         """Two bytes a token, and never more tokens than bytes and documents."""
-        paths = [path for split in self.paths().values() for path in split]
+        paths = [path for split in self.paths.values() for path in split]
         return 2 * sum(path.stat().st_size + 1 for path in paths) + shards.HEADER_BYTES * (2 + len(paths))
 
     def make(self, folder: Path, say: Callable[[str], None]) -> None:
         encode = gpt2_encoder() if self.data.tokenizer == "gpt2" else None
-        for split, paths in self.paths().items():
-            tokens = (_tokens(*file, encode) for file in zip(paths, self.recipe()[split], strict=True))
+        for split, paths in self.paths.items():
+            tokens = (_tokens(*file, encode) for file in zip(paths, self._digests[split], strict=True))
             for number, piece in enumerate(_in_pieces(tokens, SHARD_TOKENS)):
                 shard = shards.write(folder / f"{split}_{number:06d}.bin", piece)
                 say(f"made {shard.path.name}, {shard.num_tokens} tokens")

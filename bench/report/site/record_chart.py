@@ -202,9 +202,11 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 
-def time_ticks(low_s: float, high_s: float, num: int = 5) -> list[tuple[float, str]]:
+def time_ticks(low_s: float, high_s: float) -> list[tuple[float, str]]:
     """[(seconds since 1970, its words)]: times of day within a day, else dates."""
-    step_s = next((step_s for step_s in TIME_STEPS_S if (high_s - low_s) / step_s <= num), TIME_STEPS_S[-1])
+    step_s = next(
+        (step_s for step_s in TIME_STEPS_S if (high_s - low_s) / step_s <= forest.NUM_TICKS), TIME_STEPS_S[-1]
+    )
     form = "%m-%d %H:%M" if step_s < DAY_S else "%Y-%m-%d"
     numbers = range(math.ceil(low_s / step_s), math.floor(high_s / step_s) + 1)
     return [(number * step_s, datetime.fromtimestamp(number * step_s, UTC).strftime(form)) for number in numbers]

@@ -303,15 +303,15 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
 
 def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Line:
     try:
-        result = sweep_results.read(folder, runs)
-        make = functools.partial(sweep_page.html, result=result)
+        found = sweep_results.read(folder, runs)
+        make = functools.partial(sweep_page.html, results=found)
         link = tag("a", folder.name, href=_page_of(folder, sweep_page.NAME, out, "sweeps", make))
-        complete = sum(row["status"] == "complete" for row in result.rows)
+        complete = sum(row["status"] == "complete" for row in found.rows)
         counts = f"{complete} complete" + "".join(
-            f", {num} {word}" for num, word in ((len(result.lost), "lost"), (len(result.not_run), "not run")) if num
+            f", {num} {word}" for num, word in ((len(found.lost), "lost"), (len(found.not_run), "not run")) if num
         )
-        over = " × ".join(f"{len(values)} {key}" for key, values in result.axes.items())
-        started = result.facts["started_at"][:16].replace("T", " ")
-        return started, link, over, counts, sweep_results.best(result).partition("; ")[0]
+        over = " × ".join(f"{len(values)} {key}" for key, values in found.axes.items())
+        started = found.facts["started_at"][:16].replace("T", " ")
+        return started, link, over, counts, sweep_results.best(found).partition("; ")[0]
     except Exception as error:  # whatever is wrong with one sweep, the others are shown
         return None, folder.name, None, _badge("damaged", "bad"), f"{type(error).__name__}: {error}"[:300]

@@ -41,8 +41,7 @@ class MemoryHistory(Instrument):
         self._always: History | None = None  # of build and warm-up, or of the whole race; None on a CPU
         if context.device_type == "cuda":
             self._always = History("memory_history, the build", settings["max_entries"], settings["stacks"])
-        self._open: MemoryWindow | None = None  # what is being recorded
-        self._recording: History | Samples | None = None  # of that window
+        self._open: tuple[MemoryWindow, History | Samples] | None = None  # what is being recorded
         self._done: dict[str, dict[str, Any]] = {}  # window's name -> what became of it
         self._row: int | None = None
         self._edge = "build"
@@ -71,19 +70,19 @@ class MemoryHistory(Instrument):
         self.on_phase(f"step {self._row}")
 
     def on_phase(self, name: str) -> None:
-        if self._open is not None and self._recording is not None:
-            self._recording.mark(name)
+        if self._open is not None:
+            self._open[1].mark(name)
 
     def on_step_end(self, step: int) -> None:
         if self._open is not None:
             self._flags.add(step + 1)
-            if step + 1 == self._open.last_step:
-                self._end(self._open)
+            if step + 1 == self._open[0].last_step:
+                self._end(*self._open)
 
     def on_run_end(self) -> None:
         last_row, self._row, self._edge = self._row, None, "after training"
         if self._open is not None:  # training stopped early, at its target
-            self._end(self._open, last_row)
+            self._end(*self._open, last_row)
         if self._always is not None:
             self._always.stop()
         if self._rank == 0 and any("file" in facts for facts in self._done.values()):
@@ -99,15 +98,14 @@ class MemoryHistory(Instrument):
         except RuntimeError as error:  # another instrument records
             self._done[window.name] = {"status": f"not recorded: {error}"}
             return
-        self._open, self._recording = window, recording
+        self._open = window, recording
 
-    def _end(self, window: MemoryWindow, last_step: int | None = None) -> None:
+    def _end(self, window: MemoryWindow, recording: "History | Samples", last_step: int | None = None) -> None:
         """Write the window's file; flag the step after it too: it begins with an idle GPU, and ranks waited in it.
 
         last_step: the run's, where it ended within the window.
         """
-        recording, self._open = self._recording, None
-        assert recording is not None
+        self._open = None
         status = "recorded" if last_step is None else "cut short"
         last_step = self._row if last_step is None else last_step
         suffix = ".rss.json" if isinstance(recording, Samples) else ".pickle"
@@ -147,7 +145,7 @@ class MemoryHistory(Instrument):
         where = self._edge if self._row is None else f"step {self._row}"
         asked: dict[str, Any] = {"device": device, "requested_bytes": requested_bytes}
         asked |= {"limit_bytes": limit_bytes, "free_bytes": free_bytes}
-        running = self._recording if self._open is not None else self._always
+        running = self._always if self._open is None else self._open[1]
         assert running is not None  # on a GPU
         running.dump(path, rank=self._rank, where=where, **asked)
         self.context.emit("out_of_memory", step=self._row, where=where, file=f"memory/{path.name}", **asked)
@@ -195,9 +193,9 @@ class MemoryHistory(Instrument):
     def close(self) -> None:
         if self._always is not None:
             when_out_of_memory(None)
-            for recording in (self._recording, self._always):
-                if isinstance(recording, History):
-                    recording.stop()
+            self._always.stop()
+            if self._open is not None and isinstance(self._open[1], History):
+                self._open[1].stop()
 
 
 class Samples:

@@ -89,7 +89,6 @@ class Trace(Profiling):
         self._folder = context.folder / "traces" / (settings.get("trace_dir") or "")
         windows = sorted(self.profiler_windows(settings), key=lambda window: window.begin_step)
         self.shots = [Shot(window) for window in windows]
-        self._waiting = list(self.shots)
         self._current: list[Shot] = []  # shots whose steps are running: more than one only where they share no rank
         self._times = StepMarks(context.marks, ("step",))
         self._last_row = 0
@@ -103,8 +102,7 @@ class Trace(Profiling):
 
     def on_step_start(self, step: int) -> None:
         row = step + 1
-        while self._waiting and self._waiting[0].window.begin_step <= row:
-            self._current.append(self._waiting.pop(0))
+        self._current += [shot for shot in self.shots if shot.window.begin_step == row]
         for shot in self._current:
             self._flagged[row] = config_windows.FLAG
             if shot.window.has(self.context.rank):
