@@ -177,24 +177,19 @@ def _split(overrides: list[str], machine: schema.Machine | None) -> tuple[tuple[
 
 
 def _with_lists(groups: tuple[str, ...], lists: list[Any]) -> Values:
-    """What the groups compose, a copy, with the lists changed."""
+    """What the groups compose, a copy, with the lists changed: +instruments=NAME, ~instruments=[NAME,...]."""
     composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
     for override in lists:
-        _change_list(composed, override)
+        word, group, names = override.input_line, override.key_or_group, override.value()
+        if names is None or group not in LISTS:
+            raise ValueError(f"{word}: give names, as in +instruments=memory_history or ~exporters=wandb")
+        _check_group(override)
+        for name in names if isinstance(names, list) else [names]:
+            if override.is_add():
+                composed[group].setdefault(name, copy.deepcopy(_settings_of(path_of(group, name))[name]))
+            elif composed[group].pop(name, None) is None:
+                raise ValueError(f"{word}: the run has no {name}: it has {', '.join(composed[group]) or 'none'}")
     return composed
-
-
-def _change_list(values: Values, override: Any) -> None:
-    """+instruments=NAME or ~instruments=NAME, NAME or [NAME,...], in place."""
-    word, group, names = override.input_line, override.key_or_group, override.value()
-    if names is None or group not in LISTS:
-        raise ValueError(f"{word}: give names, as in +instruments=memory_history or ~exporters=wandb")
-    _check_group(override)
-    for name in names if isinstance(names, list) else [names]:
-        if override.is_add():
-            values[group].setdefault(name, copy.deepcopy(_settings_of(path_of(group, name))[name]))
-        elif values[group].pop(name, None) is None:
-            raise ValueError(f"{word}: the run has no {name}: it has {', '.join(values[group]) or 'none'}")
 
 
 def _check_group(override: Any) -> None:

@@ -12,7 +12,6 @@ import signal
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
@@ -66,9 +65,17 @@ NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
-def failure(kind: str, message: str, *where: Any, **more: Any) -> Section:
-    """run_folder.failure() with the hint of its kind."""
-    return run_folder.failure(kind, message, HINTS[kind], *where, **more)
+def failure(
+    kind: str,
+    message: str,
+    rank: int | None = None,
+    step: int | None = None,
+    signal_name: str | None = None,
+    exit_code: int | None = None,
+) -> Section:
+    """run.json's "failure", with the hint of its kind.  step is the last row of steps.csv that the rank knew of."""
+    where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
+    return {"kind": kind, **where, "message": message, "hint": HINTS[kind]}
 
 
 def of_data(changed: list[str], led_to: Section | None) -> Section:
@@ -162,7 +169,7 @@ def _not_started(folder: Path, exit_code: int | None) -> Section:
     message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {last_words[:500]}"
     if kind == "out_of_memory":  # no batch was there yet
         hint = "free memory of this machine, or raise its limit (ulimit -v), and start it again"
-        return run_folder.failure(kind, message, hint, exit_code=exit_code)
+        return failure(kind, message, exit_code=exit_code) | {"hint": hint}
     return failure(kind, message, exit_code=exit_code)
 
 

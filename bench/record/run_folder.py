@@ -211,28 +211,16 @@ def effective(
             gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
     if not gone:
         return run
+    message = f"run.json says running, but {why}"
+    failure = {"kind": "launcher_killed", "rank": None, "step": None, "signal": None, "exit_code": None}
     return {
         **run,
         "status": "aborted",
-        "failure": failure("launcher_killed", f"run.json says running, but {why}", "run it again"),
+        "failure": {**failure, "message": message, "hint": "run it again"},
         "ended_at": run.get("heartbeat_at") or run["started_at"],  # the last sign of life
         "validity": "invalid",
         "validity_reasons": ["the run did not complete"],
     }
-
-
-def failure(
-    kind: str,
-    message: str,
-    hint: str,
-    rank: int | None = None,
-    step: int | None = None,
-    signal_name: str | None = None,
-    exit_code: int | None = None,
-) -> Section:
-    """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
-    where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
-    return {"kind": kind, **where, "message": message, "hint": hint}
 
 
 def progress(folder: Path | str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 from bench.base import atomic, utc
 from bench.base.paths import results_root
 from bench.base.reading import json_file, plain_file
-from bench.config import overrides as words_of_config
+from bench.config import overrides as config_overrides
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
 SCHEMA_VERSION = 1
@@ -136,7 +136,7 @@ def its_own(words: Sequence[str], points: Iterable[Sequence[str]]) -> str:
 
 def values(words: Iterable[str]) -> dict[str, Any]:
     """Overrides -> {key: value}, numbers as numbers."""
-    return {key: words_of_config.value_of(text) for key, _, text in (word.partition("=") for word in words)}
+    return {key: config_overrides.value_of(text) for key, _, text in (word.partition("=") for word in words)}
 
 
 # ---- finding

@@ -147,7 +147,7 @@ def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
     return first_nats is not None and vocab_size is not None and first_nats < START_FRAC * math.log(vocab_size)
 
 
-def words_of_start(first_nats: float, vocab_size: int) -> str:
+def start_doubt(first_nats: float, vocab_size: int) -> str:
     """The doubt that is_trained() gives."""
     least = f"{START_FRAC:g} * ln({vocab_size}) = {START_FRAC * math.log(vocab_size):.3f}"
     loss = f"its loss at step 0 is already {first_nats:.3f}, but an untrained model's is at least {least}"
@@ -181,7 +181,7 @@ def faults(facts: Section) -> tuple[list[str], list[str]]:
     doubts += [_unknown(random_tokens, "of random tokens"), _unknown(held_out, "of a held-out slice")]
     first_nats = facts.get("val_loss_at_start")  # of all its tokens: of a few batches chance would decide
     if first_nats is not None and is_trained(first_nats, vocab_size):
-        doubts.append(words_of_start(first_nats, vocab_size))
+        doubts.append(start_doubt(first_nats, vocab_size))
     return list(filter(None, wrong)), list(filter(None, doubts))
 
 

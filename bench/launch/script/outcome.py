@@ -227,7 +227,7 @@ def _of_lines(foreign: Run, runs: Sequence[Run], rows: list[StepRow], vocab_size
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
     if first_loss is not None and vocab_size is not None and validity.is_trained(first_loss, vocab_size):
-        yield validity.words_of_start(first_loss, vocab_size)
+        yield validity.start_doubt(first_loss, vocab_size)
 
 
 # ---- what it opened

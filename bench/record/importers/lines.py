@@ -194,7 +194,7 @@ def _metrics(
     for number, line in words.items():
         index = int(index_of[number])
         metrics.shapes.add(_shape(line))
-        is_known = _one(line, index, metrics)
+        is_known = _read_words(line, index, metrics)
         mask[index] = is_known == "step"
         if not is_known:
             metrics.report(text, number)
@@ -248,7 +248,7 @@ def same_again(metrics: Metrics) -> Array:
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
-def _one(line: bytes, index: int, metrics: Metrics) -> str | None:
+def _read_words(line: bytes, index: int, metrics: Metrics) -> str | None:
     """A line of a rarer shape: key:value words in any order.
 
     "step": a step's line; "other": understood, of no step; None: not understood.

@@ -174,29 +174,29 @@ def _environment(data: bytes) -> dict[str, Any]:
     torch, python, device = TORCH.search(data), PYTHON_VERSION.search(data), ON_DEVICE.search(data)
     tables: dict[int, str] = {}
     for index, name in SMI_GPU.findall(data):
-        tables.setdefault(int(index), _words(name))  # a log may hold the table twice
+        tables.setdefault(int(index), _decoded(name))  # a log may hold the table twice
     gpus = list(tables.values())
     powers, driver = SMI_POWER.findall(data), SMI_DRIVER.search(data)
     seed, (started_at, zone) = SEED.search(data), _started(data)
     if exported := ON_DEVICES.search(data):
-        gpus, powers = [_words(exported[2])] * int(exported[1]), [exported[3]] if exported[3] else []
+        gpus, powers = [_decoded(exported[2])] * int(exported[1]), [exported[3]] if exported[3] else []
     world_size = int(device[2]) if device else int(exported[4]) if exported and exported[4] else None
     return {
-        "torch": torch and _words(torch[1]),
-        "cuda": torch and torch[2] and _words(torch[2]),
-        "python": python and _words(python[1]),
-        "gpu_name": gpus[0] if gpus else device and _words(device[1]),
+        "torch": torch and _decoded(torch[1]),
+        "cuda": torch and torch[2] and _decoded(torch[2]),
+        "python": python and _decoded(python[1]),
+        "gpu_name": gpus[0] if gpus else device and _decoded(device[1]),
         "num_gpus": len(gpus) or world_size,
         "world_size": world_size,
         "power_limit_w": float(powers[0]) if powers and len(set(powers)) == 1 else None,
-        "driver": driver and _words(driver[1]),
+        "driver": driver and _decoded(driver[1]),
         "seed": seed and int(seed[1]),
         "started_at": started_at,
         "started_zone": zone,
     }
 
 
-def _words(text: bytes) -> str:
+def _decoded(text: bytes) -> str:
     return text.decode("utf-8", "replace").strip()
 
 
@@ -204,10 +204,10 @@ def _started(data: bytes) -> tuple[str | None, str | None]:
     """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
     with contextlib.suppress(ValueError):
         if match := UTC_STAMP.search(data):
-            return utc.parse(_words(match[1])).astimezone(UTC).strftime(STAMP), "UTC"
+            return utc.parse(_decoded(match[1])).astimezone(UTC).strftime(STAMP), "UTC"
     with contextlib.suppress(ValueError):
         if match := SMI_DATE.search(data):
-            moment = datetime.strptime(" ".join(_words(match[1]).split()), "%b %d %H:%M:%S %Y")
+            moment = datetime.strptime(" ".join(_decoded(match[1]).split()), "%b %d %H:%M:%S %Y")
             return moment.strftime(STAMP), "unknown: the machine's own"
     return None, None
 

@@ -213,11 +213,11 @@ def _named(path: Path, part_of: Path | None) -> tuple[str, str, str]:
     if track := next((track for track in TARGETS if track in parts), None):
         inside = parts[parts.index(track) :]
         rest = inside[2:-1] if inside[1:2] == ("results",) else inside[1:-1]
-        return track, _word("-".join(rest) or path.stem), "/".join(inside)
+        return track, _slug("-".join(rest) or path.stem), "/".join(inside)
     name = path.parent.name if part_of and path.parent != part_of else path.stem
     below = part_of is not None and path.is_relative_to(part_of)
-    return "imported", _word(name), str(path.relative_to(part_of)) if part_of and below else path.name
+    return "imported", _slug(name), str(path.relative_to(part_of)) if part_of and below else path.name
 
 
-def _word(text: str) -> str:
+def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "log"
