@@ -60,7 +60,7 @@ def results(tmp_path_factory):
         (["run", "seed=a"], "run: seed=a: use a whole number of 0 or more"),
         (["run", "seed=99999999999999999999"], "use a whole number of 0 or more, below 2**63"),
         (["run", "exporters=[wandb]", "exporters.wandb.mode=on"], "exporters.wandb.mode=on: use offline or online"),
-        (["run", "--track", "cpu_nano"], "run: --track: settings have no dashes: write track=VALUE"),
+        (["run", "--track", "cpu_nano"], "run: --track: settings are key=value, not flags: write track=VALUE"),
         (["run", "--multirn"], "run: --multirn: there is no such option; did you mean --multirun?"),
         (
             ["run", "--help", "optim.lrr"],

@@ -216,14 +216,14 @@ def tokens(num_tokens, val_loss=4.25, **goal):
 
 def test_half_the_tokens_are_no_speed():
     found = compared(tokens(512))
-    assert "tokens-differ" in found["flags"] and any("a step of A is" in reason for reason in found["reasons"])
+    assert "tokens-differ" in found["flags"] and any("tokens per step" in reason for reason in found["reasons"])
     found = compared(tokens(512, val_loss=4.7))
     assert found["verdict"] == "not_comparable" and "does not reach the target" in found["reasons"][0]
 
 
 def test_a_target_of_one_arm_alone_is_none():
     found = compared(steps(3, target_val_loss=None))
-    assert found["verdict"] == "not_comparable" and "no common target" in found["reasons"][0]
+    assert found["verdict"] == "not_comparable" and "no shared target loss" in found["reasons"][0]
     assert found["val_loss"]["verdict"] == "unknown"
 
 
@@ -232,16 +232,13 @@ def test_other_step_ranges_are_compared_only_on_the_way_to_the_same_target():
     assert reached["verdict"] == "slower"
     assert "steps-differ" in reached["flags"]
     assert (
-        "a run of A is 4 steps and one of B 3: the times to the same target are compared, milliseconds a step are not"
+        "A takes 4 steps and B 3: times to the shared target are compared, not milliseconds per step"
         in reached["reasons"]
     )
     missed = compared(steps(3, val_loss=4.6))
-    assert (
-        "a run of A is 4 steps and one of B 3, and B's mean val_loss 4.60000 does not reach the target 4.5"
-        in missed["reasons"]
-    )
+    assert "A takes 4 steps and B 3, and B's mean val_loss 4.60000 does not reach the target 4.5" in missed["reasons"]
     without = compared(steps(3), lambda run: {"goal": run["goal"] | {"target_val_loss": None}})
-    assert "they have no common target" in without["reasons"][0]
+    assert "they have no shared target loss" in without["reasons"][0]
     assert missed["verdict"] == without["verdict"] == "not_comparable"
 
 

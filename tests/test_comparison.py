@@ -123,13 +123,13 @@ def test_equal_arms_with_little_spread_are_equivalent_and_with_much_inconclusive
     noisy = compared([10.0, 10.1, 9.9, 10.05], [10.05, 9.95, 10.1, 9.9])
     assert noisy["verdict"] == "inconclusive"
     assert noisy["time"]["mde_pct"] == pytest.approx(2.0, abs=0.3)
-    assert "the MDE (80 % power) of these runs is" in noisy["words"]
+    assert "these runs can only detect changes above" in noisy["words"]
 
 
 def test_an_mde_whose_digits_say_nothing_is_given_as_over_a_thousand_per_cent():
     found = compared([10.0, 40.0], [11.0, 30.0])  # two runs a side: sums of squares with a degree of freedom each
     assert found["verdict"] == "inconclusive" and found["time"]["mde_pct"] > 1000
-    assert "the MDE (80 % power) of these runs is over 1000 %: run more" in found["words"]
+    assert "these runs can only detect changes above 1000 % (MDE, 80 % power): add runs" in found["words"]
     assert (wording.mde_words(1000.0), wording.mde_words(1000.1)) == ("1000 %", "over 1000 %")
 
 

@@ -41,7 +41,7 @@ def of_other_batches(run):
         ({}, "time_to_target", "4.3, which both reach on average, at equal steps (4): so also ms per step"),
         ({"b_steps": 3}, "time_to_target", "4.3, which both reach on average, in 4 and 3 steps: not ms per step"),
         ({"change": of_other_batches}, "time_to_target", "in 4 and 4 steps of other batches: not ms per step"),
-        ({"target": None}, "ms_per_step", "(4); not time to a target: they have no common target"),
+        ({"target": None}, "ms_per_step", "(4); not time to a target: they have no shared target loss"),
         ({"change": elsewhere}, "loss_at_equal_steps", "loss at equal steps (4); not times"),
         (
             {"a_s": FASTER, "target": None, "b_steps": 8},

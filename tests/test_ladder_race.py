@@ -309,7 +309,7 @@ def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):
     assert any("1 of 9 runs failed" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize(("n", "num_timed", "says"), [(3, 2, "are in no time"), (2, 2, "count all the same")])
+@pytest.mark.parametrize(("n", "num_timed", "says"), [(3, 2, "are excluded from times"), (2, 2, "still count")])
 def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path, monkeypatch, n, num_timed, says):
     """Of each rung the first run is disturbed; its loss and its steps count whatever happens."""
     raced(words=[f"n={n}"])

@@ -385,11 +385,8 @@ def real_facts(results, monkeypatch, capsys):
             "the times of A and B could not be compared: instruments differ: .* regions in B",
         ),
         (["A=", "B=hardware.num_processes=2"], "world size differs: 1 in A, 2 in B"),
-        (["A=", "B=goal.num_steps=30"], "a run of A is 20 steps and one of B 30, and they have no common target"),
-        (
-            ["A=", "B=data.batch_tokens=2048"],
-            "a step of A is 1,?024 tokens and one of B 2,?048, and they have no common",
-        ),
+        (["A=", "B=goal.num_steps=30"], "A takes 20 steps and B 30, and they have no shared target loss"),
+        (["A=", "B=data.batch_tokens=2048"], "A takes 1,?024 tokens per step and B 2,?048, and they have no shared"),
         (["A=", "B=data=markov"], "training data differ"),
     ],
 )

@@ -94,7 +94,7 @@ def test_help_of_a_key_says_meaning_unit_range_default_value_and_file(capsys):
     assert run.main(["--help", "optim.lr"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "learning rate at the schedule's peak use a number above 0" in text
-    assert "default none, a file of conf/ gives it now 0.0018, from conf/optim/adamw.yaml: 3 times nanoGPT's" in text
+    assert "default none, set in conf/ now 0.0018, from conf/optim/adamw.yaml: 3 times nanoGPT's" in text
     run.main(["hardware.wall_timeout_s=60", "--help", "wall_timeout_s"])
     text = " ".join(capsys.readouterr().out.split())
     assert "use a number above 0, or null unit seconds default null now 60.0, from hardware.wall_timeout_s=60" in text

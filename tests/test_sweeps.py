@@ -74,7 +74,7 @@ def test_a_shuffle_has_every_value_once():
         (["hydra/launcher=joblb", "seed=0,1"], "Available options in 'hydra/launcher': basic"),
         (["hydra.launcher.nope=1", "seed=0,1"], "Could not override 'hydra.launcher.nope'"),
         (["hydra/launcher=basic,joblib", "seed=0,1"], "Sweeping over Hydra's configuration is not supported"),
-        (["+optim=muon,adamw"], r"settings are neither added nor deleted"),
+        (["+optim=muon,adamw"], r"\+ and ~ work on lists only"),
         (["seed"], "'seed' is not an override"),
     ],
 )

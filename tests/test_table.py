@@ -119,7 +119,7 @@ def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(r
     add(results, 3, FAILED)
     assert table.main([]) == 0
     head, _, *lines, note = capsys.readouterr().out.splitlines()
-    assert note == "(open): the run changed what its track fixes, and counts for nothing on it"
+    assert note == "(open): the run changed what its track fixes, and is not eligible for it"
     assert head.split()[:5] == ["run_id", "track", "status", "val_loss", "train_s"]
     assert [line.split(maxsplit=1)[1].rsplit("  ")[0].strip() for line in lines] == [
         "cpu_nano",

@@ -25,7 +25,7 @@ Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 analysed, 2 wrong use or no trace."""
+    """Exit codes: 0 analysed, 2 usage error or no trace."""
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         if word in ("-m", "--multirun"):
             return f"{word}: only ./run.sh run sweeps"
         if word.startswith("-") and "key=value" in self.format_usage() and _is_setting(key):
-            return f"{word}: settings have no dashes: write {key}=VALUE"
+            return f"{word}: settings are key=value, not flags: write {key}=VALUE"
         options = re.findall(r"--[a-z][\w-]+", self.format_help())
         return f"{word}: there is no such option; {guess(word, options)}{self.prog} --help says more"
 

@@ -26,7 +26,7 @@ CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 no audit failed, 1 an audit failed, 2 wrong use, or a run cannot be audited."""
+    """Exit codes: 0 no audit failed, 1 an audit failed, 2 usage error, or a run cannot be audited."""
     args = _parser().parse_args(argv)
     found: list[Any] = []
     num_refused = 0

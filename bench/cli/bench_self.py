@@ -19,7 +19,7 @@ PARTS = ("loop",)
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 no target missed, 1 one missed, 2 wrong use."""
+    """Exit codes: 0 no target missed, 1 one missed, 2 usage error."""
     args = _parser().parse_args(argv)
     unknown = [part for part in args.what if part not in PARTS]
     if unknown:

@@ -26,7 +26,7 @@ DEFAULT_N = 5
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 wrong use."""
+    """Exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     with console.output(args.quiet, args.json):
         try:

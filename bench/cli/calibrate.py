@@ -26,7 +26,7 @@ ORDER = "ABBA"
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use."""
+    """Exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     n, overrides = _n_and_overrides(args.overrides)
     if args.runs:

@@ -25,7 +25,7 @@ FAILURES = ("slower", "inconclusive", "loss")
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable."""
+    """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 usage error or not comparable."""
     args = _parser().parse_args(argv)
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         if value is not None and not 0 <= value < math.inf:

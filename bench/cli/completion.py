@@ -23,7 +23,7 @@ _speedrun_overrides() {
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 printed, 2 wrong use."""
+    """Exit codes: 0 printed, 2 usage error."""
     args = _parser().parse_args(argv)
     import shtab
 

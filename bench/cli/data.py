@@ -28,7 +28,7 @@ COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use."""
+    """Exit codes: 0 fine, 1 data are missing or damaged, 2 usage error."""
     args = _parser().parse_args(argv)
     names = [word for word in args.words if not word.startswith("data.")]
     overrides = [word for word in args.words if word.startswith("data.")]

@@ -24,7 +24,7 @@ WIDTH = len("power limit")  # the longest name
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 wrong use."""
+    """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     if not args.timeout_s > 0:
         raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")

@@ -21,7 +21,7 @@ Jobs = list[tuple[list[str], list[Path]]]  # (words, paths) of each
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 explained, 2 wrong use, or nothing that could be explained."""
+    """Exit codes: 0 explained, 2 usage error, or nothing that could be explained."""
     args = _parser().parse_args(argv)
     rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
     passport = of_user(args.passport) if args.passport else None

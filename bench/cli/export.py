@@ -34,7 +34,7 @@ class Forms(tuple[str, ...]):
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 written or exported, 1 some export to a dashboard failed, 2 wrong use."""
+    """Exit codes: 0 written or exported, 1 some export to a dashboard failed, 2 usage error."""
     args = _parser().parse_args(argv)
     forms = args.to.split(",")
     if len(forms) > 1 or args.to not in FILES:

@@ -31,7 +31,7 @@ FOREIGN = (re.compile(rb"\bstep\W{0,3}\d", re.I), re.compile(rb"\bloss\W{0,3}\d"
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
+    """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 usage error."""
     if argv and argv[0] not in dialects.NAMES and Path(argv[0]).exists():
         raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(dialects.NAMES)} {argv[0]}")
     args = _parser().parse_args(argv)

@@ -18,7 +18,7 @@ the guide:  {guide}"""
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 done, 2 wrong use."""
+    """Exit codes: 0 done, 2 usage error."""
     _parser().parse_args(argv)
     folder = Path(working_folder()).absolute()
     if folder.is_relative_to(REPO):

@@ -20,7 +20,7 @@ from bench.record import ledger, named
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
+    """Exit codes: 0 accepted, 1 refused, 2 usage error."""
     args = _parser().parse_args(argv)
     claimed = _claims(args.runs)
     verdicts = []

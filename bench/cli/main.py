@@ -57,7 +57,7 @@ HELP = """usage: ./run.sh [verb] [...]
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 ./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
 ./run.sh --version, with commit, Python and torch.
-Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
+Exit codes: 0 fine, 1 a check failed or a target was missed, 2 usage error or not comparable."""
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,7 @@ from bench.record import named
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 written, 2 wrong use."""
+    """Exit codes: 0 written, 2 usage error."""
     args = _parser().parse_args(argv)
     paths = [path for word in args.snapshot for path in _snapshots(word)]
     if args.out and len(paths) > 1:

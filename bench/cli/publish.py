@@ -20,7 +20,7 @@ from bench.report import markdown_blocks
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 published, 2 wrong use, and nothing was written."""
+    """Exit codes: 0 published, 2 usage error, and nothing was written."""
     args = _parser().parse_args(argv)
     claim = named.find(args.runs)[0].claim if len(args.runs) == 1 else None
     content = claim_folder.content(claim) if claim else publication.content_of(args.runs)

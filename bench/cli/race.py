@@ -26,7 +26,7 @@ from bench.record.race_folder import Race
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 the race has ended, 1 it was interrupted or abandoned, 2 wrong use or not comparable."""
+    """Exit codes: 0 the race has ended, 1 it was interrupted or abandoned, 2 usage error or not comparable."""
     args = _parser().parse_intermixed_args(argv)
     results = results_root().absolute()
     with console.output(args.quiet, args.json):

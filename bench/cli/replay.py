@@ -34,7 +34,7 @@ SHOWN_FIELDS = 8
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 reproduced, 1 not reproduced, 2 wrong use, undecided, or nothing could be run again."""
+    """Exit codes: 0 reproduced, 1 not reproduced, 2 usage error, undecided, or nothing could be run again."""
     args = _parser().parse_args(argv)
     answers = []
     with console.output(as_json=args.json):

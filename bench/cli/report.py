@@ -30,7 +30,7 @@ MAX_UNASKED = 500  # pages of a folder that is not a results folder
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 written, 2 wrong use."""
+    """Exit codes: 0 written, 2 usage error."""
     args = _parser().parse_args(argv)
     made = _made(args)
     if args.json:

@@ -21,7 +21,7 @@ ENDED_WELL = ("complete", "stopped")  # a sweep stops what has no hope
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 all complete, 1 one failed or was not begun, 2 wrong use."""
+    """Exit codes: 0 all complete, 1 one failed or was not begun, 2 usage error."""
     if (help_text := explain.help_text(argv, this_machine)) is not None:
         print(help_text)
         return 0

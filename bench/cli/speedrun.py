@@ -25,7 +25,7 @@ from bench.report import table_text
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use."""
+    """Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 usage error."""
     if (help_text := explain.help_text(argv, this_machine)) is not None:
         print(help_text)
         return 0
@@ -107,7 +107,7 @@ def _cost(job: Job, overrides: Sequence[str]) -> str:
         disk += f", records {format_bytes(repeats * num_bytes)} by the latest run"
     if _is_one_look(job, overrides):
         all_of_them = f"without a profiler {job.config.track.repeats} are made and judged"
-        return f"one run, profiled, which counts nowhere ({all_of_them}): {each}; on disk: {disk}"
+        return f"one profiled run, which is not eligible ({all_of_them}): {each}; on disk: {disk}"
     return f"{each} a run; on disk: {disk}" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 

@@ -28,7 +28,7 @@ ALONE = {  # what has no effect beside another option
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 fine, 1 a table is stale, 2 wrong use."""
+    """Exit codes: 0 fine, 1 a table is stale, 2 usage error."""
     args = _parser().parse_args(_joined(argv))
     if args.check is not None or args.write is not None:
         from bench.report import markdown_blocks
@@ -151,7 +151,7 @@ def _parser() -> arguments.Parser:
         description="Runs as a table, oldest first, with the settings in which they differ.  KEY is a column or a\n"
         "setting of the config, such as optim.lr.  (open): the run changed what its track fixes.",
         epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"
-        "exit codes: 0 fine, 1 a table is stale, 2 wrong use; unreadable runs are skipped and named on stderr",
+        "exit codes: 0 fine, 1 a table is stale, 2 usage error; unreadable runs are skipped and named on stderr",
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
     parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these; - before a key: largest first")

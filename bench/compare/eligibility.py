@@ -39,9 +39,9 @@ SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "
 OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 
 
-AMOUNTS: tuple[tuple[Literal["num_steps", "batch_tokens"], str, str], ...] = (  # (column, of what, unit)
-    ("num_steps", "run", "steps"),
-    ("batch_tokens", "step", "tokens"),
+AMOUNTS: tuple[tuple[Literal["num_steps", "batch_tokens"], str, str], ...] = (  # (column, name, unit)
+    ("num_steps", "steps", "steps"),
+    ("batch_tokens", "tokens", "tokens per step"),
 )
 Rows = Sequence[Row]
 Findings = Iterator[tuple[str, str]]  # of a rule: (refusal, of time, of losses, remark or flag; its words)
@@ -205,13 +205,13 @@ def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
-    for column, of, unit in AMOUNTS:
+    for column, name, unit in AMOUNTS:
         amounts = [_known(row[column] for row in rows) for rows in (a, b)]
         if len(set.union(*amounts)) > 1:  # true of a run that has not begun, too
-            ran = f"a {of} of {names[0]} is {_some(amounts[0])} {unit} and one of {names[1]} {_some(amounts[1])}"
+            ran = f"{names[0]} takes {_some(amounts[0])} {unit} and {names[1]} {_some(amounts[1])}"
             refusals = [("refusal", sentence) for sentence in _no_way_to_target((a, b), names, ran)]
-            remark = f"{ran}: the times to the same target are compared, milliseconds a step are not"
-            yield from refusals or [("flag", f"{unit}-differ"), ("remark", remark)]
+            remark = f"{ran}: times to the shared target are compared, not milliseconds per step"
+            yield from refusals or [("flag", f"{name}-differ"), ("remark", remark)]
             return
 
 
@@ -221,7 +221,7 @@ def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -
     (target, *others) = {row["target_val_loss"] for row in both}
     if others or target is None:
         why = "times over different amounts of training are not comparable"
-        yield f"{ran}, and they have no common target: {why}"
+        yield f"{ran}, and they have no shared target loss: {why}"
         return
     if all(row["stop_at_target"] for row in both):
         if missed := [row["run_id"] for row in both if not row["target_reached"]]:

@@ -201,8 +201,8 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
         return f"{coarse}: measure on a quiet machine, calibrate again"
     if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
         return f"the difference is not beyond the noise floor of {floor} %"
-    mde = mde_words(time["mde_pct"])
-    return f"the MDE (80 % power) of these runs is {mde}: run more to see a smaller change"
+    mde = mde_words(time["mde_pct"]).removeprefix("over ")
+    return f"these runs can only detect changes above {mde} (MDE, 80 % power): add runs to detect smaller ones"
 
 
 def _words_of_losses(comparison: Mapping[str, Any]) -> str:

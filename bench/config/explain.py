@@ -146,7 +146,7 @@ def _of_setting(key: str, now: Origins) -> str:
     rows = {
         "use": setting.allowed,
         "unit": setting.unit,
-        "default": "none, a file of conf/ gives it" if setting.default == MISSING else _yaml(setting.default),
+        "default": "none, set in conf/" if setting.default == MISSING else _yaml(setting.default),
         "only with": " or ".join(setting.brought_by),
         "now": f"{lacks}{_yaml(value)}, {source}",
     }

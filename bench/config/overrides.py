@@ -144,13 +144,13 @@ def _refuse(override: str) -> None:
         raise ValueError(f"{override}: a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m")
     if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):
         raise ValueError(
-            f"{override}: settings are neither added nor deleted: write key=value, or key=null to switch it off; "
-            "only the lists take names more or fewer: +instruments=memory_history, ~instruments=telemetry"
+            f"{override}: + and ~ work on lists only, as +instruments=memory_history, ~instruments=telemetry: "
+            "write key=value, or key=null to switch a setting off"
         )
     if override in ("-m", "--multirun"):
         raise ValueError(f"{override}: only ./run.sh run sweeps")
     if override.startswith("-") and "=" in override:
-        raise ValueError(f"{override}: settings have no dashes: write {override.lstrip('-')}")
+        raise ValueError(f"{override}: settings are key=value, not flags: write {override.lstrip('-')}")
     if "=" not in override:
         raise ValueError(f"{override!r} is not an override: write key=value, e.g. seed=3 or model=modern")
 

@@ -64,7 +64,7 @@ def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
         if values.get(name, MISSING) != MISSING:
             made[name] = checked(f"{path}{name}", values[name], hints[name])
         elif name in values or default_of(fields[name]) == MISSING:
-            raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE or choose a track that does")
+            raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE, or choose a track that sets it")
     try:
         return typing.cast(T, made_of(**made))
     except ValueError as error:  # of __post_init__: what two settings together cannot be

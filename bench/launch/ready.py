@@ -56,7 +56,7 @@ def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = No
     stops = [check for check in odd if check.status == "fail" or (check.name in BUSY and check.status != "ok")]
     if not stops or anyway:
         return
-    answer = confirmed("go on all the same?")
+    answer = confirmed("continue anyway?")
     if answer is False or (answer is None and what):
         why = "; ".join(f"{check.name}: {check.found}" for check in stops)
         worth = f", and {what} would be that of a disturbed machine" if what else ""

@@ -4,6 +4,7 @@ One trainer, stepped by the three alternately.  A round runs the block of each, 
 that a clock that drifts falls on all alike; ratios are taken within a round, medians over rounds, with 95 % intervals.
 """
 
+import contextlib
 import os
 import statistics
 import sys
@@ -11,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 
@@ -63,7 +64,7 @@ def measure(num_block_steps: int = 2) -> list[Row]:
     SPEEDRUN_BENCH_ROUNDS=400 (of a second each; the default: 150) for a narrower interval.
     """
     num_rounds = int(os.environ.get("SPEEDRUN_BENCH_ROUNDS", 150))
-    with Loops(["track=cpu_nano", "hardware=cpu"], num_block_steps) as loops:
+    with contextlib.closing(Loops(["track=cpu_nano", "hardware=cpu"], num_block_steps)) as loops:
         started_ns, waited_ns = time.perf_counter_ns(), loops.trainer.loader.wait_ns
         blocks = {"instrumented": lambda: loops.train(loops.instrumented), "without": lambda: loops.train(loops.plain)}
         seconds_of = measured(blocks | {"bare loop": loops.bare}, num_rounds)
@@ -98,12 +99,6 @@ class Loops:
         self.instrumented, self.plain = cast(Any, InstrumentSet(instruments)), cast(Any, InstrumentSet())
         self.bare(), self.train(self.plain), self.train(self.instrumented)  # warm
         self.instrumented.on_run_start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the sampler, the loader and what the instruments have open."""

@@ -32,7 +32,7 @@ DECIMALS = {
 HEADLINE = ("val_loss", "val_loss_mean", "n")  # what gives way after the other numbers and the settings that differ
 
 # fmt: on
-OPEN = "(open): the run changed what its track fixes, and counts for nothing on it"
+OPEN = "(open): the run changed what its track fixes, and is not eligible for it"
 
 
 def of_runs(rows: Rows) -> str:

@@ -81,7 +81,7 @@ def refuse(verb: str, words: list[str]) -> None:
     """Of a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
     by_hand = next((word for word in words if "hardware.rendezvous=" in word), None)
     if by_hand:
-        what = f"{by_hand}: nodes that are started by hand meet for one run"
+        what = f"{by_hand}: manually started nodes join for one run only"
         raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
     adopted = started_by(verb)
     if adopted is None or adopted.world_size == 1:

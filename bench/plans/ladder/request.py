@@ -20,7 +20,7 @@ from bench.record import named, race_folder
 
 N = 3  # runs a rung
 NAME = "ladder"
-SIZE = "size="
+SIZE = "size"  # the one word that is a ladder's own
 TARGET = (
     "goal.target_val_loss of the runs; without one the highest val_loss of the lowest rung's runs at their last step"
 )
@@ -38,7 +38,7 @@ def parse(words: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]:
     names, size, settings = _parsed(words)
     if size is None:
         size = sizes.of_machine(prepare.this_machine().num_gpus)
-    overrides = [word for word in words if "=" in word and word.partition("=")[0] not in (SIZE[:-1], *plan.SETTINGS)]
+    overrides = [word for word in words if "=" in word and word.partition("=")[0] not in (SIZE, *plan.SETTINGS)]
     if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
         raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
     fitted = sizes.fitted(_chosen(names), size, overrides)
@@ -69,8 +69,8 @@ def check(words: Sequence[str]) -> None:
 
 def _parsed(words: Sequence[str]) -> tuple[list[str], Size | None, dict[str, Any]]:
     """-> (names of rungs, the size if one is given, the race's settings).  ValueError."""
-    given = [word for word in words if word.startswith(SIZE)]
-    named_sizes = [sizes.named(word.removeprefix(SIZE)) for word in given]
+    given = [word for word in words if word.startswith(f"{SIZE}=")]
+    named_sizes = [sizes.named(word.partition("=")[2]) for word in given]
     settings = plan.parse_request([word for word in words if "=" in word and word not in given])
     if settings.pop("arms"):
         raise ValueError(

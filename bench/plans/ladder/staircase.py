@@ -183,7 +183,7 @@ def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list
     """rows: of all runs; timed: ids."""
     disturbed, notes = [row for row in rows if row["machine_doubts"]], []
     if disturbed:
-        among = "count all the same: too few others" if disturbed[0]["run_id"] in timed else "are in no time"
+        among = "still count for want of others" if disturbed[0]["run_id"] in timed else "are excluded from times"
         first = disturbed[0]["machine_doubts"][0]
         notes.append(f"the machine disturbed {len(disturbed)} of {len(rows)} runs, which {among} ({first})")
     if num_failed := sum(not _is_ended(row) for row in rows):

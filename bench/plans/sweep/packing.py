@@ -97,7 +97,7 @@ def pin(slot: Slot) -> None:
 
 
 def slot_of(values: Mapping[str, Any]) -> Slot:
-    """Of what was JSON meanwhile."""
+    """A Slot from its JSON object."""
     return Slot(**{**values, "cores": tuple(values["cores"])})
 
 

@@ -128,7 +128,7 @@ class Points:
         if todo and self._began_s is None:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             self._began_s = time.monotonic()
-        for number, run in self._made(todo, jobs, points, where, settings):
+        for number, run in self._made(todo, jobs, points, where, settings) if todo else ():
             for other, first_like_it in enumerate(same):
                 if first_like_it == number:
                     runs[other] = run
@@ -154,8 +154,6 @@ class Points:
         settings: Mapping[str, Any],
     ) -> Iterator[tuple[int, Run]]:
         """Runs of the points todo, indices: yields (index, record) of each that has one."""
-        if not todo:
-            return
         if where and len(todo) > 1:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
