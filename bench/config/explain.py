@@ -4,7 +4,7 @@ import functools
 import json
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,24 +118,19 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
     """A setting's or group's key, or the last part of it -> text.  Raises ValueError for a word that is neither."""
-    keys = _named(word, [*meanings.settings(), *meanings.groups(), *groups.GROUPS])
+    known, wanted = meanings.settings(), word.replace("/", ".")
+    keys = dict.fromkeys(key.replace("/", ".") for key in [*known, *meanings.groups(), *groups.GROUPS])
+    meant = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
+    if not meant:
+        guess, names = groups.did_you_mean(wanted, keys), ", ".join(groups.GROUPS)
+        raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {names}")
     now = Origins(overrides, machine)
-    return "\n\n".join(_of_group(key, now) if key not in meanings.settings() else _of_setting(key, now) for key in keys)
+    texts = (_of_setting(known[key], now) if key in known else _of_group(key, known, now) for key in meant)
+    return "\n\n".join(texts)
 
 
-def _named(word: str, known: Iterable[str]) -> list[str]:
-    """The keys that a word names: itself, or all that end in it."""
-    wanted = word.replace("/", ".")
-    keys = list(dict.fromkeys(key.replace("/", ".") for key in known))
-    named = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
-    if named:
-        return named
-    guess = groups.did_you_mean(wanted, keys)
-    raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {', '.join(groups.GROUPS)}")
-
-
-def _of_setting(key: str, now: Origins) -> str:
-    setting = meanings.settings()[key]
+def _of_setting(setting: meanings.Setting, now: Origins) -> str:
+    key = setting.key
     value, lacks = now.value(key), ""
     if value == MISSING:
         lacks = f"not a setting of this run; with {setting.brought_by[0]} it is "
@@ -154,7 +149,7 @@ def _of_setting(key: str, now: Origins) -> str:
     return "\n".join([key, _wrapped(setting.meaning, 2, 2), *lines])
 
 
-def _of_group(key: str, now: Origins) -> str:
+def _of_group(key: str, known: dict[str, meanings.Setting], now: Origins) -> str:
     about, group = meanings.groups().get(key, ""), key.replace(".", "/")
     lines = [_wrapped(f"{key}: {about}" if about else key, 0, 2)]
     if group in groups.GROUPS:
@@ -164,15 +159,14 @@ def _of_group(key: str, now: Origins) -> str:
         for name, word in zip(names, words):
             about = meanings.about(group, name).split(". ")[0].rstrip(".")
             lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
-    inside = [key_inside for key_inside in meanings.settings() if key_inside.startswith(f"{key}.")]
+    inside = [(setting, now.value(name)) for name, setting in known.items() if name.startswith(f"{key}.")]
     if key in groups.LISTS:  # those of the others are shown with their name: --help trace
-        inside = [key_inside for key_inside in inside if now.value(key_inside) != MISSING]
+        inside = [(setting, value) for setting, value in inside if value != MISSING]
     if inside:
         lines += ["", "settings, as this run has them (./run.sh run --help KEY says more of one):"]
-    for key_inside in inside:
-        setting, value = meanings.settings()[key_inside], now.value(key_inside)
+    for setting, value in inside:
         shown = f", only with {' or '.join(setting.brought_by)}" if value == MISSING else f" = {_yaml(value)}"
-        lines.append(_wrapped(key_inside + shown, 2, 6))
+        lines.append(_wrapped(setting.key + shown, 2, 6))
         lines.append(_wrapped(f"{setting.meaning} [{setting.allowed}]", 6, 6))
     return "\n".join(lines)
 

@@ -170,13 +170,7 @@ def _checked(of_hydra: list[str], mine: list[str], machine: schema.Machine | Non
     if not stored and not mine:
         raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
     for word in [*stored, *mine] if is_basic else ():
-        key = word.partition("=")[0]
-        overrides.check_glob(word, hydra.config_loader)
-        if overrides.is_interval(word):
-            raise ValueError(
-                f"{word}: an interval has no end of values: name the values, {key}=0.001,0.002, or give a step, "
-                f"{key}=range(0.001,0.003,0.001), or search in it: hydra/sweeper=optuna"
-            )
+        overrides.check_points(word, hydra.config_loader)
     return config, stored
 
 

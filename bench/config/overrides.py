@@ -95,23 +95,23 @@ def plain(word: str) -> bool:
     return not _parsed(word).is_sweep_override()
 
 
-def is_interval(word: str) -> bool:
-    """Whether a word gives a whole range of numbers, interval(0.1,1), which only a search can go through."""
-    return bool(_parsed(word).is_interval_sweep())
+def check_points(word: str, loader: Any) -> None:
+    """Refuse what no list of points comes of: an interval, a glob(...) of no group, or one that matches no choice.
 
-
-def check_glob(word: str, loader: Any) -> None:
-    """Refuse a glob(...) of no group, or that matches no choice.  loader: Hydra's, which knows the choices."""
-    pattern = _parsed(word).value()
-    if not hasattr(pattern, "filter"):
-        return
-    key = word.partition("=")[0]
-    names = loader.get_group_options(key)
-    if not names:
+    loader: Hydra's, which knows the choices.
+    """
+    override, key = _parsed(word), word.partition("=")[0]
+    if override.is_interval_sweep():
         raise ValueError(
-            f"{word}: {key} is not a group: glob(...) chooses from the files of one, as model=glob(*) does"
+            f"{word}: an interval has no end of values: name the values, {key}=0.001,0.002, or give a step, "
+            f"{key}=range(0.001,0.003,0.001), or search in it: hydra/sweeper=optuna"
         )
-    if not pattern.filter(names):
+    pattern = override.value()
+    names = loader.get_group_options(key) if hasattr(pattern, "filter") else None
+    if names == []:
+        what = f"{key} is not a group: glob(...) chooses from the files of one, as model=glob(*) does"
+        raise ValueError(f"{word}: {what}")
+    if names and not pattern.filter(names):
         raise ValueError(f"{word}: it matches none of {', '.join(names)}")
 
 
