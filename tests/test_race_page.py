@@ -77,18 +77,18 @@ def race(tmp_path):
 
 
 def test_its_curves_are_each_arms_without_its_warm_up_and_its_points_say_their_run(race):
-    points, _, by_step, by_time, steps = race_page.charts_of(race)
+    points, _, by_step, by_time, steps = race_page.document(race).charts
     assert [(arm["name"], len(arm["runs"])) for arm in by_step["arms"]] == [("A", 2), ("B", 2), ("C", 2)]
     assert by_time["arms"][0]["runs"][0] == {"x": [0.0, 0.102, 0.218], "y": [5.75, 4.75, 4.25]}
     assert steps["arms"][0]["runs"][0]["x"] == [1, 2, 4]  # the third was profiled
     first = points["series"][0]
     assert first["labels"][0].endswith("-s0\n5.0") and "links" in first and first["links"][0] is None
     cli.main([str(race)])  # now the runs have pages
-    assert race_page.charts_of(race)[0]["series"][0]["links"][0].endswith("-s0/report.html")
+    assert race_page.document(race).charts[0]["series"][0]["links"][0].endswith("-s0/report.html")
 
 
 def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
-    times = race_page.charts_of(race)[0]
+    times = race_page.document(race).charts[0]
     of_arms = [[5.0, None, None, 5.3, None, None], [None, 5.1, 5.2, None, None, None]]
     assert [one["y"] for one in times["series"]][:2] == of_arms
     cli.main([str(race)])
@@ -237,5 +237,5 @@ LOOK = (("body", "backgroundColor"), (".forest text", "fill"))
 def test_the_pictures_of_a_race_have_the_verdict_too(race, tmp_path, capsys):
     assert cli.main([str(race), "--png", "--out", str(tmp_path / "plots")]) == 0
     written = [Path(line).name for line in capsys.readouterr().out.splitlines()]
-    assert written == ["verdict.png", *(f"{spec['id']}.png" for spec in race_page.charts_of(race))]
+    assert written == ["verdict.png", *(f"{spec['id']}.png" for spec in race_page.document(race).charts)]
     assert (tmp_path / "plots" / "verdict.png").stat().st_size > 20_000

@@ -216,7 +216,7 @@ def test_every_chart_of_a_run_becomes_a_picture(results, tmp_path, capsys):
     folder, out = add(results, 1), tmp_path / "deep" / "plots"
     assert cli.main([str(folder), "--png", "--out", str(out)]) == 0
     written = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert set(written) == {f"{spec['id']}.png" for spec in run_page.charts_of(folder)} and len(written) >= 4
+    assert set(written) == {f"{spec['id']}.png" for spec in run_page.document(folder).charts} and len(written) >= 4
     assert len(capsys.readouterr().out.splitlines()) == len(written)
     for content in written.values():
         assert content.startswith(b"\x89PNG") and (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (

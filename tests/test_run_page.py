@@ -100,7 +100,7 @@ def test_a_run_of_a_race_leads_to_the_page_of_the_race(results):
 
 
 def test_the_loss_comes_first_and_then_the_step_time():
-    assert [spec["id"] for spec in run_page.charts_of(COMPLETE)][:2] == ["loss", "step-time"]
+    assert [spec["id"] for spec in run_page.document(COMPLETE).charts][:2] == ["loss", "step-time"]
 
 
 def test_a_killed_run_reads_well(results):

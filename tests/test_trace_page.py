@@ -11,7 +11,7 @@ from traces import event, launched, step, write
 from bench.analysis.trace import analysis, critical, diff, events, launches, load, source, window
 from bench.analysis.trace.device_time import types
 from bench.cli import analyze
-from bench.report import run_page, trace_page
+from bench.report import trace_page
 from bench.web import document, waterfall
 
 MAX_PAGE_BYTES = 3_000_000
@@ -86,6 +86,10 @@ def test_a_waterfall_goes_from_one_total_to_the_other():
     ends = [(round(bar.begin, 6), round(bar.end, 6), bar.kind) for bar in drawn.bars]
     assert ends == [(6.5, 10, "total"), (10, 11.5, "more"), (11.5, 9, "less"), (6.5, 9, "total")]
     assert 'style="margin-left:70.00%;width:30.00%"' in drawn.markup, "from 10 to 11.5 of a scale from 6.5 to 11.5"
+    signs = [line.split()[-1] for line in drawn.text(is_md=False).splitlines()[2:]]
+    assert signs == ["#" * 21, "." * 21 + "#" * 9, "." * 15 + "#" * 15, "#" * 15]
+    assert drawn.text(is_md=True).splitlines()[3].startswith("|--------|---")  # a table of Markdown has a head
+    assert waterfall.Waterfall("t", "", []).text(False) == waterfall.Waterfall("t", "", []).html() == ""
 
 
 def test_foreign_names_become_no_markup(tmp_path):
@@ -113,12 +117,12 @@ def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_
     charts, html = document.charts([part]), part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
     assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
-    assert "trace-collective" in [panel.id for panel in run_page.drawings_of(tmp_path)]
+    assert "trace-collective" in [panel.id for panel in document.drawings([trace_page.of_run(tmp_path)])]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
         assert "not of this version" in trace_page.of_run(tmp_path).html()
     (tmp_path / "analysis.json").unlink()
-    assert trace_page.of_run(tmp_path).html() == "" and run_page.drawings_of(tmp_path) == []
+    assert trace_page.of_run(tmp_path).html() == "" and document.drawings([trace_page.of_run(tmp_path)]) == []
 
 
 def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):

@@ -44,9 +44,9 @@ def main(argv: list[str]) -> int:
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("compare", f"the steps of a run: {message}")
-    results = [result for _, result in against]
+    results = [compared for _, compared in against]
     if args.json:
-        answers = [{"names": [arms[0].name, name]} | result for name, result in against]
+        answers = [{"names": [arms[0].name, name]} | compared for name, compared in against]
         print(json.dumps(answers[0] if len(answers) == 1 else answers, indent=1))
     elif args.html:
         path = of_user(args.html)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     else:
         answer = verdicts.of_arms(arms, results, None, verdicts.Options(args.diff, args.why))
         print(answer.markdown() if args.md else answer.terminal())
-    return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
+    return max(exit_code(compared, fail_on, args.fail_if == "shown") for _, compared in against)
 
 
 def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:

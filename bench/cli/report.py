@@ -9,6 +9,7 @@ that compare accepts: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import of_user, published_root, results_root, shown
+from bench.base.reading.damage import of_record
 from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.record import ledger, named, sweep
@@ -26,6 +28,7 @@ from bench.record.rows import Row
 
 Made = dict[str, Any]  # what --json prints
 
+PAGES = {"run.json": "run_page", sweep.NAME: "sweep_page", "race.json": "race_page"}  # file of a folder: its module
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
 
 
@@ -51,18 +54,9 @@ def _made(args: argparse.Namespace) -> Made:
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
-    if (folder / "run.json").exists():
-        from bench.report import run_page
-
-        return _one(folder, args, run_page, run_page.NAME)
-    if (folder / sweep.NAME).exists():
-        from bench.report import sweep_page
-
-        return _one(folder, args, sweep_page, sweep_page.NAME)
-    if (folder / "race.json").exists():
-        from bench.report import race_page
-
-        return _one(folder, args, race_page, race_page.PAGE)
+    for file, module in PAGES.items():
+        if (folder / file).exists():
+            return _one(folder, args, importlib.import_module(f"bench.report.{module}"))
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
@@ -93,8 +87,8 @@ def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ())
     return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, drawings)]}
 
 
-def _one(folder: Path, args: argparse.Namespace, module: ModuleType, name: str) -> Made:
-    """A run or a race; module: the module that knows its page, its charts and its block of Markdown."""
+def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
+    """A run, a race or a sweep; module: the module that knows its Document and its block of Markdown."""
     if args.md and (args.png or args.out):
         other = "--png" if args.png else f"--out {args.out}"
         raise ValueError(f"--md with {other}: Markdown is printed: leave {other.split()[0]} out, or --md")
@@ -103,8 +97,10 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType, name: str) 
         return {}
     if args.png:
         out = of_user(args.out) if args.out else folder / "plots"
-        return _pictures(module.charts_of(folder), out, module.drawings_of(folder))
-    path = of_user(args.out) if args.out else folder / name
+        with of_record(folder):
+            answer = module.document(folder)
+        return _pictures(answer.charts, out, answer.drawings)
+    path = of_user(args.out) if args.out else folder / module.NAME
     if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)
     atomic.write_out(path, module.html(folder, at=path.parent))

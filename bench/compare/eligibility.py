@@ -86,7 +86,7 @@ def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answ
             for words in kinds[kind]:
                 words.append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
-        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[are_interleaved(a, b)]
+        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[_are_interleaved(a, b)]
     return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
@@ -194,7 +194,7 @@ def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         yield "of time", f"{words}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
-    apart_s = gap_s(a, b)
+    apart_s = _gap_s(a, b)
     if apart_s is not None and apart_s > SESSION_GAP_S:
         apart = f"the arms lie {apart_s / 3600:.0f} hours apart"
         yield "of time", f"the session is unknown and {apart}: not raced in one session"
@@ -285,15 +285,15 @@ def settings_differ(keys: Sequence[str]) -> str:
     return f"{' and '.join(SETTINGS[key] for key in keys)} {verb}"
 
 
-def are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
-    """Whether a drift of the machine would fall on both arms alike; None where a start is unknown or there is no pair.
+def _are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
+    """Whether a drift of the machine would fall on both arms alike; None where a start is unknown.
 
     In order of their starts the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times),
     and of all pairs of an A and a B, A must be first in about half; strict alternation, A B A B ..., which is 1 / (2 n)
     off, always passes.
     """
     starts = [(row["started_at"], arm) for arm, rows in (("A", a_rows), ("B", b_rows)) for row in rows]
-    if not a_rows or not b_rows or any(started_at is None for started_at, _ in starts):
+    if any(started_at is None for started_at, _ in starts):
         return None
     arms = [arm for _, arm in sorted(starts)]
     num_changes = sum(one != other for one, other in zip(arms, arms[1:], strict=False))
@@ -306,7 +306,7 @@ def are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
     return num_changes >= min(len(a_rows), len(b_rows)) and abs(earlier_frac - 0.5) <= allowed_frac + 1e-9
 
 
-def gap_s(a: Rows, b: Rows) -> float | None:
+def _gap_s(a: Rows, b: Rows) -> float | None:
     """From the end of the earlier arm to the start of the later one, by the starts of their runs; None if unknown."""
     spans = []
     for rows in (a, b):

@@ -114,11 +114,11 @@ def train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
 
 def _printed_s(train_time_ms: Sequence[float | None]) -> list[float | None]:
     """Of a log that prints the time so far; what its clock took back after warm-up steps counts for nothing."""
-    least_s, result = math.inf, []
+    least_s, so_far_s = math.inf, []
     for ms in reversed(train_time_ms):
         least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
-        result.append(None if ms is None else least_s)
-    return result[::-1]
+        so_far_s.append(None if ms is None else least_s)
+    return so_far_s[::-1]
 
 
 def _means(values: list[Any], every: int) -> list[Any]:
@@ -267,16 +267,16 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
     lines: list[list[Any]] = []
-    result = {}
+    by_run = {}
     for arm in arms:
         label = "" if len(arm.rows) == 1 else None  # what its runs are one line as; "": each stands for itself
         if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
             label = arm.name
         for number, row in enumerate(arm.rows):
-            result[row["run_id"]] = packed(_curves(arm, number, max_points))
+            by_run[row["run_id"]] = packed(_curves(arm, number, max_points))
             lines.append(line_of(row, label, run_page.link_to(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
-    return page_of({"columns": COLUMNS, "rows": lines, "curves": result, "arms": [arm.name for arm in arms]})
+    return page_of({"columns": COLUMNS, "rows": lines, "curves": by_run, "arms": [arm.name for arm in arms]})
 
 
 def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:

@@ -48,6 +48,6 @@ def _take(source: str, height_px: int, folder: Path, path: Path) -> Path:
         subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         os.replace(shot, path)
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()[-300:]
-        raise ValueError(f"--png {path}: {CHROMIUM} took no picture ({said}): open the page in a browser") from None
+        why = str(getattr(error, "stderr", None) or error).strip()[-300:]
+        raise ValueError(f"--png {path}: {CHROMIUM} took no picture ({why}): open the page in a browser") from None
     return path

@@ -19,14 +19,13 @@ from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import curves, run_page, verdicts
 from bench.report.verdicts import SHORT, Against, Options
-from bench.web.chart import Spec, chart, series_of
+from bench.web.chart import chart, series_of
 from bench.web.document import (
     Arms,
     Block,
     Chart,
     Columns,
     Document,
-    Drawing,
     Lines,
     Section,
     Shown,
@@ -40,7 +39,7 @@ from bench.web.document import (
 
 Run = dict[str, Any]  # arm, discarded, run (its record), folder
 
-PAGE, TEXT = "race.html", "race.md"
+NAME, TEXT = "race.html", "race.md"
 
 
 def write(folder: Path | str) -> None:
@@ -48,7 +47,7 @@ def write(folder: Path | str) -> None:
     folder, race = Path(folder), race_folder.read(folder)
     atomic.write_text(folder / TEXT, of_race(race, options=Options(why=True)).markdown() + "\n")
     write_run_pages(folder)
-    atomic.write_text(folder / PAGE, document(folder).html())
+    atomic.write_text(folder / NAME, document(folder).html())
 
 
 def write_run_pages(folder: Path | str) -> None:
@@ -77,16 +76,6 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
     """document() as a page."""
     with of_record(folder):  # what is damaged in it may show only as it is drawn
         return document(folder, at).html()
-
-
-def charts_of(folder: Path | str) -> list[Spec]:
-    """Specs: train time and final loss in the order of the runs, and each arm's val_loss and step time."""
-    return document(folder).charts
-
-
-def drawings_of(folder: Path | str) -> list[Drawing]:
-    """The forest plot; [] where there is no verdict."""
-    return document(folder).drawings
 
 
 def of_race(
@@ -193,15 +182,15 @@ def _plan(race: race_folder.Race) -> Section:
 
 def _in_order(race: race_folder.Race, folder: Path | str) -> list[Run]:
     """[{arm, discarded, run: record, folder}] of the runs that are there and readable, as started."""
-    folder, result = Path(folder).resolve(), []
+    folder, runs = Path(folder).resolve(), []
     for arm, facts in race["arms"].items():
         for discarded, names in ((True, facts.get("warm_up_runs")), (False, facts.get("runs"))):
             paths = [race_folder.run_folder_of(folder, str(name)) for name in names or ()]
             for path in filter(None, paths):
                 with contextlib.suppress(ValueError):
                     run = run_folder.read(path)
-                    result.append({"arm": arm, "discarded": discarded, "run": run, "folder": path})
-    return sorted(result, key=lambda one: str(one["run"]["started_at"]))
+                    runs.append({"arm": arm, "discarded": discarded, "run": run, "folder": path})
+    return sorted(runs, key=lambda one: str(one["run"]["started_at"]))
 
 
 def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[Chart]:

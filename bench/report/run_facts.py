@@ -244,8 +244,8 @@ def is_imported(run: Record) -> bool:
 
 def imported_badges(run: Record) -> list[tuple[str, str]]:
     """(word, colour) of each: none is green, because nothing here watched the run."""
-    result = [(IMPORTED, "doubt"), ("log complete" if run["status"] == "complete" else "log incomplete", "soft")]
-    return result + [("suspect", "doubt")] * (run["validity"] == "suspect")
+    badges = [(IMPORTED, "doubt"), ("log complete" if run["status"] == "complete" else "log incomplete", "soft")]
+    return badges + [("suspect", "doubt")] * (run["validity"] == "suspect")
 
 
 def imported_line(run: Record) -> str:

@@ -14,14 +14,12 @@ from bench.base.reading.damage import of_record
 from bench.record import race_folder, run_folder, step_files
 from bench.record.shape import Record
 from bench.report import run_charts, run_facts, trace_page
-from bench.web.chart import Spec
 from bench.web.document import (
     Block,
     Bullets,
     Chart,
     Columns,
     Document,
-    Drawing,
     Lines,
     Picture,
     Section,
@@ -29,7 +27,6 @@ from bench.web.document import (
     Verdict,
     code,
     coloured,
-    drawings,
     link,
 )
 from bench.web.page import join, tag, tiles
@@ -63,14 +60,19 @@ def html(
     at: the folder that the page will lie in, None: the run's.  repeats: (words, link) of other runs of its config.
     explained: with where a step's time goes, for which traces are read: up to a second.
     """
-    with of_record(folder):
-        return document(Path(folder), back, Path(at or folder), repeats, explained).html(assets)
+    with of_record(folder):  # what is damaged in it may show only as it is drawn
+        return document(folder, at, back, repeats, explained).html(assets)
 
 
 def document(
-    folder: Path, back: str | None, at: Path, repeats: Sequence[tuple[str, str]] = (), explained: bool = True
+    folder: Path | str,
+    at: Path | str | None = None,
+    back: str | None = None,
+    repeats: Sequence[tuple[str, str]] = (),
+    explained: bool = True,
 ) -> Document:
     """html() before it is drawn."""
+    folder, at = Path(folder), Path(at or folder)
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
     more = run_facts.imported_line(run) + run_facts.script_line(run)
@@ -137,19 +139,6 @@ def _block(folder: Path | str) -> str:
     source = f"source {source[:12]}" if source else "source unknown"
     state = run_facts.IMPORTED if run_facts.is_imported(run) else run["validity"]
     return "\n".join([*lines, f"`{run_id}`, {where}, {source}, {state}\n"])
-
-
-def charts_of(folder: Path | str) -> list[Spec]:
-    """All specs of a run, in the order of the page.  ValueError for a folder without a record."""
-    folder = Path(folder)
-    with of_record(folder):
-        run = run_folder.read(folder)
-        return run_charts.of_run(folder, run, step_files.read(folder), step_files.read_events(folder))
-
-
-def drawings_of(folder: Path | str) -> list[Drawing]:
-    """What is not a chart: the drawings of the run's analysis.json."""
-    return drawings([trace_page.of_run(Path(folder))])
 
 
 def sentence(run: Record) -> str:

@@ -139,11 +139,12 @@ def html(folder: Path | str, at: Path | str | None = None, results: sweep_result
 
     at: the folder that the page will lie in, None: the sweep's; results: what was read of it, None: it is read.
     """
-    return document(results or sweep_results.read(folder), Path(at or folder)).html()
+    return document(folder, at, results).html()
 
 
-def document(results: Results, at: Path) -> Document:
-    """What a sweep found, as its page shows it; at: the folder that this will lie in."""
+def document(folder: Path | str, at: Path | str | None = None, results: Results | None = None) -> Document:
+    """html() before it is drawn: what a sweep found."""
+    results, at = results or sweep_results.read(folder), Path(at or folder)
     best = sweep_results.best(results)
     means = [Columns(effects) for effects in [sweep_results.effects_table(results)] if effects]
     blocks: list[Block] = [
@@ -158,16 +159,6 @@ def document(results: Results, at: Path) -> Document:
     ]
     title = f"Sweep over {', '.join(results.axes) or 'nothing'}"
     return Document(title, [Verdict(best, "")] if best else [], blocks, about=_facts(results))
-
-
-def charts_of(folder: Path | str) -> list[Spec]:
-    """Specs, for pictures."""
-    return charts(sweep_results.read(folder))
-
-
-def drawings_of(folder: Path | str) -> list[Drawn]:
-    """Heat maps or parallel coordinates, for pictures."""
-    return drawings(sweep_results.read(folder))
 
 
 def block(folder: Path | str) -> str:

@@ -304,33 +304,33 @@ def ms_from_us(us: float | None) -> float:
 
 def of_collective(overall: Answer, id: str) -> Panels:
     """Yields the drawing of ranks side by side; nothing for one rank or without a collective."""
-    result = overall["pictures"]["collective"]
-    if result:
-        late = result["late_rank"]
-        lanes = [(f"rank {lane['rank']}", "came last" * (lane["rank"] == late)) for lane in result["lanes"]]
+    picture = overall["pictures"]["collective"]
+    if picture:
+        late = picture["late_rank"]
+        lanes = [(f"rank {lane['rank']}", "came last" * (lane["rank"] == late)) for lane in picture["lanes"]]
         about = (
-            f"{short(result['name'])}: rank {late} came last, another waited {ms_from_us(result['wait_us']):.2f} ms "
+            f"{short(picture['name'])}: rank {late} came last, another waited {ms_from_us(picture['wait_us']):.2f} ms "
             "for it.  Each rank's clock is set by the end of this collective; the lower row of a rank is communication"
         )
-        yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, result, lanes)
+        yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, picture, lanes)
 
 
 def of_gap(one: Answer, of_rank: str, id: str) -> Panels:
     """Yields the drawing of the device's largest gap; of_rank: which rank it is, "" of one alone."""
-    result = one["pictures"]["gap"]
-    if result:
+    picture = one["pictures"]["gap"]
+    if picture:
         lanes = [
             ("the host's launching thread", "calls") if lane["stream"] == "host" else (f"stream {lane['stream']}", "")
-            for lane in result["lanes"]
+            for lane in picture["lanes"]
         ]
         gap = one["gaps"][0]
         host, after = plain(gap["host"] or "nothing recorded"), short(gap["after"])
         about = (
             f"{of_rank}{': ' * bool(of_rank)}{ms_from_us(gap['us']):.3f} ms, the host was in {host}; then came {after}"
         )
-        marks = [(ms_from_us(result["start_us"]), "the dashed lines are where the gap begins and ends")]
-        marks += [(ms_from_us(result["start_us"] + result["gap_us"]), "")]
-        yield _timeline(f"{id}gap", "The device's largest gap", about, result, lanes, marks)
+        marks = [(ms_from_us(picture["start_us"]), "the dashed lines are where the gap begins and ends")]
+        marks += [(ms_from_us(picture["start_us"] + picture["gap_us"]), "")]
+        yield _timeline(f"{id}gap", "The device's largest gap", about, picture, lanes, marks)
 
 
 def of_links(one: Answer, of_rank: str, id: str) -> Panels:
@@ -356,20 +356,20 @@ def _timeline(
     id: str,
     title: str,
     about: str,
-    result: Answer,
+    picture: Answer,
     lanes: Iterable[tuple[str, str]],
     marks: Sequence[tuple[float, str]] = (),
 ) -> Panel:
-    """Bars of result["lanes"]; lanes: (label, words) of each.  Communication, and the host, have a row of their own."""
+    """Bars of picture["lanes"]; lanes: (label, words) of each.  Communication and the host have rows of their own."""
     drawn, seen = [], set()
-    for (label, words), lane in zip(lanes, result["lanes"]):
+    for (label, words), lane in zip(lanes, picture["lanes"]):
         bars = []
         for start_us, us, kind, name in lane["bars"]:
-            hint = f"{short(result['names'][name])}: {us:,.1f} us"
+            hint = f"{short(picture['names'][name])}: {us:,.1f} us"
             bars.append(Bar(ms_from_us(start_us), ms_from_us(start_us + us), TYPE_COLOURS[kind], hint, int(kind == 1)))
             seen.add(kind)
         drawn.append(Lane(label, words, bars))
     names = [(TYPE_COLOURS[kind], TYPES[kind]) for kind in sorted(seen)]
     return Panel(
-        id, title, about, "ms", drawn, names, ms_from_us(result["us"]), marks, 2 if 1 in seen else 1, is_wide=True
+        id, title, about, "ms", drawn, names, ms_from_us(picture["us"]), marks, 2 if 1 in seen else 1, is_wide=True
     )

@@ -307,11 +307,11 @@ def as_csv(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
-    for name, result in results:
-        verdicts = {"time": result["verdict"], "val_loss": result["val_loss"]["verdict"]}
+    for name, compared in results:
+        verdicts = {"time": compared["verdict"], "val_loss": compared["val_loss"]["verdict"]}
         for key, (metric, mean_key, *_) in wording.MEASURES.items():
-            measure, (end, unit, _) = result[key], wording.unit_of(key)
+            measure, (end, unit, _) = compared[key], wording.unit_of(key)
             numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
             numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
-            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *result["arms"]])
+            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *compared["arms"]])
     return out.getvalue()

@@ -208,8 +208,8 @@ class Table:
         cells = [["" if cell is None else str(getattr(cell, "short", cell)) for cell in row] for row in shown]
         drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
         num_more = len(self.rows) - len(cells)
-        said = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
-        return "\n".join(said + [f"and {num_more:,} more{text_table.line(self.more, is_md)}"] * (num_more > 0))
+        lines = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
+        return "\n".join(lines + [f"and {num_more:,} more{text_table.line(self.more, is_md)}"] * (num_more > 0))
 
     def html(self) -> Safe:
         rows = [[marked_up(cell) for cell in row] for row in self.rows]

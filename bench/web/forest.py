@@ -78,7 +78,7 @@ def _panel(panel: Panel, id: str) -> Safe:
     names = tag("title", panel.title, id=f"{id}-title"), tag("desc", ". ".join(words(panel)), id=f"{id}-desc")
     labelled = f"{id}-title {id}-desc"
     svg = tag("svg", *names, *shapes, viewBox=f"0 0 {WIDTH} {_height(panel)}", role="img", aria_labelledby=labelled)
-    legend = [tag("span", " ", tag("i", class_=f"swatch {which}"), said) for which, said in _named_bands(panel)]
+    legend = [tag("span", " ", tag("i", class_=f"swatch {which}"), words) for which, words in _named_bands(panel)]
     return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
 
 
@@ -155,8 +155,8 @@ def _numbers(row: Row, unit: str, decimals: int) -> str:
 
 def _named_bands(panel: Panel) -> list[tuple[str, str]]:
     """[(which, its words)] of the shaded bands."""
-    result = []
+    bands = []
     if panel.margin:
         low, high = panel.margin
-        result.append(("margin", f"margin {f'±{high:.4g}' if low == -high else f'{high:+.4g}'}"))
-    return result + ([("floor", f"noise floor ±{panel.floor:.3g}")] if panel.floor else [])
+        bands.append(("margin", f"margin {f'±{high:.4g}' if low == -high else f'{high:+.4g}'}"))
+    return bands + ([("floor", f"noise floor ±{panel.floor:.3g}")] if panel.floor else [])

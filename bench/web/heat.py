@@ -77,8 +77,8 @@ class Axis:
 def plot_lines(title: str, about: str, axes: Sequence[Axis], best: int | None) -> Safe:
     """axes: at least two, the result last and all of it numbers, small is good.  best: number of the line to stress."""
     scales = [_scale(axis, is_result=axis is axes[-1]) for axis in axes]
-    result = [value for value in axes[-1].values if value is not None]
-    low, high = min(result, default=0.0), max(result, default=0.0)
+    known = [value for value in axes[-1].values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
     order = sorted(range(len(axes[-1].values)), key=lambda number: number == best)
     lines = [_line(number, axes, scales, low, high, number == best) for number in order]
     width = 2 * LEFT + AXIS * (len(axes) - 1)

@@ -54,7 +54,7 @@ class Waterfall:
             cells = [(words, signs, label) for label, words, signs in cells]
         right = [self.has_sentences, not self.has_sentences, False]
         drawn = text_table.render(("",) * 3 * is_md, cells, right, "github" if is_md else "simple")
-        return f"{text_table.line(f'{self.title} {self.about}', is_md)}\n\n{drawn}"
+        return f"{text_table.line(f'{self.title} {self.about}'.strip(), is_md)}\n\n{drawn}"
 
     def html(self) -> Safe:
         return self.markup if self.bars else Safe("")

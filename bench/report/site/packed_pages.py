@@ -49,7 +49,7 @@ def of_rows(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["config_id"] or row["run_id"], []).append(row)
-    result = {}
+    beside = {}
     for group in groups.values():
         group.sort(key=lambda row: row["started_at"] or "")
         links = []
@@ -57,8 +57,8 @@ def of_rows(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
             started = (row["started_at"] or "an unknown time")[:16].replace("T", " ")
             links.append((f"seed {row['seed']} of {started}", f"run.html?{quote(row['run_id'])}"))
         for num, row in enumerate(group):
-            result[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
-    return result
+            beside[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
+    return beside
 
 
 def write(

@@ -76,8 +76,8 @@ def leaderboard(boards: Iterable[Board], tracks: Iterable[str]) -> Safe:
 
 def linked(boards: Iterable[Board]) -> set[str]:
     """The run_ids that leaderboard() links."""
-    result = {run_id for board in boards for record in board["records"] for run_id in record["run_ids"][:MAX_LOGS]}
-    return result | {entry["run_ids"][0] for board in boards for entry in board["entries"][:MAX_ENTRIES]}
+    run_ids = {run_id for board in boards for record in board["records"] for run_id in record["run_ids"][:MAX_LOGS]}
+    return run_ids | {entry["run_ids"][0] for board in boards for entry in board["entries"][:MAX_ENTRIES]}
 
 
 def _board(board: Board) -> list[Safe]:

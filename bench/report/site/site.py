@@ -67,15 +67,15 @@ def read(folder: Path | str) -> Results:
     if not folders:
         remedy = "./speedrun.sh makes some; ./run.sh report results/published shows the published"
         raise ValueError(f"{folder}: there is no run in it yet: {remedy}")
-    result = index.read_rows([folder], on_error=lambda message: None)
-    folders -= {path for path, _ in result}
+    listed = index.read_rows([folder], on_error=lambda message: None)
+    folders -= {path for path, _ in listed}
     faults = {path: index.fault_of(path) for path in sorted(folders)}
     damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in faults.items() if why}
-    result.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
+    listed.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
     by_id: dict[str, tuple[str, Row]] = {}
-    for path, row in result:
+    for path, row in listed:
         by_id.setdefault(row["run_id"], (path, row))
-    return Results(Path(folder), list(by_id.values()), damaged, len(result) - len(by_id))
+    return Results(Path(folder), list(by_id.values()), damaged, len(listed) - len(by_id))
 
 
 def table_columns(results: Results, faults: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -225,10 +225,10 @@ def races(results: Path | str, out: Path) -> Safe:
     Newest first.  A race whose page was never made gets one, in out/races/.
     """
     paths = [*Path(results).glob("races/*/race.json"), *Path(results).glob("*/races/*/race.json")]
-    result: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for path in sorted(paths):
-        result.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
-    read = [_race_lines(folder, out) for folder in result.values()]
+        folders.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
+    read = [_race_lines(folder, out) for folder in folders.values()]
     lines = [line for _, lines in sorted(read, key=lambda one: one[0], reverse=True) for line in lines]
     if not lines:
         return Safe("")
@@ -241,7 +241,7 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
-        href = _page_of(folder, race_page.PAGE, out, "races", race_page.html)
+        href = _page_of(folder, race_page.NAME, out, "races", race_page.html)
         link = join([tag("a", race["race_id"], href=href)])
         if stairs := race_page.staircase(folder, out, race):
             link = join([link, stairs.markup], "; ")

@@ -155,7 +155,7 @@
     return said.join("; ");
   }
 
-  function linked(run, name) {
+  function runLink(run, name) {
     return run.page ? make("a", { href: run.page.replace("{}", run.run_id), textContent: name }) : make("span", { textContent: name });
   }
 
@@ -173,7 +173,7 @@
         away.addEventListener("click", () => change(() => chosen.delete(run.run_id)));
         const numbers = [[run.val_loss, 4], [run.train_s, 2]].map(([value, digits]) => make("td", { className: "number", textContent: known(value, digits) }));
         const words = [group.runs.length > 1 && isCounted ? group.name : "", run.status].map((word) => make("td", { textContent: word }));
-        body.append(make("tr", {}, make("td", {}, swatch, linked(run, nameOf(run))), ...numbers, make("td", {}, away), ...words));
+        body.append(make("tr", {}, make("td", {}, swatch, runLink(run, nameOf(run))), ...numbers, make("td", {}, away), ...words));
       }
     }
   }
