@@ -88,7 +88,7 @@ class CUDATimerCollection:
             self._timers[region].stop()
 
     def elapsed_ms(self, region: str) -> float:
-        return self._timers[region].elapsed_ms() if self.enabled else 0.0
+        return self._timers[region].elapsed_ms()  # 0.0 of one that never started
 
     def elapsed_all(self) -> dict[str, float]:
         """Milliseconds of each region."""
@@ -109,9 +109,8 @@ class DeviceMemoryMonitor:
         snapshot_dir: Path | str = "memory_snapshots",
         rank: int = 0,
     ):
-        self._device, self._snapshot_step = device, snapshot_step
-        self._name = f"device_{device}_rank_{rank}"
-        self._folder, self._facts = Path(snapshot_dir), {"rank": rank}
+        self._snapshot_step, self._folder = snapshot_step, Path(snapshot_dir)
+        self._name, self._rank = f"device_{device}_rank_{rank}", rank
         self._peaks = peaks_for(device_type(), device)
         self._history = History(f"DeviceMemoryMonitor of device {device}")
         if snapshot_step is not None and snapshot_step <= 1 and has_history():
@@ -145,7 +144,7 @@ class DeviceMemoryMonitor:
             return None
         path = self._folder / f"snapshot_step_{step}_{self._name}.pickle"
         try:
-            self._history.dump(path, **self._facts, step=step)
+            self._history.dump(path, rank=self._rank, step=step)
             self._history.stop()
         except Exception as error:  # a full disk, say: the training goes on
             logger.warning("no memory snapshot: %s: %s", type(error).__name__, error)

@@ -4,7 +4,7 @@
     build model, optimizer, loader                   _build            trainer.py, model.py, reducer.py
     run every graph once, and undo it                _warm_up          trainer.py, causality.py
     train by the clock until the goal                _train, train()   clock.py, step_log.py, step_writer.py
-    hold the model that came of it to the rules      _check_model      side_effects.py, referee_loss.py
+    hold the model that came of it to the rules      _check_model      causality.py, side_effects.py, referee_loss.py
     put together what all ranks measured             _write_record     gather_result.py
 
 worker.py is the process around this; what it leaves becomes run.json at the launcher (bench/launch/finish.py).
