@@ -159,7 +159,8 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
     """The launcher is played: what matters here is what it is asked for."""
     launched = []
 
-    def launch(job, command, series, race, *of_a_sweep):
+    def launch(job, command, series, plan, *of_a_sweep):
+        race = plan and plan["race"]
         train_s = [30.0, 10.0, 10.1, 9.9, 10.05][len(launched)]
         folder = write(results, a_run("A", train_s, len(launched), seed=job.config.seed, race=race))
         launched.append((job.overrides, race and race["discarded"]))

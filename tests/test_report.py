@@ -133,7 +133,7 @@ def test_a_run_without_a_gpu_shows_what_its_process_held(results):
     }
     (folder / "memory" / "steps_rank0.rss.json").write_text(json.dumps(marks))
     shown = run_page.memory_of_run(folder)
-    (drawn,), html = document.charts([shown]), shown.html()
+    (drawn,), html = document.Document("", [], [shown]).charts, shown.html()
     assert (drawn["x"], drawn["series"][0]["y"]) == ([0.0, 2.0], [1.0, 3.0])
     assert "largest 3.0 MiB" in html and "keeps no history of allocations" in html
 

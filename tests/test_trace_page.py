@@ -114,15 +114,20 @@ def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_
     (answer,) = analysis.of_files(two_ranks(tmp_path)).values()
     (tmp_path / "analysis.json").write_text(json.dumps(answer))
     part = trace_page.of_run(tmp_path)
-    charts, html = document.charts([part]), part.html()
+    charts, html = document.Document("", [], [part]).charts, part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
     assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
-    assert "trace-collective" in [panel.id for panel in document.drawings([trace_page.of_run(tmp_path)])]
+    assert "trace-collective" in [
+        panel.id for panel in document.Document("", [], [trace_page.of_run(tmp_path)]).drawings
+    ]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
         assert "not of this version" in trace_page.of_run(tmp_path).html()
     (tmp_path / "analysis.json").unlink()
-    assert trace_page.of_run(tmp_path).html() == "" and document.drawings([trace_page.of_run(tmp_path)]) == []
+    assert (
+        trace_page.of_run(tmp_path).html() == ""
+        and document.Document("", [], [trace_page.of_run(tmp_path)]).drawings == []
+    )
 
 
 def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):

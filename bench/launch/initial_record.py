@@ -14,7 +14,7 @@ import yaml
 
 from bench.base import atomic, credentials, private, utc
 from bench.base.paths import REPO
-from bench.config import compose, groups, schema
+from bench.config import compose, groups, schema, user_code
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch.prepare import Job
@@ -175,7 +175,10 @@ def write_inputs(
     overrides = [_public(override, job) for override in typed]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
-    own = work_folder.used_sources(job.script) if job.script else job.own_sources
+    own = job.own_sources
+    if job.script:  # of its sources those that it uses as far as their texts say
+        sources = job.script.sources
+        own = {name: sources[name] for name in user_code.used_by_script(job.script.main, sources)}
     code_state.write(job.code, folder / "code", own, code, REPO)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched: dict[str, Any] = {

@@ -25,7 +25,6 @@ from bench.launch.nodes.joining import of_allocation
 from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job, frozen
 from bench.launch.progress import EdgePipe, Limits, Progress
-from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.machine import environment, processes
 from bench.machine.meters import CpuMeter, RunClock
@@ -125,7 +124,8 @@ class _Launch:
         carried.clear(results_root())
         self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
         env = ranks.environment(job.config.hardware)
-        self._env_of_ranks = script.environment_of(job.script, env) if job.script else env
+        # a script gets the machine's, what the record keeps, its own, and none of the shell's secrets
+        self._env_of_ranks = environment.passed(env) | dict(job.script.env) if job.script else env
         self._env = environment.environment() | {"env": environment.env_variables(self._env_of_ranks)}
         self._run: Run = initial_record.record_of(job, self._env, command) | dict(plan)
         if leader:

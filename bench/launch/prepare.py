@@ -110,8 +110,9 @@ def frozen(job: Job) -> Iterator[Job]:
 
 def this_machine() -> schema.Machine:
     """What resolve() may ask: GPUs that this process sees, and CPUs that it may use."""
-    visible = gpus.visible()
-    return schema.Machine(len(visible), environment.usable_cpus(), gpus.smallest_gib(visible))
+    sizes_gib = [gpu["memory_gib"] for gpu in gpus.visible()]
+    smallest_gib = None if None in sizes_gib else min(sizes_gib, default=None)  # one may not say
+    return schema.Machine(len(sizes_gib), environment.usable_cpus(), smallest_gib)
 
 
 def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:

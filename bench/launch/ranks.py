@@ -114,22 +114,6 @@ class Place:
 
 
 @contextlib.contextmanager
-def of_this_machine(num_ranks: int) -> Iterator[Place]:
-    """A context that yields the place of all ranks of a run, on a port that no other program is given meanwhile.
-
-    CannotStart: this machine cannot reach itself, for which torch would try for minutes, and say no more than that.
-    """
-    try:
-        with socket.create_server((LOOPBACK, 0)) as server:
-            socket.create_connection(server.getsockname()[:2], timeout=LOOPBACK_S).close()
-    except OSError as error:
-        why = error.strerror or error
-        raise CannotStart(error.errno, f"{LOOPBACK} cannot be reached, where ranks meet: {why}") from None
-    with reserved_port(LOOPBACK) as port:
-        yield Place(num_ranks, num_ranks, master=(LOOPBACK, port), by_torchrun=num_ranks > 1)
-
-
-@contextlib.contextmanager
 def reserved_port(host: str) -> Iterator[int]:
     """A context that yields a port of this machine that no other program is given meanwhile.
 
@@ -301,9 +285,20 @@ class Group:
 def started(
     guarded: Guard, num_ranks: int, folder: Path, env: Mapping[str, str], program: Sequence[str] = WORKER
 ) -> Iterator[Group]:
-    """A context that yields all ranks of a run on this machine alone.  CannotStart."""
-    with of_this_machine(num_ranks) as place, Group(guarded, place, folder, env, program) as group:
-        yield group
+    """A context that yields all ranks of a run on this machine alone.
+
+    CannotStart: so also where this machine cannot reach itself, for which torch would try for minutes, and say no more.
+    """
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname()[:2], timeout=LOOPBACK_S).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise CannotStart(error.errno, f"{LOOPBACK} cannot be reached, where ranks meet: {why}") from None
+    with reserved_port(LOOPBACK) as port:
+        place = Place(num_ranks, num_ranks, master=(LOOPBACK, port), by_torchrun=num_ranks > 1)
+        with Group(guarded, place, folder, env, program) as group:
+            yield group
 
 
 def write_failures(folder: Path, failed: list[dict[str, Any]]) -> None:

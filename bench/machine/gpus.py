@@ -45,12 +45,6 @@ def num_visible() -> int:
     return len(visible())
 
 
-def smallest_gib(gpus: Sequence[Facts]) -> float | None:
-    """Memory of the smallest of these GPUs; None without one, or where one does not say."""
-    sizes_gib = [gpu["memory_gib"] for gpu in gpus]
-    return None if None in sizes_gib else min(sizes_gib, default=None)
-
-
 def of_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:
     """Facts of all GPUs -> those that a run on this hardware uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]

@@ -368,23 +368,13 @@ class Document:
     @property
     def charts(self) -> list[Spec]:
         """Specs of all charts, in their order."""
-        return charts(self.blocks)
+        return [block.spec for block in _walk(self.blocks) if isinstance(block, Chart)]
 
     @property
     def drawings(self) -> list[Drawing]:
         """What is drawn and no chart, in its order."""
-        return drawings(self.blocks)
-
-
-def charts(blocks: Sequence[Block]) -> list[Spec]:
-    """Specs of the charts among blocks, for a page that is no Document yet."""
-    return [block.spec for block in _walk(blocks) if isinstance(block, Chart)]
-
-
-def drawings(blocks: Sequence[Block]) -> list[Drawing]:
-    """What is drawn among blocks and no chart."""
-    pictures = [block.drawing for block in _walk(blocks) if isinstance(block, Picture)]
-    return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
+        pictures = (block.drawing for block in _walk(self.blocks) if isinstance(block, Picture))
+        return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
 
 
 def _walk(blocks: Sequence[Block]) -> Iterator[Block]:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
@@ -75,13 +75,13 @@ def write(
     job: Job,
     run: dict[str, Any],
     output: "Output",
-    telemetry: dict[str, Any],
+    telemetry_of: Callable[[list[StepRow]], Section],
     waits_ns: Iterable[tuple[int, int]],
 ) -> Section | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
-    output: closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as in
-    printed_times.clock().
+    output: closed; telemetry_of(its rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
+    in printed_times.clock().
     """
     script, num_ranks = _script(job), job.config.hardware.num_processes or 1
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
@@ -93,11 +93,12 @@ def write(
     run["script"] |= {"used": used}
     runs, of_file = dialects.read(dialect, [text for _, text in output.lines]) if dialect else ([], {})
     if not runs or dialect is None:
-        _write_result(folder, facts, {}, [], telemetry, {})
+        _write_result(folder, facts, {}, [], telemetry_of([]), {})
         which = shown or f"a dialect ({', '.join(dialects.NAMES)})"
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
     rows = stamped(rows_of(foreign), output.lines, dialects.of_name(dialect))
+    telemetry = telemetry_of(rows)
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, shown)]
     is_wall = foreign.train_time_ms is None
@@ -158,13 +159,6 @@ def _opened(folder: Path, rank: int) -> Iterator[Opened]:
 
 
 # ---- what it printed
-
-
-def rows_of_output(output: "Output", dialect: str | None) -> list[StepRow]:
-    """The stamped rows of what a script printed; dialect: its script.dialect.  [] where no line is read."""
-    dialect = dialect or dialects.detect(text for _, text in output.lines)
-    runs = dialects.read(dialect, [text for _, text in output.lines])[0] if dialect else []
-    return stamped(rows_of(runs[-1]), output.lines, dialects.of_name(dialect)) if dialect and runs else []
 
 
 def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form) -> list[StepRow]:

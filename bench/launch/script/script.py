@@ -16,7 +16,6 @@ from typing import Any
 from bench.base import credentials, private
 from bench.base.paths import REPO, of_user
 from bench.config import schema, user_code
-from bench.machine import environment
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
@@ -139,11 +138,6 @@ def _value(name: str, value: object) -> str:
     if name not in os.environ:
         raise ValueError(f"script.env.{name}=null: the shell has no such variable: give its value, {name}: VALUE")
     return os.environ[name]
-
-
-def environment_of(script: Script, env: Mapping[str, str]) -> dict[str, str]:
-    """Of env (the ranks', ranks.environment) what the script gets: the machine's, what the record keeps, its own."""
-    return environment.passed(env) | dict(script.env)
 
 
 def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict[str, Any] | None) -> dict[str, Any]:

@@ -232,7 +232,7 @@ class Watched:
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # what it printed while it was ended
-            of_lines = outcome.write(self._folder, self._job, run, self._output, self._telemetry(), self._waits_ns)
+            of_lines = outcome.write(self._folder, self._job, run, self._output, self._telemetry, self._waits_ns)
             run["script"]["files_written"] = work_folder.tidy(self._script, self._folder / work_folder.WORK)
         except OSError as error:
             of_lines = failures.failure(failures.kind_of(error), str(error))
@@ -245,20 +245,20 @@ class Watched:
             failure["step"] = self.step
         return failure or of_lines
 
-    def _telemetry(self) -> Section:
+    def _telemetry(self, rows: list[StepRow]) -> Section:
+        """rows: of all steps, with the times of their lines."""
         known = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign_cores, "warnings": self._warnings}
         if self._started is None or self._stopped is None:
             return known
-        timed = printed_times.events(outcome.rows_of_output(self._output, self._script.dialect))
+        timed = printed_times.events(rows)
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
-        rows = join.read(self._folder / "telemetry.csv")
-        joined = join.summary(rows, spans, self._started, self._stopped)
-        summary = join.whole(joined, self._started, self._stopped)
+        samples = join.read(self._folder / "telemetry.csv")
+        summary = join.summary(samples, spans, self._started, self._stopped)
         warnings = [
             {"rank": None, "instrument": "telemetry", "edge": "run end", "error": warning}
-            for warning in join.warnings(joined, self._stopped["report"])
+            for warning in join.warnings(summary, self._stopped["report"])
         ]
-        of_gpus = join.by_device(rows).values() if self._job.config.hardware.device == "cuda" else ()
+        of_gpus = join.by_device(samples).values() if self._job.config.hardware.device == "cuda" else ()
         used_gib = [[row["mem_gib"] for row in of_gpu if row.get("mem_gib") is not None] for of_gpu in of_gpus]
         return known | {
             "device_peak_mem_gib": [max(used, default=None) for used in used_gib],

@@ -78,11 +78,6 @@ def _raw(files: Sequence[Path], data_root: Path) -> Path:
     return raw.resolve()
 
 
-def used_sources(script: Script) -> dict[str, Path]:
-    """Those of the script's sources that it uses as far as their texts say: what a record holds from the start."""
-    return {name: script.sources[name] for name in user_code.used_by_script(script.main, script.sources)}
-
-
 def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, str]:
     """In FOLDER/code every source that the script used -> {name: why}.  opened: true paths of files that it read.
 

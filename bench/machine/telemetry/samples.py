@@ -165,11 +165,6 @@ def counted_j(first: Mapping[str, float | None], last: Mapping[str, float | None
     )
 
 
-def disagreement_pct(counter_j: float | None, integral_j: float | None) -> float | None:
-    """How far integrated power is from the counter, in percent of the counter; None without both."""
-    return 100 * abs(integral_j - counter_j) / counter_j if counter_j and integral_j is not None else None
-
-
 def step_spans(rows: Iterable[Row], spans: Sequence[Span], ends: Sequence[int]) -> dict[int, Span]:
     """{row: (begin_ns, end_ns)} of every step, by the device's own time.
 
@@ -230,11 +225,14 @@ def _by_row(
 
 
 def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Row) -> Row:
-    """What the record says of them.  started, stopped: {"t_ns", "energy_j": {device: joules}} at both ends of the run.
+    """What the record says of them, with the sampler's own report.  started, stopped: {"t_ns", "energy_j": {device:
+    joules}} at both ends of the run, stopped also "report".
 
     energy_j is what all devices took while the clock ran: the counters' figure for the whole run (run_energy_j, which
     holds the validations), divided as the integrated power is; or the integral itself where there is no counter.
     """
+    run_s = (stopped["t_ns"] - started["t_ns"]) / 1e9
+    report = {name: value for name, value in stopped.get("report", {}).items() if name != "warnings"}
     devices = by_device(samples)
     timed_rows = {name: inside(rows, spans) for name, rows in devices.items()}
     timed = [row for rows in timed_rows.values() for row in rows]
@@ -246,7 +244,9 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
     if train_j is not None and counter_j is not None and whole_j:
         train_j *= counter_j / whole_j
     num_power = min((sum(row.get("power_w") is not None for row in rows) for rows in devices.values()), default=0)
-    apart_pct = disagreement_pct(counter_j, whole_j) if num_power >= MIN_POWER_SAMPLES else None
+    apart_pct = None  # in percent of the counter
+    if counter_j and whole_j is not None and num_power >= MIN_POWER_SAMPLES:
+        apart_pct = 100 * abs(whole_j - counter_j) / counter_j
     return {
         "energy_j": train_j,
         "energy_from": None if train_j is None else "counter" if counted else "power",
@@ -264,26 +264,17 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
         "max_temp_c": max((row["temp_c"] for row in timed if row.get("temp_c") is not None), default=None),
         "throttle_frac": reason_shares(timed),
         "by_device": {name: _of_device(rows) for name, rows in timed_rows.items()},
+        **report,
+        "sampler_cpu_frac": report["sampler_cpu_s"] / run_s if "sampler_cpu_s" in report and run_s > 0 else None,
     }
 
 
 def of_all_nodes(summaries: list[Row]) -> Row:
-    """whole() of each node -> of the run: sums of energies and powers (None: a part is unknown), and by_node."""
+    """summary() of each node -> of the run: sums of energies and powers (None: a part is unknown), and by_node."""
     total = dict(summaries[0])
     for name in ("energy_j", "run_energy_j", "integrated_run_energy_j", "mean_power_w"):
         total[name] = _total([summary.get(name) for summary in summaries])
     return total | {"by_node": summaries}
-
-
-def whole(joined: Row, started: Row, stopped: Row) -> Row:
-    """summary() with the sampler's own report, for the record."""
-    report, run_s = stopped["report"], (stopped["t_ns"] - started["t_ns"]) / 1e9
-    cpu_s = report.get("sampler_cpu_s")
-    return {
-        **joined,
-        **{name: value for name, value in report.items() if name != "warnings"},
-        "sampler_cpu_frac": cpu_s / run_s if cpu_s is not None and run_s > 0 else None,
-    }
 
 
 def warnings(joined: Row, report: Row) -> list[str]:

@@ -108,9 +108,7 @@ class Telemetry(Instrument):
 
     def summary(self) -> dict[str, Any]:
         """{} on other ranks than a node's first; energies of all the node's GPUs together."""
-        if self._started is None or self._stopped is None:
-            return {}
-        return join.whole(self._joined(), self._started, self._stopped)
+        return {} if self._stopped is None else self._joined()
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """Rank 0's, with energies of all nodes and, where there are several, each node's own summary."""
