@@ -1,7 +1,4 @@
-"""Files that are whole or not there, and locks.
-
-A reserve of space is kept for the one that must be written on a full disk.
-"""
+"""Atomic writes, locks, and a reserve of disk space for the file that must be written when the disk is full."""
 
 import contextlib
 import errno
@@ -24,7 +21,7 @@ STALE_S = 15.0  # a lock is held for milliseconds
 
 
 def write_out(path: Path, text: str, option: str = "--out") -> None:
-    """A file that the user asked for by this option, with the folders above it.  ValueError: it cannot be written."""
+    """Write a file that the user requested with this option, and its parent folders.  ValueError where that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -33,7 +30,7 @@ def write_out(path: Path, text: str, option: str = "--out") -> None:
 
 
 def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file.MAX_BYTES) -> Any:
-    """The object that a JSON file holds; default where it is not there, damaged or something else."""
+    """The object in a JSON file; default if it is missing, damaged or not an object."""
     try:
         return json_file.read(path, max_bytes=max_bytes)
     except ValueError:
@@ -41,9 +38,9 @@ def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file
 
 
 def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
-    """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
+    """Atomically: temporary file, fsync, rename.  On a full disk the folder's reserve is released.
 
-    JSON has no nan and inf: they become null.  durable=False: without fsync and reserve, for files that
+    nan and inf become null, as JSON has neither.  durable=False: without fsync and reserve, for files that
     need not survive a crash of the machine.
     """
     try:
@@ -66,7 +63,7 @@ def write_text(path: Path | str, text: str, durable: bool = True) -> None:
 def write_own(path: Path | str, content: bytes) -> None:
     """As write_text, not durable: a file of which plain_file.is_own() is true, whatever the umask."""
     with replacing(Path(path), durable=False) as file:
-        with contextlib.suppress(OSError):  # a file system without modes: it is not believed then
+        with contextlib.suppress(OSError):  # a file system without modes: is_own() is false there
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
         file.write(content)
 
@@ -78,11 +75,11 @@ def _write_once(path: Path, text: str, durable: bool) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all.
+    """with replacing(path) as file: ...  Its bytes appear at path if the block succeeds, else nothing changes.
 
     An OSError names path, whichever operation on the temporary file beside it failed.
     """
-    # beside it: a rename is atomic in one file system; not by the process' number alone, which another node has too
+    # in the same folder: a rename is atomic within a file system; random, as another node may have the same pid
     folder, temporary = str(path.parent), path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -98,7 +95,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
             finally:
                 os.close(folder_fd)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # what failed before is what happened
+        with contextlib.suppress(OSError):  # report the first failure
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary), folder):
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -106,7 +103,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def without_nan(obj: Any) -> Any:
-    """Nested dicts and lists with None for every nan and inf in them; tuples become lists."""
+    """Nested dicts and lists with None in place of nan and inf; tuples become lists."""
     if isinstance(obj, dict):
         return {key: without_nan(value) for key, value in obj.items()}
     if isinstance(obj, (list, tuple)):
@@ -115,15 +112,15 @@ def without_nan(obj: Any) -> Any:
 
 
 def reserve(folder: Path | str) -> None:
-    """Ballast: space that release() frees when the disk is full, so that the record can still be finished."""
+    """Allocate space that release() frees when the disk is full, so that the record can still be finished."""
     with open(Path(folder) / RESERVE, "wb") as file:
-        file.write(os.urandom(RESERVE_BYTES))  # random: a compressing file system keeps its size
+        file.write(os.urandom(RESERVE_BYTES))  # random: file systems cannot compress it
         file.flush()
         os.fsync(file.fileno())
 
 
 def release(folder: Path | str) -> bool:
-    """Remove the reserve.  True if there was one, and its space is free now."""
+    """Remove the reserve.  True if there was one, whose space is now free."""
     try:
         os.unlink(Path(folder) / RESERVE)
     except OSError:
@@ -133,10 +130,10 @@ def release(folder: Path | str) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """In this block no other process holds the lock, also on another node: who makes the file at path has it.
+    """Hold a lock that also excludes other nodes: the process that creates the file at path has it.
 
-    NFS knows no flock everywhere, and appends of two nodes overwrite each other there; that one of two makes a file is
-    sure (open(2), O_EXCL).  A stale one, by the file system's own clock, is removed.
+    NFS does not always support flock, and appends from two nodes overwrite each other there, but exclusive creation is
+    reliable (open(2), O_EXCL).  A stale lock, by the file system's clock, is removed.
     """
     own = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     while True:
@@ -153,11 +150,11 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path, own: Path) -> None:
-    with contextlib.suppress(OSError):  # it has just gone, or another process removes it
+    with contextlib.suppress(OSError):  # it is gone, or another process removes it
         made_s = path.stat().st_mtime
         own.touch()
         now_s = own.stat().st_mtime
         own.unlink()
         if now_s - made_s > STALE_S:
-            os.rename(path, own)  # of two that try, one does
+            os.rename(path, own)  # only one of several succeeds
             own.unlink()

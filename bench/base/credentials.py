@@ -1,7 +1,7 @@
 """Credentials in text: tokens known by their shape, logins in URLs, and values whose name says what they are.
 
-redacted(text) takes them out of what a record says; found(text) is what a publication is searched with: one list for
-both.  A secret that is split over two lines, encoded (base64) or called by a harmless name is not found.
+redacted(text) removes them from what is recorded; found(text) searches what is to be published, by the same rules.  A
+secret that is split over two lines, encoded (base64) or given a harmless name is not found.
 
 detect-secrets 1.5.0 was measured for this on 2026-11-23: without its entropy plugins, which flag every sha256, it found
 6 of the 12 forms that tests/test_credentials.py begins with (no Hugging Face, W&B or OpenAI project key, no token in a
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SECRET = "SECRET"  # what stands in a record for a credential
+SECRET = "SECRET"  # recorded instead of a credential
 LOGIN = "USER:PASSWORD"
-# Of environment variables: the value of one that is called so is a credential, and is recorded nowhere.
+# Environment variables with such a name hold credentials, whose values are never recorded.
 VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
-MIN_KNOWN_CHARS = 8  # of a variable's value that is looked for in text: "true" is no password
+MIN_KNOWN_CHARS = 8  # of a variable's value to be searched for in text: "true" is not a password
 
-# Literal beginnings, which str.find looks for much faster than a regular expression: what follows them.
+# {literal prefixes: regular expression of the rest}; str.find finds a prefix much faster than a regular expression.
 SHAPES = {
     ("hf_", "gsk_", "r8_", "npm_"): r"[A-Za-z0-9]{20,}",  # Hugging Face, Groq, Replicate, npm
     ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"): r"[A-Za-z0-9]{30,}",  # GitHub
@@ -53,21 +53,21 @@ WORD = r"pass(?:word|wd|phrase)|pwd|secret|credentials?"
 KEY = r"(?:api|access|secret|private|auth|account|encryption|signing|client|ssh)[_-]?key|apikey"
 TOKEN = r"(?:access|auth|api|refresh|bearer|session|hf|hub|huggingface|wandb|gh|github|gitlab|bot|private)[_-]?token"
 NAMED = re.compile(rf".*pass(?:word|wd|phrase)|(?:.*[_.-])?(?:{WORD}|{KEY}|{TOKEN})", re.I)
-# A word of language models: its value is a credential where it is an option's, or looks random.
+# Also a term of language models: its value is a credential only if it is an option's value, or looks random.
 ALONE = re.compile(r"(?:.*[_.-])?token", re.I)
 OF_TEXT = re.compile(
     r"(?:.*[_.-])?(?:eos|bos|pad|unk|sep|cls|mask|end|start|stop|image|next|last|first|special|page|num|max|min|per)"
     r"[_-]?token",
     re.I,
 )
-ASSIGNED = re.compile(  # a word that such names end with, what separates it from its value, the value
+ASSIGNED = re.compile(  # the last word of such a name, the separator, the value
     rf"(?:{WORD}|key|token)([\"']?\]?\s{{0,3}}[=:]\s{{0,3}}|[\"']?,\s{{0,3}}|\s{{1,3}})"
     r"(?:([\"'])([^\n]{1,4096}?)\2|([^\s\"'`,;()\[\]{}<>|&]{1,4096}))",
     re.I,
 )
 BEFORE = re.compile(r"[\w.-]*\Z")  # the rest of the name
 MAX_NAME_CHARS = 80
-TO_BLANK = re.compile(r"[^\s\"'`;]*")  # what a shell takes for one word
+TO_BLANK = re.compile(r"[^\s\"'`;]*")  # the rest of a shell word
 NETRC = re.compile(r"\blogin[ \t]{1,8}\S{1,256}\s{1,8}password[ \t]{1,8}(\S+)")
 BEARER = re.compile(r"\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:Bearer|Basic|Token)\s+([\w.~+/=-]+)", re.I)
 HARMLESS = re.compile(
@@ -80,7 +80,7 @@ HARMLESS = re.compile(
 
 @dataclass(frozen=True)
 class Found:
-    """Where a text holds a credential, and by what it was known."""
+    """The place of a credential in a text, and how it was recognized."""
 
     start: int
     end: int
@@ -94,7 +94,7 @@ _known: set[str] = set()
 
 
 def remember(value: str) -> None:
-    """From here on this process finds a text that holds a credential, and the credential in it, in any other text."""
+    """From now on this process also finds this text, which holds a credential, and the credential alone."""
     spans = found(value, {})
     login = [word for span in spans if span.shown == LOGIN for word in value[span.start : span.end].split(":", 1)[1:]]
     for word in (value, *login, *(value[span.start : span.end] for span in spans)):
@@ -105,7 +105,7 @@ def remember(value: str) -> None:
 def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
     """The credentials in a text, in order and without overlaps.
 
-    environ: whose secret variables are looked for too; None: those that this process had when it asked first.
+    environ: also search for the values of its secret variables; None: this process's, as of the first call.
     """
     spans_in_order, end = [], 0
     spans = [
@@ -143,7 +143,7 @@ def is_named(name: str, value: Any) -> bool:
 
 
 def is_variable(name: str, value: Any) -> bool:
-    """The same of a variable of the environment, whose name is all that can be gone by; a path is none."""
+    """The same for an environment variable, of which only the name is evidence; a path is not a credential."""
     if is_named(name, value):
         return True
     is_text = isinstance(value, str) and not HARMLESS.fullmatch(value) and not os.path.isabs(value)
@@ -153,7 +153,7 @@ def is_variable(name: str, value: Any) -> bool:
 def hidden(values: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
     """Nested dicts and lists -> the same without credentials, and {path: text as it was} of each that was changed.
 
-    A value's name counts as in text: the key of a dict, and in a list the option before it (--api-key, VALUE).
+    A value's name is the key of a dict, or in a list the option before it (--api-key, VALUE).
     """
     if isinstance(values, str):
         clean = redacted(values)
@@ -247,7 +247,7 @@ def _shell_variables() -> dict[str, str]:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """{value: name} of what is worth looking for."""
+    """{value: name} of those that can be searched for."""
     return {
         value: name
         for name, value in environ.items()

@@ -1,8 +1,8 @@
-"""Where things are: this code, its results, and the folder that the user's relative paths start from.
+"""Paths of this code and its results, and the folder that the user's relative paths start from.
 
 run.sh changes folder, and gives the user's own as SPEEDRUN_CWD.  REPO is the checkout, or the package that a wheel
-installs, which holds the same folders; there nothing is ever written.  CODE is where this process imports from: REPO,
-or a read-only copy of it (bench/machine/code_copy.py), whose processes are told REPO by the variable CHECKOUT.
+installs, which has the same folders and is never written to.  CODE is where this process imports from: REPO,
+or a read-only copy of it (bench/machine/code_copy.py), whose processes get REPO from the variable CHECKOUT.
 """
 
 import os
@@ -16,9 +16,9 @@ if COPY_NAME.fullmatch(CODE.name) and CHECKOUT not in os.environ:  # else its .d
     raise ImportError(f"{CODE} is a read-only copy of a checkout's code: run the program from the checkout")
 REPO = Path(os.environ[CHECKOUT]) if COPY_NAME.fullmatch(CODE.name) else CODE
 CONF = CODE / "conf"
-MARK = "speedrun.yaml"  # in a user's conf/: ./run.sh init made it; a conf/ without it is some other program's
+MARK = "speedrun.yaml"  # marks a user's conf/, made by ./run.sh init; a conf/ without it belongs to another program
 INSTALLED = (REPO / "__init__.py").exists()  # what bench/cli/wheel.py is in a wheel
-PUBLISHED = "published"  # copies for git, in results/: what searches a results folder skips it
+PUBLISHED = "published"  # in results/, copies for git: skipped when a results folder is searched
 
 
 def working_folder() -> str:
@@ -32,7 +32,7 @@ def of_user(word: str | Path) -> Path:
 
 
 def shown(path: str | Path) -> str:
-    """A path for a person to use where they stand: relative if it lies below that folder, else absolute."""
+    """A path to show to the user: relative if it is below their working folder, else absolute."""
     path = Path(path)
     real = os.path.join(os.path.realpath(path.parent), path.name)  # either may have been reached by a link
     way = os.path.relpath(real, os.path.realpath(working_folder()))
@@ -40,15 +40,15 @@ def shown(path: str | Path) -> str:
 
 
 def project_folder() -> Path:
-    """The folder of results/ and .data/: the checkout, or where the user stands.
+    """The folder of results/ and .data/: the checkout, or the user's working folder.
 
-    The latter when the program is installed, or the folder is a project that ./run.sh init made.
+    The latter if the program is installed, or the folder is a project made by ./run.sh init.
     """
     return Path(working_folder()) if INSTALLED or own_conf() else REPO
 
 
 def own_conf() -> Path | None:
-    """conf/ of the project that the user stands in, made by ./run.sh init; None where there is none."""
+    """conf/ of the project in the user's working folder, made by ./run.sh init; None without one."""
     folder = Path(working_folder(), "conf").absolute()
     return folder if (folder / MARK).is_file() else None
 
@@ -59,9 +59,9 @@ def results_root() -> Path:
 
 
 def copy_roots() -> list[Path]:
-    """Folders for copies of code; the first that only this user can write is taken: their cache, the temporary folder.
+    """Folders for copies of code, of which the first that only this user can write to is used.
 
-    The second is for a home that is read only, or on a disk that gives its files to somebody else.
+    They are the user's cache, and the temporary folder for a home that is read-only or owned by somebody else.
     """
     import tempfile  # 5 ms, which --help does not need
 
@@ -70,7 +70,7 @@ def copy_roots() -> list[Path]:
 
 
 def published_root() -> Path:
-    """Where publications lie, a results folder each: in project_folder(), also if SPEEDRUN_RESULTS is set."""
+    """The folder of publications, each a results folder: in project_folder(), even if SPEEDRUN_RESULTS is set."""
     return project_folder() / "results" / PUBLISHED
 
 

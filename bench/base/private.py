@@ -1,4 +1,4 @@
-"""What a record must not say: paths and names that lead to a person or a machine, and credentials."""
+"""Redaction of what must not be recorded: paths and names that identify a person or a machine, and credentials."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from bench.base.units import MIB
 
 BLOCK_BYTES = 16 * MIB  # of a log, in memory at once
 LOCAL = ("localhost", "localhost4", "localhost6", "localdomain", "ip6-localhost", "ip6-loopback")
-# Words that records and logs are made of: a host that is called so is looked for only where a text says it is a host.
+# Common words in records and logs: a host with such a name is redacted only where the text marks it as a host.
 WORDS = """
 adam apple atlas base baseline batch bench benchmark build builder calibration cluster compute computer config
 container cuda darwin data debian debug default desktop device docker fedora files gateway graph guest head home
@@ -34,7 +34,7 @@ TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # of its report: the 
 
 
 def salted_hash(text: str) -> str:
-    """16 hex digits that are the same for the same text, in this project only."""
+    """16 hex digits, the same for the same text, but specific to this project."""
     return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
 
 
@@ -43,9 +43,9 @@ def redact(
 ) -> str:
     """Without credentials, private paths and names: the repository is ".", home "~", the user USER, the host HOST.
 
-    The user is looked for in paths, before an @ and where programs put it (torchinductor_USER); the host anywhere, with
-    its domain.  A host with an ordinary or short name (ORDINARY) is found only where the text says that it is one:
-    root@train, https://train.  home, user, host: None is this process's own.
+    The user name is replaced in paths, before an @ and where programs use it (torchinductor_USER); the host anywhere,
+    with its domain.  A host with an ordinary (ORDINARY) or short name is replaced only where the text marks it as a
+    host: root@train, https://train.  home, user, host: None means this process's.
     """
     for root in copy_roots():
         if str(root) in text:  # of a source: what the repository's own path becomes
@@ -86,7 +86,7 @@ def _host(name: str) -> re.Pattern[str]:
 
 @functools.lru_cache
 def _logins() -> tuple[str, ...]:
-    """This user's name, by the system and by the shell."""
+    """This user's name according to the system and the shell."""
     names = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
     with contextlib.suppress(ImportError, KeyError):  # not Unix; a container's user without an entry
         import pwd
@@ -97,7 +97,7 @@ def _logins() -> tuple[str, ...]:
 
 @functools.lru_cache
 def _hosts() -> tuple[str, ...]:
-    """This machine's names, by the kernel and in /etc; no name server is asked, which may take minutes to refuse."""
+    """This machine's names according to the kernel and /etc; name servers are not queried, as that may take minutes."""
     names = {socket.gethostname(), *(word for line in _lines_of("/etc/hostname") for word in line.split())}
     labels = {name.partition(".")[0] for name in names}
     for line in _lines_of("/etc/hosts"):
@@ -115,7 +115,7 @@ def _lines_of(path: str) -> list[str]:
 
 
 def redact_all(values: Any, repo: Path | str) -> Any:
-    """Nested dicts and lists with redact() of each text in them, and SECRET for what is called a credential."""
+    """Nested dicts and lists with redact() applied to each text, and SECRET in place of values named as credentials."""
     return _redact_each(credentials.hidden(values)[0], repo)
 
 
@@ -128,9 +128,9 @@ def _redact_each(values: Any, repo: Path | str) -> Any:
 
 
 def redact_logs(folder: Path, repo: Path | str) -> None:
-    """The texts in a run folder's logs/, in place; what cannot be read (a pipe) or written stays as it is.
+    """Redact the text files in a run folder's logs/ in place, except what cannot be read (a pipe) or written.
 
-    Binary files stay too: dumps of NCCL's.  Takes a block's memory however long a log is.
+    Binary files, such as NCCL's dumps, are not changed.  Memory is bounded by a block, however long a log is.
     """
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:

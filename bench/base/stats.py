@@ -3,9 +3,9 @@
 Samples, distribution functions, tests, power, and how low a loss can be by luck.  Written without scipy, which is not
 needed at run time; the tests compare every function with it to 1e-9.
 
-Power is that of the two-sided Welch test, by the noncentral t distribution with the degrees of freedom that the spreads
-give.  Near enough from 5 a side; below, Welch's degrees of freedom vary from sample to sample and it promises too much:
-with 3 a side the change that should be found in 80 of 100 races is found in 70 (simulated, tests/test_simulation.py).
+Power is that of the two-sided Welch test, by the noncentral t distribution with the spreads' degrees of freedom.  It is
+accurate from 5 per side; below, Welch's degrees of freedom vary from sample to sample and it is too optimistic: with 3
+per side the change that should be detected in 80 of 100 races is detected in 70 (simulated, tests/test_simulation.py).
 """
 
 import bisect
@@ -378,14 +378,9 @@ def _shift(df: float, alpha: float, wanted_power: float) -> float:
 def log_e_value(nats_of_p: float, nats: float, num_tokens: int) -> float:
     """The log of the e-value of a mean loss of nats; a causal model has MIN_LOG_E_VALUE or more in one of a million.
 
-    Let tokens x_1 ... x_N be drawn from a known distribution p, and let q be any causal model: its q(x_t | x_<t) sums
-    to 1 over the vocabulary and depends on the tokens before t alone, however it was trained.  Given the past, the
-    expectation of q(x_t | past) / p(x_t | past) is the sum of q over the tokens that p can draw, so at most 1.  Hence
-    the product M of these ratios over all tokens has an expectation of at most 1, and by Markov's inequality
-    P(M >= 1 / alpha) <= alpha.  But ln M = N * (nats of p - nats of q), both means over the tokens that were drawn.  So
-    a mean loss below (nats of p) - ln(1 / alpha) / N happens to an honest model with probability alpha at most, at
-    every N, without a standard error or an assumption about the model.  For tokens drawn uniformly over a vocabulary of
-    V the nats of p are ln V.
+    The tokens are drawn from a known distribution p, and nats_of_p is the mean of -ln p over those that were drawn; for
+    tokens uniform over a vocabulary of V it is ln V.  By Markov's inequality, for every N, without a standard error or
+    an assumption about the model: docs/HONESTY.md, "The arithmetic of random tokens".
     """
     return num_tokens * (nats_of_p - nats)
 

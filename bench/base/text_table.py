@@ -1,8 +1,7 @@
 """Cells as a table of text: for a terminal, a pipe, or Markdown.
 
-What standard output is says how: its width, and whether words may be in colour.  On a terminal rich draws the table:
-colours, and words folded where it is wider than the terminal.  What nothing has to be decided about is joined here,
-10,000 rows in a tenth of a second; rich would take seconds.
+Standard output decides the width and whether colours are used.  On a terminal rich draws tables with colours, or that
+have to be folded to fit; all others are joined here, 10,000 rows in a tenth of a second, where rich would take seconds.
 """
 
 import itertools
@@ -14,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-COLOURS = {  # a word on its own, in any case: what it says should be seen at once
+COLOURS = {  # of a cell that consists of this word, in any case
     "faster": "green",
     "accepted": "green",
     "slower": "red",
@@ -36,7 +35,7 @@ MAX_DRAWN_ROWS = 500  # by rich, 0.7 ms each
 GAP = 2  # spaces between columns
 MIN_WORDS_WIDTH = 12  # of a column that is folded
 CONTROL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # of Unicode's categories
-MARK_WIDTH = 8  # of the word before a line, as progress lines have it
+MARK_WIDTH = 8  # of the word before a line, as in progress lines
 
 Rows = list[Sequence[str]]
 
@@ -89,7 +88,7 @@ def _joined(rows: Rows, widths: Sequence[int], right: Sequence[bool], is_md: boo
 
 
 def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_header: bool) -> str:
-    """By rich: words are folded until all fits; numbers never are, so it may be wider than a very narrow terminal."""
+    """With rich: text is folded until the table fits; numbers never are, so it may exceed a very narrow terminal."""
     from rich.rule import Rule
     from rich.table import Table
     from rich.text import Text
@@ -112,7 +111,7 @@ def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_header:
 
 
 def _folded_header(column: Sequence[str], is_right: bool) -> str:
-    """The name of a column of numbers, over several lines rather than wider than its numbers."""
+    """The name of a column of numbers, on several lines rather than wider than its numbers."""
     name, *cells = column
     widest = max(map(len, [*cells, *name.split()]), default=1)
     return textwrap.fill(name, widest, break_long_words=False, break_on_hyphens=False) if is_right and name else name
@@ -135,7 +134,7 @@ def some(words: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str
 
 
 def middle(text: str, max_chars: int) -> str:
-    """The beginning and the end of a text that is longer: often both are needed to tell it from others."""
+    """The beginning and the end of a longer text: often both are needed to identify it."""
     if len(text) <= max_chars:
         return text
     num_first = max_chars // 2
@@ -143,7 +142,7 @@ def middle(text: str, max_chars: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Without control characters: an escape sequence of a foreign record would be obeyed by the terminal."""
+    """Without control characters: a terminal would obey an escape sequence in a foreign record."""
     if text.isprintable():
         return text
     spaced = re.sub(r"[\n\r\t]", " ", text)
@@ -160,7 +159,7 @@ def line(text: str, is_md: bool = False) -> str:
 
 
 def screen_width() -> int | None:
-    """Characters a line: $COLUMNS, else the terminal's.  None where there is neither: nothing needs to be cut."""
+    """Characters per line: $COLUMNS, else the terminal's width.  None for neither: nothing needs to be cut."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)
@@ -171,7 +170,7 @@ def screen_width() -> int | None:
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks at standard output."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -181,7 +180,7 @@ def colour(word: str) -> str:
 
 
 def coloured(word: str) -> str:
-    """A verdict with its colour's escape sequences; without them in a pipe, with NO_COLOR, and where TERM=dumb."""
+    """A verdict with the escape sequences of its colour; without them in a pipe, with NO_COLOR, and if TERM=dumb."""
     if not is_terminal():
         return word
     from rich.text import Text
@@ -190,7 +189,7 @@ def coloured(word: str) -> str:
 
 
 def drawn(what: Any, line_width: int) -> str:
-    """Anything of rich's as text, in lines of this width, without trailing spaces.  No markup is interpreted."""
+    """A renderable of rich as text, in lines of this width, without trailing spaces or markup."""
     from rich.console import Console
 
     console = Console(width=max(line_width, 1), markup=False, highlight=False, emoji=False)

@@ -1,6 +1,6 @@
-"""What is claimed: some runs of one config on one track, the races they are arms of, and the ledger that has them all.
+"""A claim: runs of one config on one track, the races that they are arms of, and the ledger that lists them all.
 
-Reads run folders and races, and the ledger once; bench/claims/rules/ says whether the claim holds.
+Reads run folders and races, and the ledger once; bench/claims/rules/ decides whether the claim holds.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ Judged = tuple[bool | None, str]  # of a rule: (passed, evidence); passed None: 
 
 @dataclass
 class Run:
-    """A run folder that can be read."""
+    """A readable run folder."""
 
     name: str  # "<track>/<run_id>", as in the ledger
     folder: Path
@@ -37,7 +37,7 @@ class Run:
 
     @property
     def arm(self) -> str:
-        """Its name in the race; "" of no race."""
+        """Its name in the race; "" without one."""
         return (self.record.get("race") or {}).get("arm") or ""
 
     @property
@@ -56,7 +56,7 @@ class ClaimedRace:
 
     race_id: str
     arm: str
-    state: state.State | None  # None: its plan is not there, or not the one in the ledger
+    state: state.State | None  # None: its plan is missing, or not the one in the ledger
     fault: str | None  # why not
     race_json: race_folder.Race | None  # None: it cannot be read
 
@@ -93,7 +93,7 @@ class Claim:
 
     @property
     def num_runs(self) -> int | None:
-        """How many runs a record takes; None on a track without a target, which keeps no record."""
+        """How many runs a record needs; None on a track without a target, which keeps no records."""
         return self.track_rules.repeats if has_target(self.track) else None
 
     @property
@@ -131,7 +131,7 @@ class Claim:
         return others
 
     def _shape_of(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
-        """As the ledger has it, else of the folder's config.yaml; None without both."""
+        """From the ledger, else from the folder's config.yaml; None without both."""
         if "shape_id" in start:
             return dict(start)
         with contextlib.suppress(ValueError):
@@ -139,7 +139,7 @@ class Claim:
         return None
 
     def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:
-        """Whether a plan says that this run of the claim's config and code is not of the claim."""
+        """Whether a plan excludes this run of the claim's config and code from the claim."""
         claimed = [known for known in self.races if known.race_id == race.get("race_id")]
         if not claimed:
             return self._is_baseline(race) if race else bool(self.races)
@@ -163,9 +163,9 @@ class Claim:
 
 
 def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None) -> Claim:
-    """Run folders that are claimed together.  Discarded warm-up runs among them are left to their race.
+    """A claim of these run folders.  Discarded warm-up runs among them are left out.
 
-    book: their ledger.Ledger, if it has been read; else it is the nearest one, upwards, and the same for all.
+    book: their ledger.Ledger, if it has been read; else the nearest one, upwards, which they must share.
     ValueError where nothing can be claimed.
     """
     paths = [Path(folder).absolute() for folder in folders]
@@ -184,7 +184,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
 
 
 def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
-    """One arm of a race: the runs that hold its slots; those that are gone are missing.  ValueError: all are gone."""
+    """A claim of one arm of a race: the runs in its slots; some may be missing.  ValueError: all are missing."""
     folders = [book.results / run for run in race.runs(arm) if (book.results / run / "run.json").is_file()]
     if not folders:
         raise ValueError(f"{race.race_id}: no run of {arm} is there: restore the run folders, or race again")
@@ -192,25 +192,25 @@ def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
 
 
 def tracks() -> list[str]:
-    """Those that conf/ has."""
+    """The tracks in conf/."""
     return groups.choices("track")
 
 
 @functools.cache
 def standard(track: str) -> schema.Config:
-    """A run on this track with nothing changed, as conf/ has it now.  ValueError for a track that it does not have."""
+    """The config of a run on this track with nothing changed, from conf/.  ValueError for an unknown track."""
     if track not in tracks():
         raise ValueError(f"track={track}: unknown track; choose from {', '.join(tracks())}")
     return compose.compose([f"track={track}"])
 
 
 def track_rules(track: str) -> schema.TrackConfig:
-    """What conf/track/ says now."""
+    """The track's current rules, from conf/track/."""
     return standard(track).track
 
 
 def has_target(track: str) -> bool:
-    """Whether there is a loss to reach, so that there are records."""
+    """Whether the track has a target loss, and so keeps records."""
     goal = standard(track).goal
     return goal.target_val_loss is not None or goal.target_gap_nats is not None
 

@@ -1,7 +1,7 @@
-"""A claim as a folder that can be sent, committed and judged anywhere: it is a results folder with a claim in it.
+"""A claim as a folder that can be sent, committed and judged anywhere: a results folder with a claim.yaml.
 
-claim.yaml              track, n, races, arm: what is claimed
-README.md               a generated table, and what its author says
+claim.yaml              track, n, races, arm
+README.md               a generated table, and its author's text
 <track>/<run_id>/ ...   every run of the claim and of its races        races/<race_id>/ ...     ledger.jsonl  the whole
 """
 
@@ -69,7 +69,7 @@ def _is_claimed(path: Path, claimed: Claimed) -> bool:
 
 
 def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | None = None) -> None:
-    """Make the claim's folder.  Raises ValueError where the folder is not empty, or a file does not pass the gate."""
+    """Make the claim's folder.  Raises ValueError if the folder is not empty, or a file may not be published."""
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
         remedy = "name a folder outside, or its copies would be counted as runs"
@@ -91,7 +91,7 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
 
 
 def content(folder: Path) -> publication.Content:
-    """A claim's folder -> what is in it, to be published as it stands.  ValueError: its two texts cannot be read."""
+    """A claim's folder -> its content, to be published unchanged.  ValueError: its two texts cannot be read."""
     try:
         texts = {name: plain_file.text(folder / name) for name in (CLAIM, "README.md")}
     except Damaged as error:
@@ -103,7 +103,7 @@ def content(folder: Path) -> publication.Content:
 
 
 def summary(claim: claims.Claim) -> str:
-    """The generated block: every run with its numbers, means, and what it was raced against."""
+    """The generated block: every run with its numbers, the means, and the verdicts of its races."""
     parts = []
     for part, runs in (("claimed", claim.runs), *_others(claim)):
         rows = sorted((row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))

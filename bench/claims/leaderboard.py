@@ -1,7 +1,7 @@
-"""The leaderboard: what stands on each track, and how its record came down.  ./run.sh table --leaderboard
+"""The leaderboard: the entries of each track, and the history of its record.  ./run.sh table --leaderboard
 
-An entry is all runs of one config and code on one kind of machine that one ledger has.  It is made from run folders,
-races and the ledger alone; what would be a record is judged first (bench/claims/rules/), and becomes one if accepted.
+An entry is all runs of one config and code on one kind of machine in one ledger.  It is computed from run folders,
+races and the ledger only; a candidate for a record is judged first (bench/claims/rules/), and becomes one if accepted.
 """
 
 import collections
@@ -28,14 +28,14 @@ Groups = dict[tuple[Any, ...], list[tuple[Row, str]]]
 class Entry:
     """Repeats of one config and code in one setting."""
 
-    rows: list[Row]  # complete, oldest first; suspect ones too, whose losses count
+    rows: list[Row]  # complete, oldest first; including suspect ones, whose losses count
     folders: list[str]
     num_lost: int  # runs of the same config and code that failed or are invalid
-    book: ledger.Ledger  # that has them
-    judged: str = "time"  # by which it is placed, or "steps"
+    book: ledger.Ledger  # that lists them
+    judged: str = "time"  # what it is ranked by: time or steps
     status: str = ""
-    since: str = ""  # when it had the runs that a record takes
-    number: int | None = None  # of the record, among those on its device
+    since: str = ""  # when it had the runs that a record needs
+    number: int | None = None  # of the record, among those on this device
 
     def __post_init__(self) -> None:
         by_steps = self.judged == "steps"
@@ -59,12 +59,12 @@ class Entry:
 
     @functools.cached_property
     def certificate(self) -> str | None:
-        """What the replays of its runs showed."""
+        """The outcome of its runs' replays."""
         return certificates.of_several(map(certificates.outcome, self.folders))
 
     @functools.cached_property
     def losses(self) -> target.Decision:
-        """What bench.compare.target says of the runs against the track's target."""
+        """The decision of bench.compare.target on the runs and the track's target."""
         return target.of_repeats(self.rows, target.p_value_of(self.first["track"]))
 
 
@@ -73,7 +73,7 @@ def _started(row: Row) -> str:
 
 
 class Change(TypedDict):
-    """Of a record against the one before."""
+    """Of a record vs the one before."""
 
     change_pct: float | None
     measured: str  # how: in a race of the two, or from their means
@@ -84,16 +84,16 @@ Step = tuple[Entry, Entry | None, Change]  # of a progression: a record, the rec
 
 @dataclass
 class Board:
-    """What stands on a track."""
+    """The entries and records of a track."""
 
     track: str
     track_rules: schema.TrackConfig
-    entries: list[Entry]  # best first; those without a time that counts at the end
+    entries: list[Entry]  # best first; those without an eligible time last
     records: list[Step]  # progression()
 
     @property
     def needed(self) -> str:
-        """What a record takes, a sentence; words between ` are commands."""
+        """What a record requires, a sentence; text between ` is a command."""
         rules = self.track_rules.rules
         device = f" on {rules.num_gpus} x {rules.gpu}" if rules.gpu else ""
         best = ", in fewer steps than the one before" * (rules.judged == "steps")
@@ -183,7 +183,7 @@ def progression(
     races: Sequence[race_folder.Race] = (),
     judge: Callable[[Entry], str | None] | None = None,
 ) -> list[Step]:
-    """Entries of a track -> its records, oldest first; each entry gets its status."""
+    """Entries of a track -> its records, oldest first; sets each entry's status."""
     best: dict[str | None, Entry] = {}
     records: list[Step] = []
     order = _order(entries, track_rules, races)
@@ -203,10 +203,10 @@ def progression(
 def _order(
     entries: Sequence[Entry], track_rules: schema.TrackConfig, races: Sequence[race_folder.Race]
 ) -> Callable[[Entry], tuple[str, bool]]:
-    """Key to sort entries by: when each had the runs that a record takes.
+    """Key to sort entries by: when each had the runs that a record needs.
 
-    Later runs of an old record, as another's baseline, make it no younger.  The arms of one race came at once: the
-    baseline first, whichever run happened to be the last.
+    Later runs of an old record, as another's baseline, do not change its date.  The arms of one race share a date, with
+    the baseline first, whichever run happened to be the last.
     """
     baselines = {race["race_id"]: race["baseline"] for race in races}
     begun: dict[str, str] = {}
@@ -242,7 +242,7 @@ def _why_no_record(
 
 
 def failed_rule(entry: Entry) -> str | None:
-    """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they keep them all."""
+    """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they pass all."""
     try:
         return rulebook.first_failed(claims.from_folders(entry.folders, entry.book))
     except ValueError as error:
@@ -260,7 +260,7 @@ def races_of(paths: Iterable[Path]) -> list[race_folder.Race]:
 
 
 def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> Change:
-    """Of a race of the two in one session if there was one, else of the means."""
+    """From a race of the two in one session if there was one, else from the means."""
     if before is None:
         return {"change_pct": None, "measured": "the first"}
     if entry.judged == "steps":

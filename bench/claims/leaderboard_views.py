@@ -1,4 +1,4 @@
-"""The leaderboard as it is shown: a table for a terminal or Markdown, and plain values for the results site.
+"""Views of the leaderboard: a table for a terminal or Markdown, and plain values for the results site.
 
 ./run.sh table --leaderboard
 """
@@ -37,7 +37,7 @@ BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of
 
 
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
-    """Of these folders, words of the user (none: results/); form: github, or simple for a terminal."""
+    """The leaderboard of these folders, as typed (none: results/).  form: github, or simple for a terminal."""
     paths = [named.folder(word) for word in folders] or [results_root()]
     runs = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []
@@ -93,7 +93,7 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 
 def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
-    """rows of the runs in these folders, none of which stands on the leaderboard -> a sentence with the reasons."""
+    """rows of the runs in these folders, none of which is on the leaderboard -> a sentence with the reasons."""
     where = ", ".join(f"{shown(path)}/" for path in paths)
     published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
     if not rows:
@@ -157,7 +157,7 @@ def _entry(entry: leaderboard.Entry) -> Entry:
 
 
 def _what_changed(before: leaderboard.Entry | None, entry: leaderboard.Entry) -> str | None:
-    """The config's settings that differ from the record before, and whether the code does; None for the first."""
+    """The settings that differ from the previous record, and whether the code does; None for the first."""
     if before is None:
         return None
     changes = [
@@ -179,7 +179,7 @@ def _plain(values: list[Any]) -> str:
 
 
 def _who(results: Path) -> str | None:
-    """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
+    """Who made it, from the line "By: ..." of the README beside the ledger; None without one."""
     try:
         match = BY.search(plain_file.text(results / "README.md"))
     except Damaged:

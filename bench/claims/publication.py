@@ -1,12 +1,12 @@
 """Runs and races as a folder of their own, to be committed, sent and judged anywhere: a publication, a claim's folder.
 
     <track>/<run_id>/ ...   records without logs, traces and memory snapshots        races/<race_id>/ ...
-    ledger.jsonl            the whole, so that its chain holds    README.md   its author's words, and a generated table
+    ledger.jsonl            complete, for its chain      README.md   its author's text, and a generated table
 
-Publications lie in results/published/, a folder each.  They and results/README.md are all that git sees of results/.
+Publications are folders of results/published/.  They and results/README.md are all that git tracks of results/.
 
-Both leave through one gate: a file goes with a reason or not at all, and nothing goes that holds a credential or names
-this machine, in its bytes or in its name.  Refusals name the file, the line and the kind, never the credential.
+Both are checked: every file needs a reason to be included, and none may hold a credential or name this machine, in its
+bytes or in its name.  Refusals name the file, the line and the kind, never the credential.
 """
 
 import functools
@@ -51,7 +51,7 @@ MAX_SHOWN = 5
 
 @dataclass
 class Content:
-    """What is to be copied, and from where."""
+    """Files to be copied, and their origin."""
 
     ledger: ledger.Ledger  # of the results folder that it lies in
     named_runs: list[str]  # "<track>/<run_id>"; those of the races belong to it anyway
@@ -65,12 +65,12 @@ class Content:
 
     @functools.cached_property
     def runs(self) -> list[str]:
-        """Names of the runs and of all of the races, warm-ups and interrupted ones too: each once, if it is there."""
+        """Names of the runs and all runs of the races, warm-ups and interrupted ones too: each once, if it exists."""
         names = list(self.named_runs)
         for race_id in self.race_ids:
             try:
                 race = state.read(race_folder.of(self.results, race_id), self.results, self.ledger)
-            except ValueError:  # the race is gone or not as planned: judge says so
+            except ValueError:  # the race is missing or not as planned: judge reports that
                 continue
             for arm in race.plan["arms"]:
                 names += race.runs(arm) + race.runs(arm, discarded=True) + race.interrupted(arm)
@@ -79,21 +79,21 @@ class Content:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A file that goes along."""
+    """A file to be included."""
 
     path: str  # from the results folder on
-    group: str  # what it is called in the list: its path in its run's folder
+    group: str  # its name in the list: its path in its run's folder
     reason: str
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class Gated:
-    """How the user wants to pass the gate."""
+    """The user's options for the check."""
 
-    show: Callable[[list[Leaving]], object] = lambda leaving: None  # the list of what goes, before it is written
-    allowed: Sequence[str] = ()  # files that go whatever is found in them
-    dry_run: bool = False  # show and search, and write nothing
+    show: Callable[[list[Leaving]], object] = lambda leaving: None  # shows the list of files before they are written
+    allowed: Sequence[str] = ()  # files that are included whatever is found in them
+    dry_run: bool = False  # only show and search
 
 
 def content_of(words: Sequence[str]) -> Content:
@@ -113,8 +113,8 @@ def content_of(words: Sequence[str]) -> Content:
 def publish(content: Content, name: str | None, table: Callable[[list[str]], int], gated: Gated | None = None) -> Path:
     """Content -> its new folder in results/published/, called name (None: content.name).  table: bench.cli.table.main.
 
-    Raises ValueError, and nothing is written: the name is invalid or taken, a run or a race has not ended, the gate
-    keeps a file back, or the disk is full.
+    Raises ValueError, and writes nothing, if the name is invalid or taken, a run or a race has not ended, a file may
+    not be published, or the disk is full.
     """
     name = name or content.name
     if content.results.resolve().is_relative_to(published_root().resolve()):
@@ -160,7 +160,7 @@ def _refuse_unfinished(content: Content) -> None:
 def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]], gated: Gated) -> None:
     """Content -> a results folder, whole or not at all.  texts(the copy) -> {file name: text} of what is generated.
 
-    folder may be there if it is empty.  ValueError where it cannot be written or the gate keeps a file back.
+    folder may exist if it is empty.  ValueError where it cannot be written or a file may not be published.
     """
     folder, leaving = folder.absolute(), [*_files(content)]
     gated.show(leaving)
@@ -194,7 +194,7 @@ def _files(content: Content) -> Iterator[Leaving]:
 
 
 def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
-    """run.json, what it lists and what every run has; not what stays on its machine, nor pages made from the record.
+    """run.json, the files that it lists and those of every run, without local files and pages made from the record.
 
     ValueError: a file of its code/ has no reason.
     """
@@ -215,7 +215,7 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
 
 
 def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
-    """{path in the run's folder: why it goes} of what has no role that says so."""
+    """{path in the run's folder: why it goes} of files without a role that gives the reason."""
     code = run.get("code") or {}
     reasons = dict.fromkeys(WHICH_CODE, "which code ran") | REASONS
     reasons |= {f"code/{name}": "imported by the run" for name in code.get("files") or () if name.startswith("own/")}
@@ -228,7 +228,7 @@ def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _script_sources(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
-    """{source of a script in code/: why}.  Of older records: programs, and what those name."""
+    """{source of a script in code/: why}.  For older records: programs, and the files that they name."""
     script = run.get("script") or {}
     if not script or "used" in script:
         return script.get("used") or {}
@@ -243,7 +243,7 @@ def _script_sources(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def listing(leaving: Iterable[Leaving]) -> list[str]:
-    """Lines for people: each kind of file once, in how many runs, its bytes together, its reason."""
+    """Lines to print: each kind of file once, with the number of runs, total bytes and reason."""
     groups: dict[tuple[str, str], list[int]] = {}
     for file in leaving:
         groups.setdefault((file.group, file.reason), []).append(file.num_bytes)
@@ -257,7 +257,7 @@ def listing(leaving: Iterable[Leaving]) -> list[str]:
 def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()) -> None:
     """Refuse files in folder that hold a credential or name this machine.  ValueError: which, where and what to do.
 
-    allowed: paths, or their ends, that the user has looked at: they go whatever they hold.
+    allowed: paths, or their ends, that the user has checked: they are included whatever they hold.
     """
     refused: list[str] = []
     for path in paths:

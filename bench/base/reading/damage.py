@@ -1,4 +1,4 @@
-"""What is said of a file that cannot be used: one sentence that names it, what is wrong and what to try."""
+"""Errors about files that cannot be used: one sentence with the path, what is wrong and what to try."""
 
 import contextlib
 import traceback
@@ -9,7 +9,7 @@ BAD = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, Type
 
 
 class Damaged(ValueError):
-    """The file cannot be used: a sentence that names it."""
+    """The file cannot be used; the message names it."""
 
 
 class Missing(Damaged):
@@ -17,7 +17,7 @@ class Missing(Damaged):
 
 
 def one_line(text: object) -> str:
-    """Without what a terminal would obey: a control character as \\x1b, line ends too."""
+    """With control characters, including line ends, escaped as \\x1b, so that a terminal does not obey them."""
     text = str(text)
     if text.isprintable():
         return text
@@ -26,10 +26,10 @@ def one_line(text: object) -> str:
 
 @contextlib.contextmanager
 def of_record(where: object) -> Iterator[None]:
-    """with of_record(folder): ...   What a damaged record makes fail inside is one Damaged that names it.
+    """with of_record(folder): ...   Turns errors that a damaged record causes inside into a Damaged that names it.
 
-    For the place where one record is turned into a row, a page or a line, so that the next one is still shown.  What
-    the types of the fields did not catch ends here, with the line of code that stumbled, as it may also be our fault.
+    Use it where a record is turned into a row, a page or a line, so that the next one is still shown.  Errors that the
+    types of the fields did not catch end here, with the line of code that failed, as it may also be our fault.
     """
     try:
         yield
@@ -45,5 +45,5 @@ def of_record(where: object) -> Iterator[None]:
 
 
 def kind_name(value: object) -> str:
-    """Of a value of JSON or YAML that is of the wrong kind."""
+    """The name of a JSON or YAML value's type."""
     return {list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")

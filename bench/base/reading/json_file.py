@@ -1,4 +1,4 @@
-"""JSON that others may have written: bounded nesting and numbers, and fields of the types that are asked for."""
+"""Reading JSON that others may have written: bounded nesting and numbers, and fields of the requested types."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict
 
 
 def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
-    """What JSON text says, whole.  where: what the error calls it, a path or a path and a line.
+    """The value of JSON text.  where: its name in errors, a path or a path and a line.
 
     kind: a type of msgspec's (TypedDict, dict[str, int], ...) that it must have; keys that the type lacks are allowed
     and kept.  Raises Damaged: no JSON, a field of another type, too deep, a number that is too long, NaN.
@@ -43,7 +43,7 @@ def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
 
 
 def check_kind(value: Any, kind: Any, where: object) -> Any:
-    """The same plain value, if it has this type of msgspec's.  Damaged names where and the field that has not."""
+    """The same plain value, if it has this type of msgspec's; else Damaged with where and the wrong field."""
     import msgspec
 
     try:
@@ -54,7 +54,7 @@ def check_kind(value: Any, kind: Any, where: object) -> Any:
 
 
 def _decoded(data: bytes) -> Any:
-    """By msgspec, which is fast; what it refuses by json, which takes half a surrogate and says where it failed."""
+    """By msgspec, which is fast; if it fails by json, which accepts lone surrogates and reports the position."""
     import msgspec
 
     try:

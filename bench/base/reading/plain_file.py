@@ -1,4 +1,4 @@
-"""Regular files that others may have written: never a pipe, a device or a link to one, and of a bounded size."""
+"""Reading regular files that others may have written: never a pipe or a device, and only up to a given size."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
 
 
 def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -> BinaryIO:
-    """A regular file, opened to be read as bytes; neither a pipe nor a device is waited for.
+    """A regular file, opened to be read as bytes; never blocks on a pipe or a device.
 
     Raises Missing or Damaged, also for more than max_bytes.  buffering: as of open().
     """
@@ -48,9 +48,9 @@ def _open_now(path: str, flags: int) -> int:
 
 
 def is_own(file: BinaryIO) -> bool:
-    """Whether nobody but this user (and root) can have written an open file: it is theirs, and nobody else's to write.
+    """Whether only this user (and root) can have written an open file: they own it, and nobody else may write to it.
 
-    For what is believed: caches beside data and records that others may write beside, too.
+    Required of what is trusted: caches in folders that others may write to, too.
     """
     status = os.fstat(file.fileno())
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,7 +1,7 @@
-"""YAML that others may have written: its parser's events are checked before anything is built of them.
+"""Reading YAML that others may have written: the parser's events are checked before anything is built from them.
 
-Building recurses, so that deep nesting overflows C's stack, which ends the process; aliases and merge keys can stand
-for more than memory holds.
+Building recurses, so that deep nesting overflows the C stack, which ends the process; aliases and merge keys can expand
+to more than memory holds.
 """
 
 import functools
@@ -27,7 +27,7 @@ def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def parsed(data: str, where: object) -> Any:
-    """What YAML text of plain values says; tags of Python's are refused, never run.  where: as of json_file.parsed().
+    """The value of plain YAML text; tags of Python are refused, never executed.  where: as in json_file.parsed().
 
     Damaged also for aliases that multiply, merge keys ("<<"), deep nesting and numbers that take long to convert.
     """

@@ -20,12 +20,12 @@ def _known(claim: Claim) -> list[tuple[ClaimedRace, State]]:
     return [(race, race.state) for race in claim.races if race.state is not None]
 
 
-def _of_raced(rule: Callable[[Claim], Judged]) -> Callable[[Claim], Judged]:
+def _if_raced(rule: Callable[[Claim], Judged]) -> Callable[[Claim], Judged]:
     """The rule, which does not apply to runs of no race."""
     return functools.wraps(rule)(lambda claim: rule(claim) if claim.races else (None, "the runs were not raced"))
 
 
-@_of_raced
+@_if_raced
 def the_plan_was_made_first(claim: Claim) -> Judged:
     """The plan of each race is the one whose hash went into the ledger before its first run."""
     if faults := [race.fault for race in claim.races if race.fault is not None]:
@@ -36,7 +36,7 @@ def the_plan_was_made_first(claim: Claim) -> Judged:
     return True, ", ".join(f"{race.race_id}: plan {plan.sha256(known.plan)[:12]}" for race, known in _known(claim))
 
 
-@_of_raced
+@_if_raced
 def the_runs_follow_the_plan(claim: Claim) -> Judged:
     """Runs were started in the planned order, one at a time, and all of them, or up to a planned look that decided."""
     evidence = []
@@ -63,7 +63,7 @@ def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
     return next(((first, second) for (_, first), (number, second) in pairs if ends.get(first, 0) > number), None)
 
 
-@_of_raced
+@_if_raced
 def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
     """Alpha and margins are at most the track's, the race judges what the track judges, and enough runs are planned."""
     track = claim.track_rules
@@ -83,7 +83,7 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
     return not faults, "; ".join(faults) or evidence
 
 
-@_of_raced
+@_if_raced
 def there_was_no_unplanned_look(claim: Claim) -> Judged:
     """The interim state of a race was shown only when its plan had a look."""
     looks = [(race.race_id, look) for race, known in _known(claim) for look in known.looks if not look["planned"]]
@@ -91,7 +91,7 @@ def there_was_no_unplanned_look(claim: Claim) -> Judged:
     return not faults, "; ".join(faults[:3]) or "only planned looks"
 
 
-@_of_raced
+@_if_raced
 def few_runs_were_interrupted(claim: Claim) -> Judged:
     """No more runs were interrupted and run again than the track allows, and not those of one arm alone.
 

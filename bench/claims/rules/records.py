@@ -28,7 +28,7 @@ def every_record_is_internally_consistent(claim: Claim) -> Judged:
         failed = [rule for rule in rules if not rule["passed"] and rule["rule"] != COMPLETE]
         return "; ".join(f"{rule['rule']}: {rule['evidence']}" for rule in failed[:2]) or None
 
-    return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
+    return judge_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
 
 
 def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
@@ -37,7 +37,7 @@ def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
     def fault_of(run: Run) -> str | None:
         return run.record["code"].get("git_failure")
 
-    return of_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
+    return judge_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
 
 
 def every_run_completed(claim: Claim) -> Judged:
@@ -48,7 +48,7 @@ def every_run_completed(claim: Claim) -> Judged:
             return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
         return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
 
-    return of_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
+    return judge_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
 
 
 def every_run_was_reproduced(claim: Claim) -> Judged:
@@ -64,7 +64,7 @@ def every_run_was_reproduced(claim: Claim) -> Judged:
             return str(error)
         return None if certificate.holds(made[-1]) else f"{made[-1]['outcome']}: {made[-1]['why']}"
 
-    faults = of_each(claim.runs, fault_of, "")
+    faults = judge_each(claim.runs, fault_of, "")
     times = [(again["outcome"], again["time"]) for again in made]
     outcomes = certificates.of_several(f"{outcome} (time {time['word']})" for outcome, time in times if time)
     return faults if not faults[0] else (True, f"recomputed from replays made here: {outcomes}")
@@ -168,12 +168,12 @@ def _copies() -> list[tuple[str, str]]:
         except Damaged:  # of a publication: judge says so of itself
             continue
     project = published_root().parent.parent
-    before = _of_history(project, git.ask(project, "for-each-ref", "--format=%(objectname)"))
+    before = _copies_in_history(project, git.ask(project, "for-each-ref", "--format=%(objectname)"))
     return [(name, text) for text, name in ({text: name for name, text in before} | here).items()]
 
 
 @functools.cache
-def _of_history(project: Path, refs: str | None) -> list[tuple[str, str]]:
+def _copies_in_history(project: Path, refs: str | None) -> list[tuple[str, str]]:
     """[(what it is called, its text)] of each ledger that a commit of these refs has among its publications."""
     listed = git.ask(project, "rev-list", "--objects", "--all", "--", f"results/{PUBLISHED}") if refs else None
     objects = [line.partition(" ")[::2] for line in (listed or "").splitlines()]
@@ -201,7 +201,7 @@ def every_record_matches_the_ledger(claim: Claim) -> Judged:
             return "run.json was changed after the run"
         return _times_fault(run.record, known["start"].get("at"), known["end"].get("at"))
 
-    return of_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
+    return judge_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
 
 
 def _times_fault(run: Record, start: str | None, end: str | None) -> str | None:
@@ -221,7 +221,7 @@ def _times_fault(run: Record, start: str | None, end: str | None) -> str | None:
     return None
 
 
-def of_each(runs: Iterable[Run], fault_of: Callable[[Run], str | None], good: str) -> tuple[bool, str]:
+def judge_each(runs: Iterable[Run], fault_of: Callable[[Run], str | None], good: str) -> tuple[bool, str]:
     """The evidence of a rule that looks at each run alone.  fault_of(run) is a sentence or None."""
     faults = [f"{run.name}: {fault}" for run in runs if (fault := fault_of(run))]
     return not faults, some(faults, separator="; ") or good

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from bench.base.text_table import counted, some
 from bench.claims.claim import Claim, Judged, Kind, Run
-from bench.claims.rules.records import of_each
+from bench.claims.rules.records import judge_each
 from bench.compare import eligibility, target
 from bench.config import schema
 from bench.config.resolve import deviations_of
@@ -168,7 +168,9 @@ def nothing_that_the_track_fixes_was_changed(claim: Claim) -> Judged:
         deviations = [deviation for deviation in all_deviations if not deviation.startswith(OF_TODAY)]
         return "; ".join(deviations[:3]) or None
 
-    return of_each(claim.runs, fault_of, f"{', '.join(claim.track_rules.fixed) or 'nothing'} as in track {claim.track}")
+    return judge_each(
+        claim.runs, fault_of, f"{', '.join(claim.track_rules.fixed) or 'nothing'} as in track {claim.track}"
+    )
 
 
 def _deviations(config: schema.Config) -> list[str]:
@@ -194,7 +196,7 @@ def the_hardware_is_that_of_the_track(claim: Claim) -> Judged:
         return None
 
     first = row_of(claim.runs[0].record)
-    return of_each(claim.all_runs, fault_of, first["device"] or "CPU")
+    return judge_each(claim.all_runs, fault_of, first["device"] or "CPU")
 
 
 def the_data_are_those_of_the_track(claim: Claim) -> Judged:
@@ -209,7 +211,7 @@ def the_data_are_those_of_the_track(claim: Claim) -> Judged:
         return None if _data(run) == first else "it read other data than the first run"
 
     note = "" if all(wanted.values()) else ", the same in all runs; conf/data/ names no hash"
-    return of_each(claim.all_runs, fault_of, f"val {_short(first['val'])}{note}")
+    return judge_each(claim.all_runs, fault_of, f"val {_short(first['val'])}{note}")
 
 
 def _data(run: Run) -> dict[str, list[str]]:
@@ -231,7 +233,7 @@ def only_what_may_be_untimed_was_untimed(claim: Claim) -> Judged:
         more = [what for what in protocol["excluded"] if allowed is not None and what not in allowed]
         return f"{', '.join(more)} not timed" if more else None
 
-    return of_each(claim.all_runs, fault_of, f"protocol {first}")
+    return judge_each(claim.all_runs, fault_of, f"protocol {first}")
 
 
 def no_forbidden_instrument_ran(claim: Claim) -> Judged:
@@ -243,4 +245,6 @@ def no_forbidden_instrument_ran(claim: Claim) -> Judged:
         disturbed = metrics.num_disturbed_steps(run.record)
         return f"an instrument disturbed {disturbed} steps" if disturbed else None
 
-    return of_each(claim.all_runs, fault_of, f"{', '.join(sorted(claim.runs[0].record['instruments'])) or 'none'} ran")
+    return judge_each(
+        claim.all_runs, fault_of, f"{', '.join(sorted(claim.runs[0].record['instruments'])) or 'none'} ran"
+    )
