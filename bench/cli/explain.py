@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def _jobs(words: list[str]) -> Jobs:
-    """As trace_jobs.jobs(); two files are A and B, but for those that say they are different ranks of one job."""
+    """As analyze.jobs(); two files are A and B, but for those that say they are different ranks of one job."""
     jobs = analyze.jobs(words)
     if len(words) == 2 and len(jobs) == 1 and len(jobs[0][1]) == 2:
         files = jobs[0][1]

@@ -96,15 +96,13 @@ def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator
     What is published below path is not searched, so that no run counts twice; path may name it, or lie in it.
     A folder that cannot be read is reported to on_error(message).
     """
-    parent, name = os.path.split(path)
-    stat_of_run = _stat_of_run(path)
+    try:
+        stat_of_run = os.stat(f"{path}/run.json")
+    except OSError:  # there is none; or the folder is closed, which shows when it is searched
+        stat_of_run = None
     if stat_of_run:
-        yield parent, name, stat_of_run
-    else:
-        yield from _walk_below(path, on_error)
-
-
-def _walk_below(path: str, on_error: Callable[[str], object] | None) -> Iterator[Found]:
+        yield *os.path.split(path), stat_of_run
+        return
     try:
         with os.scandir(path) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -116,18 +114,7 @@ def _walk_below(path: str, on_error: Callable[[str], object] | None) -> Iterator
         return
     for name in names:
         if not name.startswith(".") and name != PUBLISHED:
-            stat_of_run = _stat_of_run(f"{path}/{name}")
-            if stat_of_run:
-                yield path, name, stat_of_run
-            else:
-                yield from _walk_below(f"{path}/{name}", on_error)
-
-
-def _stat_of_run(folder: str) -> os.stat_result | None:
-    try:
-        return os.stat(f"{folder}/run.json")
-    except OSError:  # there is none; or the folder is closed, which shows when it is searched
-        return None
+            yield from walk(f"{path}/{name}", on_error)
 
 
 # ---- run.json

@@ -82,7 +82,7 @@ def _digest_file(
 def _digest(rank: Rank, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
     rows = window.device_rows(rank, include_last_step)
     kinds = device_time.types(rank, rows, rules)
-    answer = of_rank(rank, rows, kinds, rules, include_last_step)
+    answer = _of_rank(rank, rows, kinds, rules, include_last_step)
     return Digest(rank.only(rows), kinds, answer)
 
 
@@ -90,15 +90,30 @@ def _of_job(digests: list[Digest]) -> dict[str, Any]:
     load.number([digest.rank for digest in digests])
     digests = sorted(digests, key=lambda digest: digest.rank.rank)
     by_rank = {str(digest.rank.rank): digest.answer for digest in digests}
-    return {"ranks": by_rank, "overall": _overall(by_rank, digests)}
+    ranks = {one.rank.rank: (one.rank, np.arange(len(one.rank.ts)), one.kinds) for one in digests}
+    times = {number: one["temporal"] for number, one in by_rank.items() if one["temporal"]["span_us"]}
+    sizes = [size for one in digests if 0 < (size := one.rank.world_size or 0) <= MAX_RANKS]
+    world_size = max(sizes, default=None)
+    shares = {}
+    for name in ("idle", "compute", "non_compute"):
+        pcts = [time[f"{name}_pct"] for time in times.values()]
+        shares[f"{name}_pct_mean"] = sum(pcts) / len(pcts) if pcts else None
+    calls, num_unmatched = skew.waits(ranks)
+    overall = {
+        "num_ranks": len(by_rank),
+        "world_size": world_size,
+        "missing_ranks": sorted(set(range(world_size or 0)) - set(ranks)),
+        **shares,
+        "slowest_rank": max(times, key=lambda number: times[number]["span_us"], default=None),
+        "step_skew": skew.steps({number: by_rank[str(number)]["steps"] for number in ranks}),
+        "collectives": skew.collectives(ranks, calls, num_unmatched),
+        "pictures": {"collective": skew.picture_of_collective(ranks, calls)},
+    }
+    return {"ranks": by_rank, "overall": overall}
 
 
-def of_rank(
-    rank: Rank,
-    rows: np.ndarray,
-    kinds: np.ndarray,
-    rules: tuple[categories.Rule, ...] = categories.RULES,
-    include_last_step: bool = False,
+def _of_rank(
+    rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[categories.Rule, ...], include_last_step: bool
 ) -> dict[str, Any]:
     """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all.
 
@@ -209,28 +224,6 @@ def device_name(rank: Rank) -> str | None:
     properties = rank.meta.get("deviceProperties")
     devices = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
     return next((name for device in devices if isinstance(name := device.get("name"), str)), None)
-
-
-def _overall(by_rank: dict[str, dict[str, Any]], digests: list[Digest]) -> dict[str, Any]:
-    ranks = {one.rank.rank: (one.rank, np.arange(len(one.rank.ts)), one.kinds) for one in digests}
-    times = {number: one["temporal"] for number, one in by_rank.items() if one["temporal"]["span_us"]}
-    sizes = [size for one in digests if 0 < (size := one.rank.world_size or 0) <= MAX_RANKS]
-    world_size = max(sizes, default=None)
-    shares = {}
-    for name in ("idle", "compute", "non_compute"):
-        pcts = [time[f"{name}_pct"] for time in times.values()]
-        shares[f"{name}_pct_mean"] = sum(pcts) / len(pcts) if pcts else None
-    calls, num_unmatched = skew.waits(ranks)
-    return {
-        "num_ranks": len(by_rank),
-        "world_size": world_size,
-        "missing_ranks": sorted(set(range(world_size or 0)) - set(ranks)),
-        **shares,
-        "slowest_rank": max(times, key=lambda number: times[number]["span_us"], default=None),
-        "step_skew": skew.steps({number: by_rank[str(number)]["steps"] for number in ranks}),
-        "collectives": skew.collectives(ranks, calls, num_unmatched),
-        "pictures": {"collective": skew.picture_of_collective(ranks, calls)},
-    }
 
 
 def _advice(answer: dict[str, Any]) -> list[str]:

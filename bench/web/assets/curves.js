@@ -56,7 +56,7 @@
 
   // ---- curves
 
-  function unpack(part) { // as bench/report/curve_data.py packs it
+  function unpack(part) { // as bench/report/curves.py packs it
     const { from, by, num, last } = part.step;
     if (num) part.step = Array.from({ length: num }, (_, number) => (number === num - 1 ? last : from + number * by));
     if (typeof part.tokens === "number") part.tokens = part.step.map((step) => step * part.tokens);
