@@ -109,7 +109,7 @@ def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(probe, "probe", lambda *args: pytest.fail("a probe was started"))
     assert doctor.main(["hardware=cpu", "--quick"]) == 0
     out = capsys.readouterr().out
-    assert "disk" in out and out.splitlines()[-1].startswith("fit")
+    assert "disk" in out and out.splitlines()[-1].startswith("ready")
 
 
 def test_what_is_asked_wrongly_is_refused(monkeypatch):
