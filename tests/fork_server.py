@@ -26,7 +26,7 @@ import time
 import forked
 
 REPO = forked.REPO
-MODULES = ("bench", "bench.training.worker", "torch.distributed.run")  # that tests start
+MODULES = ("bench", "bench.launch.own_model", "bench.training.worker", "torch.distributed.run")  # that tests start
 HOST = "FORKED_HOST"  # a variable for a fork alone: JSON [a network namespace of iproute2, host name] that it enters
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: who inherits a child whose parent ended is the next such ancestor
 CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # linux/sched.h

@@ -53,6 +53,7 @@ def test_the_comparison_agrees_with_scipy():
     a, b = [10.0, 10.02, 9.97, 10.04], [9.9, 9.91, 9.95]
     expected = scipy_stats.ttest_ind([math.log(x) for x in b], [math.log(x) for x in a], equal_var=False)
     time = compared(a, b)["time"]
+    assert time["n"] == [4, 3]
     assert time["p"] == pytest.approx(expected.pvalue, rel=1e-9)
     for name, confidence in (("ci95_pct", 0.95), ("ci90_pct", 0.90)):
         edges = expected.confidence_interval(confidence)
@@ -136,12 +137,9 @@ def test_the_floor_is_never_below_a_tenth_of_a_per_cent():
     assert compared(FAST, SLOW)["time"]["floor_pct"] == 0.1
     assert compared(FAST, SLOW, floor_pct=0.02)["time"]["floor_pct"] == 0.1
     assert compared(FAST, SLOW, floor_pct=0.7)["time"]["floor_pct"] == 0.7
+    assert compared(FAST, SLOW, floor_pct=250.0)["verdict"] == "inconclusive"
     assert "uncalibrated" in compared(FAST, SLOW)["flags"]
     assert "uncalibrated" not in compared(FAST, SLOW, floor_pct=0.02)["flags"]
-
-
-def test_a_machine_so_noisy_that_its_floor_is_beyond_100_pct_still_has_an_answer():
-    assert compared(FAST, SLOW, floor_pct=250.0)["verdict"] == "inconclusive"
 
 
 # ---- few and strange runs
@@ -158,14 +156,6 @@ def test_one_run_gives_no_verdict_however_large_the_change(a, b):
     assert found["words"].startswith("no verdict: one run has no spread")
 
 
-def test_two_runs_a_side_have_a_wide_interval():
-    """df near 2, t of 97.5 % = 4.3: an interval of 4 standard errors on either side."""
-    found = compared([10.0, 10.1], [10.0, 10.1])
-    low, high = found["time"]["ci95_pct"]
-    assert high - low > 5.5
-    assert found["verdict"] == "inconclusive"
-
-
 def test_times_that_are_all_equal_are_copies_or_rounded_and_prove_nothing():
     for b in ([10.0, 10.0], [11.0, 11.0]):
         found = compared([10.0, 10.0, 10.0], b)
@@ -179,12 +169,6 @@ def test_one_constant_arm_is_judged_by_the_spread_of_the_other():
     found = compared([10.0, 10.0, 10.0], [10.5, 10.51, 10.49])
     assert found["verdict"] == "slower"
     assert found["time"]["cv_pct"][0] == 0.0
-
-
-def test_unequal_numbers_of_runs_are_fine():
-    found = compared(FAST, SLOW[:2])
-    assert found["time"]["n"] == [5, 2]
-    assert found["verdict"] == "slower"
 
 
 def test_a_failed_run_is_counted_as_started_and_has_no_time():

@@ -62,6 +62,9 @@ def assert_same_compiled(model, tokens_BT):
     return backend
 
 
+MASKS = ("r09", "r20", "r31", "r53", "simple")  # none, and of each way to make them the first; the last rung
+
+
 def differs(rung):
     """Whether its model is another than that of the rung below, and not the same with another optimizer."""
     return rung not in SAME_MODEL and any(
@@ -69,7 +72,7 @@ def differs(rung):
     )
 
 
-@pytest.mark.parametrize("rung", test_ladder.some(test_ladder.GOLDEN))
+@pytest.mark.parametrize("rung", test_ladder.some(test_ladder.GOLDEN, MASKS))
 def test_a_compiled_rung_is_the_plain_one(rung):
     model = made(rung)
     with torch.set_grad_enabled(differs(rung)):
@@ -128,7 +131,9 @@ def test_each_layer_of_one_graph_has_its_own_window(scale):
 
 
 @pytest.mark.parametrize(
-    "rung, how", [("r19", "fp8"), ("r21", "fp8"), ("r28", "fp8"), ("r53", "fp8"), ("r53", "ahead"), ("r53", "untied")]
+    "rung, how",
+    [("r21", "fp8"), ("r53", "ahead"), ("r53", "untied")]
+    + [pytest.param(rung, "fp8", marks=pytest.mark.slow) for rung in ("r19", "r28", "r53")],
 )
 def test_what_a_rung_does_only_while_training_is_the_same_compiled(rung, how):
     model = made(rung, **({"fp8_head": True} if how == "fp8" else {}))

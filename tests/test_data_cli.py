@@ -96,7 +96,7 @@ def test_a_damaged_file_is_exit_code_1(capsys, root):
 
 def test_data_that_are_not_there_are_exit_code_1(capsys):
     code, _, err = call(capsys, "show", "pysource")
-    assert code == 1 and "./run.sh data make pysource" in err
+    assert code == 1 and "not made yet: ./run.sh data make pysource" in err
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_data_that_are_not_there_are_exit_code_1(capsys):
         (["make", "markov", "data.train_tokens=many"], "data.train_tokens=many: use a whole number from 2 to"),
         (["make", "markov", "data.train_tokens"], "a setting is data.KEY=VALUE"),
         (["make", "markov", "data.markov_lags=[1"], "data.markov_lags=[1: the value is not yaml"),
-        (["make", "markov", "data.train_glob=x"], "it has no effect with source markov"),
+        (["make", "markov", "data.train_glob=x"], "data.train_glob=x: it has no effect with source markov"),
         (["show", "data.train_glob=x"], "name the data that these settings are for"),
         (["show", "nonsense"], "nonsense: unknown data"),
         (["show", "nosuch.bin"], "nosuch.bin: there is no such file; name one, or one of fineweb10B"),
@@ -138,7 +138,8 @@ def test_without_network_fetch_is_exit_code_1_and_one_line(capsys, monkeypatch, 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no server listens there
     code, out, err = call(capsys, "fetch", "finewebedu10B")
     assert (code, out) == (1, "")
-    assert "could not be fetched" in err and "data=pysource" in err and err.count("\n") == 1
+    assert "data=finewebedu10B could not be fetched" in err and err.count("\n") == 1
+    assert "data=pysource" in err and "data=shards" in err  # what to try
 
 
 def test_the_settings_of_a_dataset_can_be_changed():

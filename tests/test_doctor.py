@@ -53,9 +53,9 @@ def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):
 
 def test_the_last_line_says_whether_the_machine_is_fit():
     ok, warn, fail = (Check(status, status, "", "" if status == "ok" else "x") for status in ("ok", "warn", "fail"))
-    assert doctor.verdict([ok]) == "quiet enough to benchmark"
-    assert doctor.verdict([ok, warn]) == "fit, but times will be worth less: warn"
-    assert doctor.verdict([ok, warn, fail]) == "not fit: fail"
+    assert doctor.verdict([ok]) == "ready to benchmark"
+    assert doctor.verdict([ok, warn]) == "ready, but times will be less reliable: warn"
+    assert doctor.verdict([ok, warn, fail]) == "not ready to benchmark: fail"
 
 
 def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
@@ -109,7 +109,7 @@ def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(probe, "probe", lambda *args: pytest.fail("a probe was started"))
     assert doctor.main(["hardware=cpu", "--quick"]) == 0
     out = capsys.readouterr().out
-    assert "disk" in out and out.splitlines()[-1].startswith("fit")
+    assert "disk" in out and out.splitlines()[-1].startswith("ready")
 
 
 def test_what_is_asked_wrongly_is_refused(monkeypatch):

@@ -77,9 +77,9 @@ RUNGS = ["r01", *GOLDEN]
 TURNS = ("r09", "r12", "r14", "r17", "r20", "r29", "r31", "r33", "r45", "r49", "r53", "simple")  # of how they attend
 
 
-def some(rungs):
-    """Parameters of a test that costs much: the rungs of TURNS, and with --all the others too."""
-    return [pytest.param(rung, marks=() if rung in TURNS else pytest.mark.slow) for rung in rungs]
+def some(rungs, chosen=TURNS):
+    """Parameters of a test that costs much: the chosen rungs, and with --all the others too."""
+    return [pytest.param(rung, marks=() if rung in chosen else pytest.mark.slow) for rung in rungs]
 
 
 # Of float32.  The farthest from ladder_golden.json, with AVX-512, AVX2, SSE4.1 and MKL's compatible kernels on an AMD

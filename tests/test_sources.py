@@ -17,11 +17,6 @@ from bench.data.sources import source as base
 # ---- what every source does ----
 
 
-def test_a_setting_of_another_source_is_refused():
-    with pytest.raises(ValueError, match="data.train_glob=x: it has no effect with source markov"):
-        datasets.chosen(small_markov(train_glob="x"))
-
-
 @pytest.mark.parametrize("missing", ["train_tokens", "markov_seed", "markov_lags"])
 def test_a_setting_that_a_source_needs_is_asked_for(missing):
     with pytest.raises(ValueError, match=f"data.{missing} is not set: source markov needs it"):
@@ -37,11 +32,6 @@ def test_a_vocab_size_that_the_source_knows_better_is_refused():
     assert datasets.chosen(conf("pysource", vocab_size=257)).vocab_size == 257  # as a resolved config has it
     with pytest.raises(ValueError, match="data.vocab_size=256: this data has 257"):
         datasets.chosen(conf("pysource", vocab_size=256))
-
-
-def test_data_that_are_not_made_name_the_command():
-    with pytest.raises(CheckFailed, match=r"not made yet: ./run.sh data make markov"):
-        datasets.find(small_markov(), **QUIET)
 
 
 def test_what_is_made_is_found_and_not_made_again(root):

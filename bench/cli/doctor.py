@@ -1,4 +1,4 @@
-"""Is this machine quiet enough to benchmark?  ./run.sh doctor [--json] [--quick] [--passport] [hardware=cpu ...]
+"""Is this machine ready to benchmark?  ./run.sh doctor [--json] [--quick] [--passport] [hardware=cpu ...]
 
 Makes the quick checks of every run (bench/machine/preflight.py), and then slower ones: it starts processes as in a run,
 which sum a tensor over all of them within a timeout and report torch, CUDA and NCCL (bench/launch/probe.py).
@@ -87,10 +87,10 @@ def verdict(checks: Iterable[Check]) -> str:
     """One line for a person."""
     failed, warned = ([check.name for check in checks if check.status == status] for status in ("fail", "warn"))
     if failed:
-        return f"not fit: {', '.join(failed)}"
+        return f"not ready to benchmark: {', '.join(failed)}"
     if warned:
-        return f"fit, but times will be worth less: {', '.join(warned)}"
-    return "quiet enough to benchmark"
+        return f"ready, but times will be less reliable: {', '.join(warned)}"
+    return "ready to benchmark"
 
 
 def driver(env: dict[str, Any]) -> Check:

@@ -1,1 +1,1 @@
-"""Where a run happens: code, packages, CPUs, GPUs, processes, and whether they are quiet enough to benchmark."""
+"""Where a run happens: code, packages, CPUs, GPUs, processes, and whether they are ready to benchmark."""

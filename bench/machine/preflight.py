@@ -1,6 +1,6 @@
-"""Is this machine quiet enough to benchmark?  Each check gives its result and, where that is not good, what to do.
+"""Is this machine ready to benchmark?  Each check gives its result and, where that is not good, what to do.
 
-fail: the run cannot start or its record cannot be written.  warn: it can, and its times will be worth less.
+fail: the run cannot start or its record cannot be written.  warn: it can, but its times will be less reliable.
 checks() is the quick part, which every run makes and records; ./run.sh doctor (bench/cli/doctor.py) asks more.
 """
 

@@ -119,7 +119,7 @@ class R02(LanguageModel):
         self.head.weight = self.embedding.weight
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every parameter again, from a CPU generator, and the rotary table.  Linear layers begin as torch's do."""
+        """Initialize every parameter from a CPU generator, and the rotary table.  Linear layers begin as torch's do."""
         for module in self.modules():
             if isinstance(module, Linear):
                 uniform_(module.weight, module.weight.shape[1] ** -0.5, generator)
