@@ -133,6 +133,7 @@ RACED = (
     "bench/launch/nodes/leader.py",
     "bench/launch/nodes/member.py",
     "bench/launch/ranks.py",
+    "bench/launch/script/output.py",
     "bench/launch/script/script_run.py",
     "bench/machine/meters.py",
     "bench/machine/environment.py",

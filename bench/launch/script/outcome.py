@@ -1,6 +1,6 @@
 """What a script printed and opened -> its rows of steps.csv, its half of the record, and every reason to doubt it.
 
-Called by the launcher once the ranks have ended: the script's lines with their times (script_run.py), what it opened
+Called by the launcher once the ranks have ended: the script's lines with their times (output.py), what it opened
 and how it ended (training/script_worker.py).
 """
 
@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
@@ -19,6 +19,7 @@ from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
 from bench.launch.prepare import Job
 from bench.launch.script import trace_files, work_folder
+from bench.launch.script.output import Output
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL, Script
 from bench.record import failures, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
@@ -28,9 +29,6 @@ from bench.record.importers.records import Run, rows_of
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
 from bench.training import script_worker
-
-if TYPE_CHECKING:
-    from bench.launch.script.script_run import Output
 
 OWN_DATA: Section = {
     "source": "script",
@@ -74,7 +72,7 @@ def write(
     folder: Path,
     job: Job,
     run: dict[str, Any],
-    output: "Output",
+    output: Output,
     telemetry_of: Callable[[list[StepRow]], Section],
     waits_ns: Iterable[tuple[int, int]],
 ) -> Section | None:

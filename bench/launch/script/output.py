@@ -1,0 +1,118 @@
+"""What a script's ranks print, read from outside.
+
+Every rank prints into a pipe of its own, where each line gets the time at which it came.  rank 0's metric lines are
+kept with their times; logs/rankN.log gets the beginning, every metric line and the end of what a rank prints, so that a
+script which prints a gigabyte fills no disk.
+"""
+
+import collections
+import contextlib
+import os
+import re
+import time
+from pathlib import Path
+from typing import Self
+
+from bench.base.units import KIB, MIB
+from bench.machine import stamped_pipes
+from bench.record.importers import dialects
+
+HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
+TAIL_LINES = 200
+MAX_LINE_BYTES = 4 * KIB
+MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
+
+
+class Output:
+    """with Output(folder, num_ranks, dialect) as output: ... ; .lines: [(t_ns, text)] of rank 0 that may be metrics.
+
+    .late_ns: {t_ns: how much earlier what came then may have come}, where that is not nothing; .gaps_ns: as of
+    stamped_pipes.StampedPipes.
+
+    dialect: a name or a yaml's path; None: any of dialects.NAMES.
+    """
+
+    def __init__(self, folder: Path, num_ranks: int, dialect: str | None):
+        self.pipes = [str(folder.absolute() / f".rank{rank}.pipe.tmp") for rank in range(num_ranks)]
+        names = dialects.NAMES if dialect is None else (dialect,)
+        self.looks_like = re.compile("|".join(f"(?:{dialects.of_name(name).looks_like.pattern})" for name in names))
+        self.lines: list[tuple[int, str]] = []
+        self.late_ns: dict[int, int] = {}
+        self.gaps_ns: list[tuple[int, int]] = []
+        self._ranks: list[_Rank] = []
+        self._folder = folder
+
+    @property
+    def num_unkept_lines(self) -> int:
+        """Of rank 0: lines that its log lacks."""
+        return self._ranks[0].num_unkept if self._ranks else 0
+
+    def __enter__(self) -> Self:
+        for rank, pipe in enumerate(self.pipes):
+            log = self._folder / "logs" / f"rank{rank}.log"
+            kept = self if rank == 0 else None
+            self._ranks.append(_Rank(stamped_pipes.opened(pipe), log, self.looks_like, kept))
+        self._reader = stamped_pipes.StampedPipes(self._ranks)
+        self._reader.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """All that was printed has been read."""
+        self._reader.__exit__(*exc_info)
+        self.gaps_ns = self._reader.gaps_ns
+        for rank in self._ranks:
+            rank.close()
+
+
+class _Rank:
+    """One rank's pipe and log.  kept: whose lines get its metric lines and its beginning, and when; None: no one's."""
+
+    def __init__(self, fd: int, log: Path, looks_like: re.Pattern[str], kept: Output | None):
+        self.fd = fd
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._looks_like, self._kept = looks_like, kept
+        self._num_bytes = self._metric_bytes = self._came_late_ns = 0
+        self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
+        self.num_unkept, self._rest = 0, b""
+
+    def take(self, data: bytes, t_ns: int, late_ns: int = 0) -> None:
+        """Some bytes that came at t_ns.  A line's time is that of its end."""
+        self._came_late_ns = late_ns
+        *whole, rest = (self._rest + data).split(b"\n")
+        kept = bytearray()
+        for line in whole:
+            self._line(line[:MAX_LINE_BYTES], t_ns, kept)
+        self._rest = rest[:MAX_LINE_BYTES]
+        self._write(kept)
+
+    def _line(self, line: bytes, t_ns: int, kept: bytearray) -> None:
+        text = line.rpartition(b"\r")[2].decode("utf-8", "replace") if line else ""  # a bar overwrites its line
+        is_head = self._num_bytes + len(kept) < HEAD_BYTES
+        is_metric = self._metric_bytes < MAX_METRIC_BYTES and self._looks_like.search(text) is not None
+        if is_metric:
+            self._metric_bytes += len(line)
+        if not (is_head or is_metric):
+            if len(self._tail) == TAIL_LINES:
+                self.num_unkept += 1
+            self._tail.append(line)
+            return
+        kept += line + b"\n"
+        if self._kept is not None:
+            self._kept.lines.append((t_ns, text))
+            if self._came_late_ns:
+                self._kept.late_ns[t_ns] = self._came_late_ns
+
+    def _write(self, data: bytes | bytearray) -> None:
+        self._num_bytes += len(data)
+        if data:
+            with contextlib.suppress(OSError):  # a full disk: what was printed is still known, and others say it
+                os.write(self._log, data)
+
+    def close(self) -> None:
+        if self._rest:
+            self.take(b"\n", time.perf_counter_ns())
+        if self.num_unkept:
+            self._write(f"[{self.num_unkept} lines more were printed here]\n".encode())
+        self._write(b"".join(line + b"\n" for line in self._tail))
+        os.close(self.fd)
+        os.close(self._log)
