@@ -242,7 +242,7 @@ def test_a_rung_has_its_records_loss_in_every_window(rung):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("rung", WITH_WINDOWS)
+@pytest.mark.parametrize("rung", some(WITH_WINDOWS))
 def test_the_fast_attention_of_a_rung_gives_its_records_loss_too(rung, monkeypatch):
     used, fast = [], masked_attention.Visible.fast
     monkeypatch.setattr(masked_attention.Visible, "__call__", lambda *qkv: used.append(1) or fast(*qkv))

@@ -197,8 +197,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("size", SHAPES)
-@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("arch, size", [*((arch, "small") for arch in MODELS), *((arch, "nano") for arch in ARCHS)])
 def test_flops_per_token_is_what_torch_counts(arch, size):
     # on the meta device: the CPU's attention kernel is not in torch's counter
     shape, num_seqs = SHAPES[size], 2
