@@ -56,13 +56,13 @@ def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **more):
 
 def test_a_sample_is_a_mean_over_enough_calls_and_the_first_two_only_guess():
     device = MadeUp(1e-4)  # 5 ms a sample on a GPU: 50 calls
-    assert works.of_work(lambda: None, device, device.now_s) == pytest.approx([1e-4] * works.NUM_SAMPLES)
+    assert works.call_seconds(lambda: None, device, device.now_s) == pytest.approx([1e-4] * works.NUM_SAMPLES)
     assert device.blocks == [1, 1] + [50] * works.NUM_SAMPLES
 
 
 def test_slow_work_gets_fewer_samples_but_never_less_than_the_least():
     device = MadeUp(1.0)
-    assert works.of_work(lambda: None, device, device.now_s) == [1.0] * works.MIN_SAMPLES
+    assert works.call_seconds(lambda: None, device, device.now_s) == [1.0] * works.MIN_SAMPLES
 
 
 def test_a_product_is_two_flop_a_multiplication_and_a_copy_is_read_and_written():
@@ -128,12 +128,16 @@ def test_bus_bandwidth_is_that_of_nccl_tests():
 
 
 def test_gpus_are_measured_in_every_precision_that_they_have_and_ranks_only_together():
-    names = {case.precision for case in works.of_device("cuda", has_float8=True) if case.kind == "gemm"}
+    names = {case.precision for case in works.cases_of_device("cuda", has_float8=True) if case.kind == "gemm"}
     assert names == {"bfloat16", "tf32", "float16", "float32", "float8"}
-    assert all(case.precision != "float8" for case in works.of_device("cuda"))
-    assert works.of_ranks("cuda", 1) == []
-    assert {case.world_size for case in works.of_ranks("cuda", 8)} == {8}
-    every = [*works.of_device("cuda", has_float8=True), *works.of_device("cpu", [1, 2]), *works.of_ranks("cpu", 2)]
+    assert all(case.precision != "float8" for case in works.cases_of_device("cuda"))
+    assert works.cases_of_ranks("cuda", 1) == []
+    assert {case.world_size for case in works.cases_of_ranks("cuda", 8)} == {8}
+    every = [
+        *works.cases_of_device("cuda", has_float8=True),
+        *works.cases_of_device("cpu", [1, 2]),
+        *works.cases_of_ranks("cpu", 2),
+    ]
     assert len({case.what for case in every if case.kind != "clock"}) == len(every) - 2
 
 

@@ -70,7 +70,7 @@ class _Search:
             for commit in ended.commits:
                 say("left", f"{commit[:12]} {bisect.subject(REPO, commit)}", always=True)
             say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
-        return self._json(whole, ended.commits, ended.asked, effect)
+        return self._json(whole, ended.commits, ended.outcome_by_commit, effect)
 
     def _effect(self, commit: str, whole: bisect.Change) -> bisect.Change | None:
         """Of the commit against its parent; None: it has none, or the two cannot be compared."""

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         folder = _ended(args, results)
         if folder is None:
             return 1
-        found = staircase.of_race(folder, args.interpolate)
+        found = staircase.from_race(folder, args.interpolate)
         answer = page.document(folder, found)
         atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))

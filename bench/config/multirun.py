@@ -75,12 +75,12 @@ class Runner(Protocol):
     def elsewhere(
         self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around the launcher of that name, not ours, which calls one().
+        """Around the launcher of that name, not ours, which calls run_one().
 
         settings: hydra.launcher.*; refusals: the errors of Hydra that a person's words are to blame for.
         """
 
-    def one(self, words: list[str], number: int) -> float | None:
+    def run_one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
 
     def all(self, points: list[list[str]], first_number: int, launcher: dict[str, Any]) -> list[float | None]:
@@ -96,7 +96,7 @@ class Task:
     def __call__(self, config: Any) -> float | None:
         """config: the run's, composed."""
         hydra = HydraConfig.get()
-        return self.runner.one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
+        return self.runner.run_one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
 
 
 def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:

@@ -78,7 +78,7 @@ class Staircase(TypedDict):
     excluded: dict[str, str]  # {rung: why it cannot run at this size}
 
 
-def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
+def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     """A race's folder -> Staircase.  interpolate: linearly between the validations around the target.
 
     ValueError: it is not a ladder, has not ended, or ended without a result.
@@ -92,7 +92,7 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         raise ValueError(f"{race['race_id']}: there is no staircase: {race['why']}")
     arms = {name: _arm(folder, race, name) for name in race["arms"]}
     curves_of = {name: [_validations(path) for path in arm.folders if path] for name, arm in arms.items()}
-    goal, words = _target(arms, curves_of, kept)
+    goal, target_text = _target(arms, curves_of, kept)
     timed = _timed(arms)
     judge, rungs = Judge(plan, goal), list[Rung]()
     for name, arm in arms.items():
@@ -120,7 +120,7 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         "size": kept["size"],
         "about": kept["about"],
         "target_val_loss": goal,
-        "target_words": words,
+        "target_words": target_text,
         "interpolated": interpolate,
         "val_every_steps": sorted(set().union(*map(every_steps, itertools.chain(*curves_of.values())))),
         "notes": _notes(race, [row for arm in arms.values() for row in arm.rows], timed),

@@ -34,8 +34,10 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     settings = {"n": plan.N, **request}
     prefix = f"facts-{secrets.token_hex(4)}-"
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
-        words = {name: (paths.get(f"{prefix}{name}", REPO), arm["overrides"]) for name, arm in wanted.items()}
-        facts = arm_process.facts_of_arms(words, results)
+        code_and_overrides = {
+            name: (paths.get(f"{prefix}{name}", REPO), arm["overrides"]) for name, arm in wanted.items()
+        }
+        facts = arm_process.facts_of_arms(code_and_overrides, results)
     arms = {name: wanted[name] | {key: known[key] for key in KEPT if key in known} for name, known in facts.items()}
     first = next(iter(facts.values()))
     others = {known["track"] for known in facts.values()} - {first["track"]}
@@ -96,9 +98,9 @@ def check(request: Mapping[str, Any]) -> dict[str, str]:
 
 def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
     """ValueError for an alpha or a margin beyond the track's: a claim is judged by the track's numbers."""
-    words = {name: word for word, (name, *_) in plan.SETTINGS.items()}
+    setting_of = {name: word for word, (name, *_) in plan.SETTINGS.items()}
     for key, value, limit in target.laxer_than_track(track, settings):
-        word = words[key]
+        word = setting_of[key]
         remedy = f"give {word}={limit:g} or less, or race on a track that fixes nothing (track=free)"
         raise ValueError(f"{word}={value:g}: track {track} allows at most {limit:g}: {remedy}")
 

@@ -131,17 +131,17 @@ def machine_kind(recorded: Mapping[str, Any], here: Mapping[str, Any], is_same_s
     return "other torch" if "torch" in names else "same kind of machine"
 
 
-def decide_the_same_bits(one: Recorded, other: Recorded) -> bool:
+def decide_the_same_bits(first: Recorded, second: Recorded) -> bool:
     """Whether machine and software are known to be the same in all that decides the bits of a loss.
 
     In one session (one boot, one software image) what a record does not say is the same too; elsewhere every cause of
     CAUSES must be recorded in both.  A CPU by its name alone is not known: virtual machines share one.
     """
-    both = one.environment, other.environment
-    if one.run.get("nodes") or {field.name for field in differences(*both)} & {*CAUSES, "variables"}:
+    both = first.environment, second.environment
+    if first.run.get("nodes") or {field.name for field in differences(*both)} & {*CAUSES, "variables"}:
         return False
-    needed = [name for name in CAUSES if name not in OF_GPUS or other.environment.get("gpus")]
-    return one.is_of_session(other) or all(facts.get(name) is not None for facts in both for name in needed)
+    needed = [name for name in CAUSES if name not in OF_GPUS or second.environment.get("gpus")]
+    return first.is_of_session(second) or all(facts.get(name) is not None for facts in both for name in needed)
 
 
 def likeliest_cause(fields: list[Field], unsaid: list[str], is_deterministic: bool) -> str:

@@ -90,7 +90,7 @@ class Conditions:
         return self.is_cpu and not self.is_other_software
 
 
-def of_losses(
+def from_losses(
     recorded: Sequence[Mapping[str, Any]],
     replayed: Sequence[Mapping[str, Any]],
     conditions: Conditions,
@@ -133,7 +133,7 @@ def _elsewhere(
     end = ""
     if all(lasts) and not math.isnan(lasts[0][0] - lasts[1][0]):
         end = f"; the last val_loss is {abs(lasts[0][0] - lasts[1][0]):.2g} nats away"
-    pairs = [fracs_between(one, other) for one, other in itertools.combinations(replays, 2)]
+    pairs = list(itertools.starmap(fracs_between, itertools.combinations(replays, 2)))
     if not any(any(pair.values()) for pair in pairs):
         kind, most = (PERTURBED, len(perturbations(conditions.dtype))) if conditions.is_cpu else (TWIN, 1)
         why = "the effect of rounding on this run could not be measured here: all replays gave the same losses"
@@ -151,8 +151,8 @@ def _elsewhere(
         if (grown := most_by_rounding(pairs)) > MOST_FRAC:
             why = f"rounding alone moves the losses of this run by {100 * grown:.2g} %, too far for one run to check "
             return Outcome(UNDECIDED, f"{where}{end}; {why}another; {FRESH_SEEDS}", share=share)
-        words = f"at most {share:.2g} times the effect of rounding on this run (up to {HOLDS_SHARE:g} holds)"
-        return Outcome(ROUNDED, f"{where}{end}; {words}", share=share)
+        bound = f"at most {share:.2g} times the effect of rounding on this run (up to {HOLDS_SHARE:g} holds)"
+        return Outcome(ROUNDED, f"{where}{end}; {bound}", share=share)
     is_refused = conditions.may_refuse and share > REFUSED_SHARE
     limit = REFUSED_SHARE if is_refused else HOLDS_SHARE
     first = min((moment for moment in moved if moment.share > limit), key=lambda moment: moment.step)
@@ -242,10 +242,10 @@ def fracs_between(losses: Losses, others: Losses) -> dict[Key, float]:
     return {key: _frac(losses[key], others[key]) for key in losses if key in others}
 
 
-def _frac(one: float, other: float) -> float:
-    if one == other or (math.isnan(one) and math.isnan(other)):
+def _frac(first: float, second: float) -> float:
+    if first == second or (math.isnan(first) and math.isnan(second)):
         return 0.0
-    return abs(other - one) / max(abs(one), 1e-12) if math.isfinite(one) and math.isfinite(other) else math.inf
+    return abs(second - first) / max(abs(first), 1e-12) if math.isfinite(first) and math.isfinite(second) else math.inf
 
 
 def moved_by_rounding(of_record: Fracs, pairs: Sequence[Fracs], least: Mapping[str, float]) -> list[Moved]:

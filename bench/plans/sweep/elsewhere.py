@@ -67,8 +67,8 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
             except (ValueError, refusals, Unfinished, Interrupted):
                 raise
             except Exception as error:
-                words = " ".join(str(error).split())[:MAX_WORDS]
-                why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
+                message = " ".join(str(error).split())[:MAX_WORDS]
+                why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {message}"
                 if not jobs.ids() and not (folder / AT_WORK).exists():  # no run has begun
                     raise ValueError(f"hydra/launcher={launcher}: {why}") from None
                 waiting = "; waiting for the other jobs" if jobs.ids() else ""
@@ -176,8 +176,8 @@ class Jobs:
 
 def _in_queue(what: str) -> set[str] | None:
     """squeue's field of this user's jobs, by task; None: no answer.  It forgets what has ended."""
-    words = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    command = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
+    done = subprocess.run(command, capture_output=True, text=True)
     return None if done.returncode else set(done.stdout.split())
 
 
@@ -200,10 +200,10 @@ def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
             is_over = over.wait(LOOK_EVERY_S)
             jobs.give_up_lost()
             now = _ended(folder)
-            for words, path in now.items():
-                if known.get(words) != path:
+            for overrides, path in now.items():
+                if known.get(overrides) != path:
                     run = run_folder.read(path) | {"folder": str(path)}
-                    say("run", f"{sweep.its_own(words, requested)}: {summary.last_words(run)}")
+                    say("run", f"{sweep.its_own(overrides, requested)}: {summary.last_words(run)}")
             known = now
 
     thread = threading.Thread(target=watch, daemon=True)
