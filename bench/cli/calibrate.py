@@ -17,7 +17,7 @@ from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import asked, prepare
+from bench.launch.prepare import prepare, requested_config
 from bench.record import run_folder
 from bench.record.rows import Row, row_of
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 def check(argv: list[str]) -> None:
     """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
-    asked(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
+    requested_config(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
 
 
 def _end(noise: dict[str, Any], path: Path | None) -> str:

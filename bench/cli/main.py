@@ -81,11 +81,11 @@ def main(argv: list[str]) -> int:
         if verb in SUBMITTED and not {"-h", "--help"} & set(rest):
             from bench.launch import cluster
 
-            if want := cluster.asked(rest):
+            if want := cluster.request_from(rest):
                 if not any(word.startswith(("--cfg", "--info")) for word in rest):
-                    module.check(_use_config(want.words))
+                    module.check(_use_config(want.arguments))
                     return cluster.go(verb, want)
-                rest = want.words
+                rest = want.arguments
         if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
             from bench.launch.nodes import joining
 

@@ -18,7 +18,7 @@ from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.config import groups
 from bench.launch import allocation, console, ready
-from bench.launch.prepare import asked
+from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, plan, planning, runner, state
 from bench.plans.sweep import points
 from bench.record import named
@@ -64,7 +64,7 @@ def check(argv: list[str]) -> None:
     for name, arm in wanted["arms"].items():
         try:
             if arm["rev"] is None:
-                configs[name] = asked(arm["overrides"])
+                configs[name] = requested_config(arm["overrides"])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     for config in configs.values():

@@ -12,7 +12,7 @@ from bench.config import compose, explain, groups, overrides
 from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.nodes import joining, member
-from bench.launch.prepare import Job, asked, frozen, prepare, this_machine
+from bench.launch.prepare import Job, frozen, prepare, requested_config, this_machine
 from bench.plans.sweep import packing
 
 Answer = dict[str, Any] | int  # what --json prints; or the exit code, where another node has the record
@@ -66,7 +66,7 @@ def check(argv: list[str]) -> None:
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
     _is_sweep(args)
     for point in _points(args) or ():
-        asked(point)
+        requested_config(point)
 
 
 def _is_sweep(args: argparse.Namespace) -> list[str]:
@@ -105,7 +105,7 @@ def _show_cfg(args: argparse.Namespace) -> None:
         raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
     for point in points:
         header = f"---\n# {' '.join(point)}\n" if args.multirun else ""
-        print(header + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+        print(header + explain.commented(requested_config(point), explain.Origins(point, this_machine())), end="")
 
 
 def _follow(started_by: Any, overrides: list[str]) -> int:

@@ -17,7 +17,7 @@ from bench.config import explain, groups
 from bench.config.overrides import spelled
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import Job, asked, prepare, this_machine
+from bench.launch.prepare import Job, prepare, requested_config, this_machine
 from bench.machine import preflight
 from bench.record import run_folder, step_files
 from bench.record.rows import row_of
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 def check(argv: list[str]) -> None:
     """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
-    asked(_parser().parse_intermixed_args(spelled(argv)).overrides)
+    requested_config(_parser().parse_intermixed_args(spelled(argv)).overrides)
 
 
 def _prepared(args: argparse.Namespace) -> Job:

@@ -64,7 +64,7 @@ class Ending:
     """What SLURM says of a job that it is ending."""
 
     is_requeued: bool  # SLURM starts it again
-    words: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
+    why: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
 
 
 def ending(environ: Mapping[str, str] = os.environ) -> Ending:
@@ -135,7 +135,7 @@ class Adopted:
         first = int(hashlib.sha256(self.key.encode()).hexdigest(), 16)
         return [PORTS[(first + number) % len(PORTS)] for number in range(NUM_PORTS)]
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """E.g. "torchrun started 2 ranks"."""
         return f"{self.by} started {self.world_size} ranks"
 

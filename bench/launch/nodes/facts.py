@@ -69,10 +69,10 @@ def _short(value: object) -> str:
 
 def interface_of(address: str) -> str | None:
     """The interface that has this IPv4 address, eth0; None where that is not known."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
     return None
@@ -110,9 +110,9 @@ def _whole(path: Path) -> int | None:
 
 def own_address(host: str) -> str:
     """The address of this machine from which that host is reached; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((host, 9))
-        return str(asked.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
 
 
 FACTS = {"environment", "used", "commit", "host_hash", "fabric", "address"}  # of a node, that the record shows

@@ -47,7 +47,7 @@ GONE = "gone"  # the kind of the last message that arrives, made here: nothing m
 
 @contextlib.contextmanager
 def _quiet_torch() -> Iterator[Any]:
-    """torch.distributed, whose C++ half then prints no stack of its own where the other end is gone."""
+    """torch.distributed, whose C++ half then prints no stack trace where the other end is gone."""
     name = "TORCH_CPP_LOG_LEVEL"
     before = os.environ.get(name)
     os.environ.setdefault(name, "FATAL")

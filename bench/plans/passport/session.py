@@ -38,7 +38,7 @@ def measure(
     def wait(group: ranks.Group, folder: Path) -> bool:
         return _follow(group, folder / "progress", probe.START_S + 1.5 * limit_s, say)
 
-    answers = probe.of_ranks(RANK, question, hardware, num_ranks, num_threads[-1], wait)
+    answers = probe.answers_of_ranks(RANK, question, hardware, num_ranks, num_threads[-1], wait)
     if len(answers.found) < num_ranks:
         raise NotMeasured(f"{answers.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
     first = answers.found[0]

@@ -22,7 +22,7 @@ from bench.base.paths import results_root
 from bench.data.sources import datasets
 from bench.launch import allocation, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import Job, asked, prepare, this_machine
+from bench.launch.prepare import Job, prepare, requested_config, this_machine
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
@@ -185,7 +185,7 @@ class Points:
                 f"hydra.launcher.parallel={settings['parallel']}: runs side by side cannot be stopped midway: give no "
                 "hydra.sweeper.pruner and no hydra.launcher.stop_above_nats"
             )
-        on_cpu = asked(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
+        on_cpu = requested_config(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
         where = packing.slots(settings["parallel"], settings["cores_per_run"], on_cpu)
         if len(where) < 2 or len(points) < 2:
             return []
@@ -234,7 +234,7 @@ class Points:
 
 def source_sha256(overrides: Sequence[str]) -> str:
     """The fingerprint of the code that a sweep runs.  overrides: those that all its runs have."""
-    config = asked(list(overrides))
+    config = requested_config(list(overrides))
     no_data = datasets.Dataset("", 0, (), ())
     return Job(config, no_data, list(overrides), [], script.of(config, list(overrides))).source_sha256
 
