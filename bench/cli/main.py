@@ -113,17 +113,17 @@ def main(argv: list[str]) -> int:
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:
-    """A library may call what this raises an error of its own, as Hydra does while it composes."""
+    """Notes the interrupt: a library may turn the exception into its own error, as Hydra does while it composes."""
     _interrupts.append(number)
     raise KeyboardInterrupt
 
 
-def _use_config(words: list[str]) -> list[str]:
-    """The words without --config-dir DIR and --config-name NAME, which this process and those that it starts use."""
+def _use_config(argv: list[str]) -> list[str]:
+    """The arguments without --config-dir DIR and --config-name NAME, which this process and its children then use."""
     wanted = {"--config-dir": (groups.VARIABLE, "name a folder that holds groups of your own, such as model/mine.yaml")}
     wanted["--config-name"] = wanted["-cn"] = (groups.NAME_VARIABLE, "name a yaml, as config of conf/config.yaml")
     rest = []
-    waiting = iter(words)
+    waiting = iter(argv)
     for word in waiting:
         name, equals, value = word.partition("=")
         if name not in wanted:

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
+    """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
     _is_sweep(args)
     for point in _points(args) or ():
@@ -70,7 +70,7 @@ def check(argv: list[str]) -> None:
 
 
 def _is_sweep(args: argparse.Namespace) -> list[str]:
-    """Puts into args.multirun whether it is one, of options and of yamls -> the words of the sweep that is stored."""
+    """Sets args.multirun from the options and yamls -> the overrides of the sweep that is stored."""
     mode, stored = (None, []) if args.multirun or args.race else compose.stored_sweep(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
     if args.anyway and not args.multirun:
@@ -85,7 +85,7 @@ def _is_sweep(args: argparse.Namespace) -> list[str]:
 
 
 def _points(args: argparse.Namespace) -> list[list[str]] | None:
-    """The words of every run; None: a search chooses them as it goes."""
+    """The overrides of every run; None: a search chooses them as it goes."""
     if not args.multirun:
         return [args.overrides]
     from bench.config import multirun

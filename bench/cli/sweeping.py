@@ -50,7 +50,7 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
 
 
 def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
-    """What the sweep found, in words and as its page -> what --json prints."""
+    """What the sweep found, as text and as its page -> what --json prints."""
     none: dict[str, Any] = dict.fromkeys(summary.KEYS)
     points = sweep.points(folder)
     answers = []
@@ -60,8 +60,8 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
     sweep.end(folder, why)
     found = sweep_results.read(folder)
     console.show(sweep_results.table(found))
-    for words in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
-        say("sweep", words)
+    for line in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
+        say("sweep", line)
     sweep_page.write(folder, found)
     num_complete = sum(answer["status"] == "complete" for answer in answers)
     say("sweep", sweep_results.ended(found, folder, num_complete, len(answers)), always=True)

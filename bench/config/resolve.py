@@ -305,9 +305,9 @@ def deviations_of(config: schema.Config) -> list[str]:
         is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
         if is_fixed and rules.get(key) != value and key not in UNFIXED:
             deviations.append(f"{key}: {value} instead of {rules.get(key)}")
-    for key, words in resolved_stages.changed(config).items():
+    for key, change in resolved_stages.changed(config).items():
         if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
-            deviations.append(f"{words} in the place of {key}, which the track fixes")
+            deviations.append(f"{change} in the place of {key}, which the track fixes")
     return deviations
 
 

@@ -6,7 +6,7 @@ The comment of a field is its meaning, what null means last: bench/config/meanin
 
 config.yaml's versions, all read by `read()`:
 1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
-2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
+2  optim has the settings of the chosen optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
 import copy
@@ -30,8 +30,8 @@ from models.stages import Stage
 CONFIG_ID_CHARS = 8
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
 # its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
-# All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
-# found where one that it names is not installed.  Telemetry's are paces of a process of its own.
+# All other settings of instruments are hashed.  Not read from the instruments' classes, because a record's id must be
+# found where one that it names is not installed.  Telemetry's are paces of a separate process.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
 UNHASHED = ("name", "seed", "exporters", "profile", "checkpoint")  # they change no step that a run makes
 NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
