@@ -52,7 +52,7 @@ TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
-    """The config of these overrides, not resolved.  machine chooses the track where none is named.  Raises ValueError."""
+    """The config of these overrides, not resolved.  machine chooses the track where none is named.  ValueError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
