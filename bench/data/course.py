@@ -121,7 +121,7 @@ class Stream:
 class DocumentStarts:
     """Where each sequence of a run begins if it must be at a document.  Not for two threads at once.
 
-    Searches only as far as it is asked, and keeps what it found: 8 bytes a sequence.
+    Searches only as far as is needed, and keeps what it found: 8 bytes a sequence.
     """
 
     def __init__(self, stream: Stream, eos_token: int, shapes: Sequence[BatchShape]) -> None:

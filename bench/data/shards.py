@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
 
 
 class CheckFailed(ValueError):
-    """The data are missing, damaged or not what they should be; the user asked for nothing wrong."""
+    """The data are missing, damaged or not what they should be; the user's settings are not at fault."""
 
 
 @dataclass(frozen=True)

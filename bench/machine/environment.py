@@ -65,7 +65,7 @@ def environment() -> Facts:
 
 def summary(env: Facts, hardware: HardwareConfig | SimpleNamespace) -> Facts:
     """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run used."""
-    used = gpus.of_run(env["gpus"], hardware) if hardware.device == "cuda" else []
+    used = gpus.used_by_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
     shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]
     facts = {key: env[key] for key in ("python", "os", "driver", "cpu_model", "num_cpus", "memory_gib", "governor")}

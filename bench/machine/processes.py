@@ -27,9 +27,9 @@ WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 @contextlib.contextmanager
 def child(
-    words: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: IO[Any] | None, end_within_s: float
+    command: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: IO[Any] | None, end_within_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
+    """Yields a Popen in a new session, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
     killed after end_within_s.
@@ -38,7 +38,7 @@ def child(
     try:
         with held():  # a signal between fork and here would leave a child without an owner
             process = subprocess.Popen(
-                words,
+                command,
                 cwd=cwd,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -264,7 +264,7 @@ def stat_fields(pid: int) -> list[str]:
 def started(work: Callable[[Any], Any], jobs: Sequence[Any], are_many: bool) -> Iterator[Iterator[Any]]:
     """with started(...) as results: ...   results: work(job) of each, in the order in which they are done.
 
-    By two processes beside the block where there are many; else, and where a fork is not safe, as they are asked for.
+    By two processes beside the block where there are many; else, and where a fork is not safe, as they are iterated.
     """
     if not are_many or threading.active_count() > 1 or not hasattr(os, "fork"):
         yield map(work, jobs)

@@ -128,7 +128,7 @@ FIELDS = (
     "pcie_rx_mib_s",
     "nvlink_tx_mib_s",
     "nvlink_rx_mib_s",
-    # a GPU's, asked once a second and held until then
+    # a GPU's, read once a second and held until then
     "power_limit_w",
     "ecc_corrected",
     "ecc_uncorrected",

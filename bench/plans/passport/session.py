@@ -47,7 +47,7 @@ def measure(
     if hardware.device == "cpu":
         names = [(kept.cpu_id(env), env["cpu_model"])]
     else:
-        names = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.of_run(env["gpus"], hardware)]
+        names = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.used_by_run(env["gpus"], hardware)]
     devices: list[kept.Device] = [
         {"id": id, "name": name, "index": index, "figures": found["figures"], "under_load": found["under_load"]}
         for index, ((id, name), found) in enumerate(zip(names, answers.found))
