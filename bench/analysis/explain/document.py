@@ -23,11 +23,7 @@ MAX_TITLE_CHARS = 200
 MAX_TRACE_BYTES = 32 * MIB  # of a run's traces, for its own page: reading them takes seconds, and no page waits longer
 MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
-KINDS: tuple[tuple[Kind, str], ...] = (
-    ("limit", "what the limit explains"),
-    ("above", "above it"),
-    ("unknown", "whose limit is not known"),
-)
+KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
 MEASURED_BY = {
     "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
     "host": "the host's main thread, as the trace has no device",
@@ -90,8 +86,8 @@ def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
     unbound_ms = sum(line["ms"] for line in answer["parts"] if line["part"] in parts.NO_BOUND)
     rest_ms = answer["step_ms"] - answer["limit_ms"] - unbound_ms
     limit, unbound, rest = map(format_ms, (answer["limit_ms"], unbound_ms, rest_ms))
-    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])} the limit explains {limit}"
-    return Verdict(f"{step}; of {unbound} the limit is not known; {rest} lie above it.", "")
+    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}, {limit} is roofline time"
+    return Verdict(f"{step}, {unbound} is not modelled and {rest} is overhead.", "")
 
 
 def _account(answer: dict[str, Any]) -> list[Block]:
