@@ -23,11 +23,7 @@ MAX_TITLE_CHARS = 200
 MAX_TRACE_BYTES = 32 * MIB  # of a run's traces, for its own page: reading them takes seconds, and no page waits longer
 MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
-KINDS: tuple[tuple[Kind, str], ...] = (
-    ("limit", "what the limit explains"),
-    ("above", "above it"),
-    ("unknown", "whose limit is not known"),
-)
+KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
 MEASURED_BY = {
     "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
     "host": "the host's main thread, as the trace has no device",
@@ -87,11 +83,12 @@ def of_run(folder: Path | str) -> Section:
 
 
 def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
-    unbound_ms = sum(line["ms"] for line in answer["parts"] if line["part"] in parts.NO_BOUND)
-    rest_ms = answer["step_ms"] - answer["limit_ms"] - unbound_ms
-    limit, unbound, rest = map(format_ms, (answer["limit_ms"], unbound_ms, rest_ms))
-    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])} the limit explains {limit}"
-    return Verdict(f"{step}; of {unbound} the limit is not known; {rest} lie above it.", "")
+    limit, unbound, rest = (
+        format_ms(sum(line["ms"] for line in answer["parts"] if _kind(line) == kind))
+        for kind in ("limit", "unknown", "above")
+    )
+    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}, {limit} is roofline time"
+    return Verdict(f"{step}, {unbound} is not modelled and {rest} is overhead.", "")
 
 
 def _account(answer: dict[str, Any]) -> list[Block]:
@@ -120,12 +117,17 @@ def _limit(answer: dict[str, Any]) -> Iterator[str]:
 def _bars(answer: dict[str, Any]) -> list[Bar]:
     bars, at_ms = [], 0.0
     for line in answer["parts"]:
-        is_unknown = line["part"] in (*parts.NO_BOUND, parts.UNKNOWN)
-        kind: Kind = "limit" if line["is_limit"] else "unknown" if is_unknown else "above"
         words = f"{line['ms']:.3f} ({line['pct']:.1f} %)"
-        bars.append(Bar(line["part"], at_ms, at_ms + line["ms"], words, kind, line["meaning"]))
+        bars.append(Bar(line["part"], at_ms, at_ms + line["ms"], words, _kind(line), line["meaning"]))
         at_ms += line["ms"]
     return [*bars, Bar("the step", 0.0, answer["step_ms"], f"{answer['step_ms']:.3f} (100 %)", "total")]
+
+
+def _kind(line: Mapping[str, Any]) -> Kind:
+    """What KINDS says of a part of the account."""
+    if line["is_limit"]:
+        return "limit"
+    return "unknown" if line["part"] in (*parts.NO_BOUND, parts.UNKNOWN) else "above"
 
 
 def _next(answer: dict[str, Any]) -> list[Block]:
