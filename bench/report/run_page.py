@@ -93,7 +93,7 @@ def document(
     if explained:
         from bench.analysis.explain import document as explain  # numpy: a race, which makes pages, begins without it
 
-        blocks.append(explain.of_run(folder))
+        blocks.append(explain.section_of_run(folder))
     blocks += [
         run_facts.stages(run),
         run_facts.summaries(run),
