@@ -123,7 +123,7 @@ def test_a_stall_is_said_in_words():
 def test_the_other_runs_of_a_config_are_the_nearest_in_time(results):
     rows = [record_rows.row_of(run_folder.read(add(results, seed))) for seed in range(10, 20)]
     rows.append(rows[0] | {"run_id": "of-a-log", "config_id": None})
-    found = packed_pages.of_rows(rows)
+    found = packed_pages.links_by_run(rows)
     assert [words.split(" of")[0] for words, _ in found[rows[0]["run_id"]]] == ["seed 11", "seed 12", "seed 13"]
     assert [words.split(" of")[0] for words, _ in found[rows[5]["run_id"]]] == [
         f"seed {n}" for n in (12, 13, 14, 16, 17, 18)

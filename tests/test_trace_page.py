@@ -113,20 +113,20 @@ def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
 def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_an_older_one(tmp_path):
     (answer,) = analysis.of_files(two_ranks(tmp_path)).values()
     (tmp_path / "analysis.json").write_text(json.dumps(answer))
-    part = trace_page.of_run(tmp_path)
+    part = trace_page.section_of_run(tmp_path)
     charts, html = document.Document("", [], [part]).charts, part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
     assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
     assert "trace-collective" in [
-        panel.id for panel in document.Document("", [], [trace_page.of_run(tmp_path)]).drawings
+        panel.id for panel in document.Document("", [], [trace_page.section_of_run(tmp_path)]).drawings
     ]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
-        assert "not of this version" in trace_page.of_run(tmp_path).html()
+        assert "not of this version" in trace_page.section_of_run(tmp_path).html()
     (tmp_path / "analysis.json").unlink()
     assert (
-        trace_page.of_run(tmp_path).html() == ""
-        and document.Document("", [], [trace_page.of_run(tmp_path)]).drawings == []
+        trace_page.section_of_run(tmp_path).html() == ""
+        and document.Document("", [], [trace_page.section_of_run(tmp_path)]).drawings == []
     )
 
 
