@@ -165,4 +165,4 @@ def training(num_steps=3, num_layers=6, weights_before=True):
 
 def held(snapshot, device=0):
     """Timeline of a device by place."""
-    return lives.held_by(lives.of_device(snapshot, device), lives.by_place(lives.Sites()))
+    return lives.held_by(lives.from_snapshot(snapshot, device), lives.by_place(lives.Sites()))

@@ -33,7 +33,7 @@ def run_of(repo, tmp_path, name):
 
 def test_the_same_code_has_no_change(repo, tmp_path):
     a, b = run_of(repo, tmp_path, "a"), run_of(repo, tmp_path, "b")
-    assert code_diff.of_folders(a, b, repo) == {"files": [], "patch": "", "is_cut": False, "unknown": None}
+    assert code_diff.diff_folders(a, b, repo) == {"files": [], "patch": "", "is_cut": False, "unknown": None}
 
 
 def test_commits_uncommitted_changes_and_untracked_sources_are_all_in_it(repo, tmp_path):
@@ -45,7 +45,7 @@ def test_commits_uncommitted_changes_and_untracked_sources_are_all_in_it(repo, t
     (repo / "results" / "x").write_text("y")
     b = run_of(repo, tmp_path, "b")
     objects = sorted(path.name for path in (repo / ".git").rglob("*"))
-    found = code_diff.of_folders(a, b, repo)
+    found = code_diff.diff_folders(a, b, repo)
     assert found["unknown"] is None
     assert found["files"] == [
         {"path": "models/a.py", "added": 2, "removed": 2},
@@ -53,7 +53,7 @@ def test_commits_uncommitted_changes_and_untracked_sources_are_all_in_it(repo, t
     ]
     assert "-two = 2\n-three = 3\n+two = 22\n+three = 33\n" in found["patch"] and "+new = True\n" in found["patch"]
     assert sorted(path.name for path in (repo / ".git").rglob("*")) == objects  # nothing was written there
-    back = code_diff.of_folders(b, a, repo)
+    back = code_diff.diff_folders(b, a, repo)
     assert back["files"][1] == {"path": "models/new.py", "added": 0, "removed": 1}
 
 
@@ -62,7 +62,7 @@ def test_a_long_change_is_cut_at_a_line(repo, tmp_path, monkeypatch):
     (repo / "models" / "a.py").write_text("\n".join(f"line = {num}" for num in range(100)))
     b = run_of(repo, tmp_path, "b")
     monkeypatch.setattr(code_diff, "MAX_PATCH_CHARS", 300)
-    found = code_diff.of_folders(a, b, repo)
+    found = code_diff.diff_folders(a, b, repo)
     assert found["is_cut"] and len(found["patch"]) <= 300 and found["patch"].endswith("\n")
 
 
@@ -84,14 +84,14 @@ def changed(folder, **facts):
 def test_what_cannot_be_rebuilt_is_said(repo, tmp_path, facts, why):
     a, b = run_of(repo, tmp_path, "a"), run_of(repo, tmp_path, "b")
     changed(b, **facts)
-    assert why in code_diff.of_folders(a, b, repo)["unknown"]
+    assert why in code_diff.diff_folders(a, b, repo)["unknown"]
 
 
 def test_a_patch_that_does_not_fit_and_a_run_without_code_are_said(repo, tmp_path):
     a, b = run_of(repo, tmp_path, "a"), run_of(repo, tmp_path, "b")
     (b / "code" / "diff.patch").write_text("--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-x\n+y\n")
-    assert "the patch of b does not fit its commit" in code_diff.of_folders(a, b, repo)["unknown"]
-    assert "none does not say which code ran" in code_diff.of_folders(tmp_path / "none", b, repo)["unknown"]
+    assert "the patch of b does not fit its commit" in code_diff.diff_folders(a, b, repo)["unknown"]
+    assert "none does not say which code ran" in code_diff.diff_folders(tmp_path / "none", b, repo)["unknown"]
 
 
 def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():

@@ -10,7 +10,7 @@ from traces import SHARED, event, launched, step, write
 
 from bench.analysis.explain import account, ceilings, document, parts, ranking
 from bench.analysis.explain.device_steps import owners
-from bench.analysis.explain.explained import add_recorded_events, of_record
+from bench.analysis.explain.explained import add_recorded_events, explain_record
 from bench.analysis.trace import load, operators
 from bench.base.units import GIB
 from bench.cli import explain as verb
@@ -36,7 +36,7 @@ def one_step():
 
 
 def explained(path, events, **meta):
-    return account.of_ranks(load.load_all([write(path, events, **meta)]))
+    return account.explain_ranks(load.load_all([write(path, events, **meta)]))
 
 
 def parts_ns(answer, rank="0"):
@@ -81,7 +81,7 @@ def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     events = one_step()
     next(one for one in events if one["name"].startswith("nccl") and one["cat"] == "kernel")["args"].update(facts)
     ranks = load.load_all([write(tmp_path / "a.json", events, **H100)])
-    answer = account.of_ranks(ranks, measured_of=lambda rank, device: MEASURED)
+    answer = account.explain_ranks(ranks, measured_of=lambda rank, device: MEASURED)
     ns = parts_ns(answer)
     # 2 * 1024**3 FLOP at 800 TFLOP/s 2,684 ns, at 400 5,369; its bytes, 6 MiB at 2e12 bytes/s, would take 3,146
     assert (ns[parts.BANDWIDTH], ns.get(parts.SHAPE), ns[parts.SLOWER]) == (3146, None, 6854)
@@ -172,7 +172,7 @@ def two_ranks(folder):
 
 
 def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
-    answer = account.of_ranks(load.load_all(two_ranks(tmp_path)))
+    answer = account.explain_ranks(load.load_all(two_ranks(tmp_path)))
     assert parts_ns(answer, "0") == {parts.UNBOUND: 10_000, parts.WAITING: 15_000, parts.EXPOSED: 15_000}
     assert parts_ns(answer, "1") == {parts.UNBOUND: 25_000, parts.EXPOSED: 15_000}
     [late] = answer["lateness"]
@@ -240,13 +240,13 @@ def test_collections_and_recompilations_of_the_record_are_put_where_they_were(tm
     step_files.append_event(tmp_path, {"t_ns": 5_020_000, "event": "gc", "step": 7, "ms": 0.03, "generation": 2})
     step_files.append_event(tmp_path, {"t_ns": 5_060_000, "event": "recompile", "step": 7, "ms": 0.02, "function": "f"})
     add_recorded_events([rank], tmp_path)
-    answer = account.of_ranks([rank])
+    answer = account.explain_ranks([rank])
     assert parts_ns(answer) == {parts.UNBOUND: 50_000, parts.GARBAGE: 30_000, parts.COMPILATION: 20_000}
     assert answer["next"][0]["what"] == "garbage collection of generation 2"
 
 
 def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):
-    answer = of_record(finished_run)
+    answer = explain_record(finished_run)
     ns = parts_ns(answer)
     assert sum(ns.values()) == answer["ranks"]["0"]["step_sum_ns"]
     rows = [row for row in step_files.read(finished_run) if row.get("step_ms") is not None and not row.get("flags")]
@@ -261,7 +261,7 @@ def test_the_limit_of_a_record_is_its_own_flops_at_the_peak(finished_run, tmp_pa
     run["measured"]["dtype"] = "bfloat16"
     run["model"]["flops_per_token"], run["measured"]["batch_tokens"] = 989_000_000, 2_000  # 2 ms a step
     (folder / "run.json").write_text(json.dumps(run))
-    assert of_record(folder)["limit_ms"] == pytest.approx(2.0)
+    assert explain_record(folder)["limit_ms"] == pytest.approx(2.0)
 
 
 def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, tmp_path):
@@ -274,7 +274,7 @@ def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, t
         if row.get("step_ms"):  # as it is when rank 0 waits: within its backward
             row |= {"step_ms": row["step_ms"] + 400.0, "backward_ms": row["backward_ms"] + 400.0}
     step_files.write(folder, rows)
-    answer = of_record(folder)
+    answer = explain_record(folder)
     first = answer["next"][0]
     assert (first["part"], first["rank"]) == (parts.WAITING, 1)
     assert first["gain_ms"] == pytest.approx(400.0, rel=1e-3)
@@ -295,7 +295,7 @@ def ranks_of(name):
 @pytest.mark.parametrize("include_last_step", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
-    answer = account.of_ranks(ranks_of(name), include_last_step=include_last_step)
+    answer = account.explain_ranks(ranks_of(name), include_last_step=include_last_step)
     for one in answer["ranks"].values():
         assert sum(line["sum_ns"] for line in one["parts"]) == one["step_sum_ns"]
         for of_step in one["steps"]:
@@ -310,7 +310,7 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
 @pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
     ranks = ranks_of("modded_8xh100")
-    answer, analysed = account.of_ranks(ranks), traces.analysed([rank.path for rank in ranks])
+    answer, analysed = account.explain_ranks(ranks), traces.analysed([rank.path for rank in ranks])
     for rank in answer["ranks"]:
         ns = parts_ns(answer, rank)
         exposed_ns = ns[parts.WAITING] + ns[parts.EXPOSED]
@@ -329,7 +329,9 @@ def test_the_verb_prints_words_or_json(tmp_path, capsys):
     write(tmp_path / "a.json", one_step(), **H100)
     assert verb.main([str(tmp_path / "a.json")]) == 0
     words = capsys.readouterr().out
-    assert words.startswith(f"{tmp_path / 'a.json'}: of a step of 0.10 ms the limit explains 0.00 ms; of 0.03 ms ")
+    assert words.startswith(
+        f"{tmp_path / 'a.json'}: of a step of 0.10 ms, 0.00 ms is roofline time, 0.04 ms is not modelled "
+    )
     assert "Where the next millisecond is" in words
     assert verb.main([str(tmp_path / "a.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_ms"] == 0.1
@@ -379,11 +381,11 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
 
 
 def test_a_runs_page_has_its_explanation_folded(finished_run, monkeypatch):
-    words = document.of_run(finished_run).html()
+    words = document.section_of_run(finished_run).html()
     assert "<details>" in words and "<details open" not in words and "as the run has no trace" in words
     assert "Its traces are large" not in words
     monkeypatch.setattr(document, "MAX_TRACE_BYTES", -1)
-    assert "Its traces are large" in document.of_run(finished_run).html()
+    assert "Its traces are large" in document.section_of_run(finished_run).html()
 
 
 def test_the_verb_explains_a_run_without_a_trace(finished_run, capsys):

@@ -99,7 +99,7 @@ def test_a_slowdown_of_the_host_is_the_first_line(tmp_path, slow, part):
     for attempt in range(NUM_ATTEMPTS):
         # a compilation has a million frames, and is annotated by torch
         _, took_ms = traced(tmp_path / f"{attempt}.json", products, slow, with_stack=slow is not recompiles)
-        first = account.of_ranks(load.load_all([tmp_path / f"{attempt}.json"]))["next"][0]
+        first = account.explain_ranks(load.load_all([tmp_path / f"{attempt}.json"]))["next"][0]
         if first["part"] == part and first["gain_ms"] == pytest.approx(took_ms, rel=WITHIN):
             break
     assert first["part"] == part, first
@@ -123,7 +123,7 @@ def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_c
 
     for attempt in range(NUM_ATTEMPTS):
         whole_ms, split_ms = traced(tmp_path / f"{attempt}.json", whole, split, with_stack=False)
-        first = account.of_ranks(load.load_all([tmp_path / f"{attempt}.json"]))["next"][0]
+        first = account.explain_ranks(load.load_all([tmp_path / f"{attempt}.json"]))["next"][0]
         if first["gain_ms"] == pytest.approx(split_ms - whole_ms, rel=WITHIN):
             break
     assert first["part"] == parts.SLOWER
@@ -138,7 +138,7 @@ def test_a_rank_that_sleeps_is_whom_the_others_wait_for(tmp_path):
     planted = str(real_runs.REPO / "tests" / "planted")
     tiny = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256"]
     folder = real_runs.run(tmp_path / "results", *tiny, *real_runs.TWO, PYTHONPATH=planted)
-    answer = explained.of_record(folder)
+    answer = explained.explain_record(folder)
     first = answer["next"][0]
     assert (first["part"], first["rank"]) == (parts.WAITING, 1)
     assert first["gain_ms"] == pytest.approx(150, rel=WITHIN)

@@ -81,7 +81,7 @@ def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path
     line = snapshots.held(found, torch.cuda.current_device())
     assert seen[0][0] >= 2**46 and line.lives.ooms[-1]["size"] >= 2**46
     assert line.end_bytes >= 32 * MIB
-    assert "Out of memory: 65536.0 GiB" in page.of_snapshot(found, "oom").html()
+    assert "Out of memory: 65536.0 GiB" in page.document_of_snapshot(found, "oom").html()
 
 
 def test_a_run_records_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):

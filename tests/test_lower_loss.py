@@ -43,7 +43,7 @@ def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_counted():
     assert found["verdict"] != "faster" and not is_counted(found)
     assert "B spends 0.500 s more outside its own clock than A (95 % interval 0.486 to 0.514 s" in found["words"]
     assert found["words"].endswith("so its lower val_loss is not counted")
-    shown = verdicts.of_arms((), [found | {"about": ["a", "b"]}]).terminal()
+    shown = verdicts.document_of((), [found | {"about": ["a", "b"]}]).terminal()
     assert "\nlower-loss-not-counted" in shown and "the candidate may have trained" in shown
 
 

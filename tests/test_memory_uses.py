@@ -54,7 +54,7 @@ def trained(with_marks, backward=()):
 def test_each_piece_of_memory_is_counted_under_its_use(with_marks, backward):
     snapshot = trained(with_marks, backward)
     (device,) = lives.devices(snapshot)
-    found = lives.of_device(snapshot, device)
+    found = lives.from_snapshot(snapshot, device)
     held = lives.held_by(found, uses.Uses(found).of)
     asked = {use: num_bytes / MIB for use, (_, num_bytes) in held.allocated.items()}
     assert asked == {"parameters": 8, "activations": 6, "gradients": 8, "optimizer state": 16, "temporary": 1 + 2 + 3}
@@ -73,7 +73,7 @@ def test_weights_and_state_of_before_the_recording_are_known_by_the_stacks_of_th
     gpu.alloc(4 * MIB, BUILD), gpu.alloc(5 * MIB, STATE), gpu.alloc(MIB)
     gpu.recording = True
     gpu.free(gpu.alloc(MIB, FORWARD))
-    found = lives.of_device(gpu.snapshot(), 0)
+    found = lives.from_snapshot(gpu.snapshot(), 0)
     held = lives.held_by(found, uses.Uses(found).of)
     initial = {"parameters": 4 * MIB, "optimizer state": 5 * MIB, "other": MIB}  # the last has no stack: not guessed
     assert held.initial == initial
@@ -90,7 +90,7 @@ def test_a_modules_name_is_its_class_where_the_source_is_known_and_else_its_file
 
 def test_the_page_and_the_facts_show_uses_and_modules():
     snapshot = trained(with_marks=True)
-    answer = page.of_snapshot(snapshot, "x")
+    answer = page.document_of_snapshot(snapshot, "x")
     html, (facts,) = answer.html(), answer.data["devices"]
     assert "What memory was for" in html and "net.py &gt; Attention" not in html  # 0 at the largest moment
     assert "Judged from where" in html and 'data-chart="memory-use-0"' in html

@@ -368,7 +368,7 @@ def test_compare_shows_what_changed_in_the_users_files_without_git(project, tmp_
     for name, text in (("a", NET), ("b", NET.replace("ratio=4", "ratio=2"))):
         write(project / "net.py", text)
         code_state.write(REPO, tmp_path / name / "code", user_code.sources(["net.py:Net"]))
-    found = code_diff.of_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
+    found = code_diff.diff_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
     assert found["files"] == [{"path": "own/net.py", "added": 1, "removed": 1}] and found["unknown"] is None
     assert "-    def __init__(self, ratio=4, **shape):\n+    def __init__(self, ratio=2" in found["patch"]
 

@@ -155,7 +155,7 @@ def test_values_that_differ_are_cut_one_by_one_and_never_until_they_look_alike()
 def test_a_race_without_a_verdict_says_its_unplanned_looks_too(race):
     found = race_folder.read(race) | {"result": None, "why": "it was abandoned"}
     words = "Interim looks that were not planned: 1."
-    for shown in (race_page.of_race(found).markdown(), race_page.of_race(found, race).html()):
+    for shown in (race_page.document_of(found).markdown(), race_page.document_of(found, race).html()):
         assert "no verdict: it was abandoned" in shown and words in shown
 
 
@@ -168,7 +168,7 @@ def test_an_older_race_that_lacks_a_key_is_drawn(race, missing):
         one |= {"started": [2, 2], "steps": [4, 4], "comparable": True}
         one.pop(missing, None)
     found["arms"]["A"].pop(missing, None), found["plan"].pop(missing, None)
-    shown = race_page.of_race(found).markdown()
+    shown = race_page.document_of(found).markdown()
     assert ("planned 2 runs an arm" in shown) == (missing != "n") and "started " in shown
     assert ("alpha 0.05" in shown, "looks at 2" in shown) == (missing != "alpha", missing != "looks")
     assert ("2 runs, 4 steps" in shown) == (missing != "steps")

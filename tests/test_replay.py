@@ -578,7 +578,7 @@ def _lists_certificates(capsys, published, copy):
     one, *others = map(str, sorted(published.glob("cpu_nano/*")))
     ((_, compared),) = comparison.of_arms(selection.of_words([one, "vs", *others]))
     assert compared["certificates"] == [f"1 {claimed}", f"2 {claimed}"]
-    assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in verdicts.of_arms((), [compared]).terminal()
+    assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in verdicts.document_of((), [compared]).terminal()
     for path in copy.glob("cpu_nano/*/certificate.json"):
         path.unlink()
     assert "certificate" not in shown(capsys, "table", copy) + shown(capsys, "table", "--leaderboard", copy)

@@ -62,7 +62,7 @@ def test_the_stalls_of_an_imported_run_are_those_that_compare_counts(imported):
     run, rows = run_folder.read(imported), step_files.read(imported)
     found = run_facts.costs_of(run, rows)
     assert found == {"stall": {"count": 1, "ms": 300.0}}
-    of_compare = between_runs.of_runs([(run, rows)], [(run, rows)])["costs"]["stall"]
+    of_compare = between_runs.diagnose([(run, rows)], [(run, rows)])["costs"]["stall"]
     assert (of_compare["count"], of_compare["ms"]) == ([1, 1], [300.0, 300.0])
     html = run_page.html(imported)
     assert "Not watched, so unknown: gc, recompile, graph break, allocator retry (a log does not say)." in html
@@ -123,7 +123,7 @@ def test_a_stall_is_said_in_words():
 def test_the_other_runs_of_a_config_are_the_nearest_in_time(results):
     rows = [record_rows.row_of(run_folder.read(add(results, seed))) for seed in range(10, 20)]
     rows.append(rows[0] | {"run_id": "of-a-log", "config_id": None})
-    found = packed_pages.of_rows(rows)
+    found = packed_pages.links_by_run(rows)
     assert [words.split(" of")[0] for words, _ in found[rows[0]["run_id"]]] == ["seed 11", "seed 12", "seed 13"]
     assert [words.split(" of")[0] for words, _ in found[rows[5]["run_id"]]] == [
         f"seed {n}" for n in (12, 13, 14, 16, 17, 18)

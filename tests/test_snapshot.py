@@ -253,16 +253,19 @@ def test_an_out_of_memory_says_when_it_was_the_gaps(tmp_path):
     gpu.free(held[1])
     gpu.free(held[3])
     gpu.oom(6 * MIB, device_free=1 * MIB, stack=FORWARD)
-    html = page.of_snapshot(gpu.snapshot(speedrun={"where": "step 3", "limit_bytes": 80 * MIB}), "oom").html()
+    html = page.document_of_snapshot(gpu.snapshot(speedrun={"where": "step 3", "limit_bytes": 80 * MIB}), "oom").html()
     assert "where step 3, limit 80.0 MiB" in html
     assert "Out of memory: 6.0 MiB were asked for, 1.0 MiB were free on the GPU" in html
     assert "8.0 MiB are free, 4.0 MiB of them in one piece. It is in pieces too small: try PYTORCH_ALLOC_CONF=" in html
-    facts = page.of_snapshot(gpu.snapshot(), "oom").data["devices"][0]
+    facts = page.document_of_snapshot(gpu.snapshot(), "oom").data["devices"][0]
     assert facts["ooms"] == [{"size_bytes": 6 * MIB, "device_free_bytes": 1 * MIB}]
 
 
 def test_an_empty_snapshot_has_a_page():
-    assert "The snapshot is empty" in page.of_snapshot({"segments": [], "device_traces": [[], []]}, "nothing").html()
+    assert (
+        "The snapshot is empty"
+        in page.document_of_snapshot({"segments": [], "device_traces": [[], []]}, "nothing").html()
+    )
 
 
 def test_nothing_in_a_snapshot_becomes_markup():
@@ -270,7 +273,7 @@ def test_nothing_in_a_snapshot_becomes_markup():
     gpu = Allocator()
     gpu.alloc(1 * MIB, [{"filename": f"{nasty}.py", "line": nasty, "name": nasty}])
     about = {"what": nasty, "window": nasty, "marks": [[gpu.now_us, nasty], [1.5], "x"]}
-    html = page.of_snapshot(gpu.snapshot(speedrun=about, allocator_settings={nasty: nasty}), nasty).html()
+    html = page.document_of_snapshot(gpu.snapshot(speedrun=about, allocator_settings={nasty: nasty}), nasty).html()
     assert "<script>alert" not in html and "&lt;script&gt;alert(1)" in html
     assert "http://" not in re.sub(r"https?://www\.w3\.org/\S*", "", html)
 

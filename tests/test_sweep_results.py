@@ -112,7 +112,7 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in found.means()}
     assert means["optim.lr"] == {0.001: (4, pytest.approx(4.2)), 0.003: (2, pytest.approx(3.9))}
     assert means["model.num_layers"] == {2: (4, pytest.approx(4.0)), 4: (2, pytest.approx(4.3))}
-    lines = sweep_results.ended(found, folder, 6, 8).splitlines()
+    lines = sweep_results.ended(found, folder / sweep_page.NAME, 6, 8).splitlines()
     assert [line.strip() for line in lines[:4]] == [
         "6 of 8 complete",
         "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory: m",
@@ -284,7 +284,7 @@ def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, ca
     assert report.main([folder.name]) == 0
     html = (folder / "sweep.html").read_text()
     assert "<h1>Sweep over optim.lr, model.num_layers, seed</h1>" in html
-    assert "--budget 2h is spent" in html and "out_of_memory" in html
+    assert "1 not run, --budget 2h is spent: the same command goes on with them" in html and "out_of_memory" in html
     capsys.readouterr()
     assert report.main([folder.name, "--md"]) == 0
     out = capsys.readouterr().out

@@ -29,7 +29,7 @@ def two_ranks(folder):
 
 
 def test_ranks_stand_side_by_side_around_the_collective_for_which_one_waited_longest(tmp_path):
-    (answer,) = analysis.of_files(two_ranks(tmp_path)).values()
+    (answer,) = analysis.analyze_files(two_ranks(tmp_path)).values()
     found = answer["overall"]["pictures"]["collective"]
     assert (found["name"], found["late_rank"], found["wait_us"]) == ("ncclDevKernel_AllReduce", 1, 40.0)
     # half of the longest kernel's 50 us is shown before it, 7.5 after it: from 75 us on each rank's own clock
@@ -111,22 +111,22 @@ def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
 
 
 def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_an_older_one(tmp_path):
-    (answer,) = analysis.of_files(two_ranks(tmp_path)).values()
+    (answer,) = analysis.analyze_files(two_ranks(tmp_path)).values()
     (tmp_path / "analysis.json").write_text(json.dumps(answer))
-    part = trace_page.of_run(tmp_path)
+    part = trace_page.section_of_run(tmp_path)
     charts, html = document.Document("", [], [part]).charts, part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
     assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
     assert "trace-collective" in [
-        panel.id for panel in document.Document("", [], [trace_page.of_run(tmp_path)]).drawings
+        panel.id for panel in document.Document("", [], [trace_page.section_of_run(tmp_path)]).drawings
     ]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
-        assert "not of this version" in trace_page.of_run(tmp_path).html()
+        assert "not of this version" in trace_page.section_of_run(tmp_path).html()
     (tmp_path / "analysis.json").unlink()
     assert (
-        trace_page.of_run(tmp_path).html() == ""
-        and document.Document("", [], [trace_page.of_run(tmp_path)]).drawings == []
+        trace_page.section_of_run(tmp_path).html() == ""
+        and document.Document("", [], [trace_page.section_of_run(tmp_path)]).drawings == []
     )
 
 
@@ -148,7 +148,7 @@ def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
 @needs_shared
 def test_every_shared_trace_has_a_page_of_bounded_size():
     for name in SETS:
-        for answer in analysis.of_files(load.find(traces.SHARED / "files" / name)).values():
+        for answer in analysis.analyze_files(load.find(traces.SHARED / "files" / name)).values():
             assert len(trace_page.document({name: answer}).html()) < MAX_PAGE_BYTES / 3, name
 
 
@@ -222,7 +222,7 @@ def test_files_analysed_by_processes_of_their_own_give_the_same_answer(monkeypat
     alone = traces.analysed(paths)
     monkeypatch.setattr(load, "PARALLEL_BYTES", 0)
     monkeypatch.setattr(load, "processes", lambda: 2)
-    (answer,) = analysis.of_files(paths).values()
+    (answer,) = analysis.analyze_files(paths).values()
     assert answer == alone
 
 

@@ -39,5 +39,5 @@ def step(number, ts, dur):
 
 def analysed(paths, **options):
     """Files of one job, of one window -> their analysis."""
-    (answer,) = analysis.of_files(paths, **options).values()
+    (answer,) = analysis.analyze_files(paths, **options).values()
     return answer

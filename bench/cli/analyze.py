@@ -70,7 +70,7 @@ def _prints_words(args: argparse.Namespace) -> bool:
 def _answer(whole: str, paths: list[Path], rules: tuple[categories.Rule, ...], args: argparse.Namespace) -> Answers:
     """Paths of one job -> {title: analysis}, one for each window."""
     files = [file for path in paths for file in load.find(path)]
-    by_window = analysis.of_files(files, rules, args.include_last_step)
+    by_window = analysis.analyze_files(files, rules, args.include_last_step)
     answers = {}
     for name, answer in by_window.items():
         title = whole + (f", window {name}" if len(by_window) > 1 else "")

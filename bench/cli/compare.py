@@ -50,13 +50,13 @@ def main(argv: list[str]) -> int:
         print(json.dumps(answers[0] if len(answers) == 1 else answers, indent=1))
     elif args.html:
         path = of_user(args.html)
-        answer = verdicts.of_arms(arms, results, path.parent, verdicts.Options(patch=True, why=True))
+        answer = verdicts.document_of(arms, results, path.parent, verdicts.Options(patch=True, why=True))
         atomic.write_out(path, answer.html(), "--html")
         print(shown(path))
     elif args.csv:
         print(verdicts.as_csv(against), end="")
     else:
-        answer = verdicts.of_arms(arms, results, None, verdicts.Options(args.diff, args.why))
+        answer = verdicts.document_of(arms, results, None, verdicts.Options(args.diff, args.why))
         print(answer.markdown() if args.md else answer.terminal())
     return max(exit_code(compared, fail_on, args.fail_if == "shown") for _, compared in against)
 

@@ -29,12 +29,12 @@ def main(argv: list[str]) -> int:
     if len(jobs) == 2:
         sides = (_side(names, paths, rules, args.include_last_step, passport, jobs) for names, paths in jobs)
         (a_title, a), (b_title, b) = sides
-        answer = document.of_differences({f"{a_title} -> {b_title}": account.difference(a, b)})
+        answer = document.from_differences({f"{a_title} -> {b_title}": account.difference(a, b)})
     else:
         answers: dict[str, dict[str, Any]] = {}
         for names, paths in jobs:
-            answers |= explained.of_paths(", ".join(names), paths, rules, args.include_last_step, passport)
-        answer = document.of_accounts(answers)
+            answers |= explained.explain_paths(", ".join(names), paths, rules, args.include_last_step, passport)
+        answer = document.from_accounts(answers)
     if args.html:
         path = of_user(args.html)
         atomic.write_out(path, answer.html(), "--html")
@@ -66,8 +66,8 @@ def _side(
     title = ", ".join(names)
     is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
     if is_run and not all(explained.has_trace(of_job) for _, of_job in jobs):
-        return title, explained.of_record(paths[0], passport)
-    return next(iter(explained.of_paths(title, paths, rules, include_last_step, passport).items()))
+        return title, explained.explain_record(paths[0], passport)
+    return next(iter(explained.explain_paths(title, paths, rules, include_last_step, passport).items()))
 
 
 def _parser() -> arguments.Parser:

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(json.dumps(verdicts[0] if len(verdicts) == 1 else verdicts, indent=1))
     else:
-        print("\n\n".join(text(verdict) for verdict in verdicts))
+        print("\n\n".join(map(_text, verdicts)))
     if args.claim:
         if len(claimed) > 1:
             raise ValueError(f"--claim {args.claim}: a race of {len(claimed)} candidates; name one, RACE:B")
@@ -67,12 +67,10 @@ def _claims_of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Cla
     return [(f"{folder.name}:{name}", claims.from_race(race, name, book)) for name in arms]
 
 
-def text(verdict: dict[str, Any]) -> str:
-    """A verdict as lines: every rule, the failed ones last, then the verdict."""
-    header = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
+def _text(verdict: dict[str, Any]) -> str:
+    what = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
     word = text_table.coloured("accepted" if verdict["accepted"] else "refused")
-    last = f"{'judge':>8}  {word}: {verify.rule_count(verdict['rules'])}"
-    return "\n".join([text_table.printable(header), verify.rule_lines(verdict["rules"]), last])
+    return verify.checked(what, verdict["rules"], "judge", f"{word}: ")
 
 
 def _parser() -> arguments.Parser:

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--out {args.out} with --json: facts are printed: leave one of the two out")
     summaries = []
     for path in paths:
-        answer = page.of_file(path)
+        answer = page.document_of_file(path)
         out = of_user(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
             atomic.write_out(out, answer.html())

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         from bench.report import verdicts
 
         comparisons = list((interim["against"] or {}).values())
-        print(json.dumps(interim, indent=1) if args.json else verdicts.of_arms((), comparisons).terminal())
+        print(json.dumps(interim, indent=1) if args.json else verdicts.document_of((), comparisons).terminal())
         return 0
     if args.json:
         print(json.dumps(race, indent=1))
@@ -80,7 +80,7 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
     from bench.report import race_page, verdicts
 
     hint = f"./run.sh compare {race['race_id']} --why"
-    answer = race_page.of_race(race, options=verdicts.Options(hint=hint))
+    answer = race_page.document_of(race, options=verdicts.Options(hint=hint))
     if args.quiet and not args.md:
         print("\n".join(verdict.text(False) for verdict in answer.verdicts))
         return

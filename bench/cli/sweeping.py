@@ -62,9 +62,9 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
     console.show(sweep_results.table(found))
     for line in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
         say("sweep", line)
-    sweep_page.write(folder, found)
+    page = sweep_page.write(folder, found)
     num_complete = sum(answer["status"] == "complete" for answer in answers)
-    say("sweep", sweep_results.ended(found, folder, num_complete, len(answers)), always=True)
+    say("sweep", sweep_results.ended(found, page, num_complete, len(answers)), always=True)
     return answers
 
 

@@ -25,11 +25,9 @@ def main(argv: list[str]) -> int:
     for word in args.run:
         try:
             for folder in named.runs([word]):
-                reports.append(verification.report(folder))
+                reports.append(report := verification.report(folder))
                 if not args.json:
-                    rules = reports[-1]["rules"]
-                    print(text_table.printable(reports[-1]["run_id"]), rule_lines(rules), sep="\n")
-                    print(f"{'verify':>8}  {rule_count(rules)}")
+                    print(checked(report["run_id"], report["rules"], "verify"))
         except ValueError as error:
             num_unreadable += 1
             print(f"verify: {error}", file=sys.stderr)
@@ -38,13 +36,14 @@ def main(argv: list[str]) -> int:
     return 2 if num_unreadable else 0 if all(report["passed"] for report in reports) else 1
 
 
-def rule_lines(rules: Rules) -> str:
-    """rules: {"rule", "passed", "evidence"} each; passed None does not apply.  What failed stands last, to be seen."""
+def checked(what: str, rules: Rules, mark: str, verdict: str = "") -> str:
+    """What was checked; its rules, the failed ones last, to be seen; behind the mark the verdict and the count."""
     ordered = sorted(rules, key=lambda rule: rule["passed"] is False)
-    return text_table.marked((MARKS[rule["passed"]], f"{rule['rule']}: {rule['evidence']}") for rule in ordered)
+    lines = text_table.marked((MARKS[rule["passed"]], f"{rule['rule']}: {rule['evidence']}") for rule in ordered)
+    return f"{text_table.printable(what)}\n{lines}\n{mark:>{text_table.MARK_WIDTH}}  {verdict}{_count(rules)}"
 
 
-def rule_count(rules: Rules) -> str:
+def _count(rules: Rules) -> str:
     """E.g. "2 of 22 rules failed"."""
     num_failed = sum(rule["passed"] is False for rule in rules)
     num_open = sum(rule["passed"] is None for rule in rules)

@@ -88,7 +88,7 @@ def _compared(
         compared["certificates"] = replayed
     if diagnose:
         shown = compared["comparable"] or options.get("force")
-        compared["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
+        compared["diagnosis"] = between_runs.diagnose(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
         compared["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
     return compared
 
@@ -127,7 +127,7 @@ def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
         return None
     from bench.analysis.diagnosis import code_diff
 
-    return code_diff.of_folders(a.folders[0], b.folders[0])
+    return code_diff.diff_folders(a.folders[0], b.folders[0])
 
 
 def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
@@ -137,7 +137,7 @@ def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
         return None
     from bench.analysis.trace import diff
 
-    return diff.of_folders(*folders)
+    return diff.diff_folders(*folders)
 
 
 def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:

@@ -113,7 +113,7 @@ def train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
 
 
 def _printed_s(train_time_ms: Sequence[float | None]) -> list[float | None]:
-    """Of a log that prints the time so far; what its clock took back after warm-up steps counts for nothing."""
+    """Of a log that prints the time so far; what its clock took back after the warm-up steps is not counted."""
     least_s, so_far_s = math.inf, []
     for ms in reversed(train_time_ms):
         least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
@@ -198,15 +198,15 @@ def charts_of(arms: Mapping[str, Sequence[Curves]]) -> list[Spec]:
 
 
 def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:
-    words = []
+    remarks = []
     if any(len(runs) > 1 for runs in arms.values()):
-        words.append("mean of an arm's runs, band from the smallest to the largest")
+        remarks.append("mean of an arm's runs, band from the smallest to the largest")
     every = max((run["every"] for runs in arms.values() for run in runs), default=1)
     if every > 1 and PART[y] == "train":
-        words.append(f"a point is the mean of up to {every} steps")
+        remarks.append(f"a point is the mean of up to {every} steps")
     if y == "step_ms":
-        words.append("within-run: for diagnosis, not for the verdict")
-    return "; ".join(words)
+        remarks.append("within-run: for diagnosis, not for the verdict")
+    return "; ".join(remarks)
 
 
 def points_of(num_runs: int) -> int:
@@ -232,11 +232,7 @@ def page_of(index: Mapping[str, Any], back: str | None = None, assets: str | Non
     order of their lines, all of them drawn at first.
     """
     labels = [
-        tag(
-            "label",
-            f"{label} ",
-            tag("select", *(tag("option", words, value=value) for value, words in options), id=key),
-        )
+        tag("label", f"{label} ", tag("select", *(tag("option", text, value=value) for value, text in options), id=key))
         for key, label, options in CONTROLS
     ]
     heads = ("run", "val_loss", "train, s", "", "line", "status")
@@ -244,7 +240,7 @@ def page_of(index: Mapping[str, Any], back: str | None = None, assets: str | Non
         "table", tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))), tag("tbody", id="chosen")
     )
     search = tag("label", "Search ", tag("input", type="search", id="search", placeholder="part of an id, name, race"))
-    add, clear = (tag("button", words, type="button", id=key) for words, key in (("Add", "add"), ("Clear", "clear")))
+    add, clear = (tag("button", text, type="button", id=key) for text, key in (("Add", "add"), ("Clear", "clear")))
     body = [
         tag("p", tag("a", "All runs", href=back)) if back else "",
         tag("h1", "Curves"),

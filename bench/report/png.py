@@ -1,4 +1,4 @@
-"""The charts of a page as pictures: a headless Chromium opens each on a page of its own and takes the picture."""
+"""The charts of a page as pictures: a headless Chromium opens each on a separate page and takes a screenshot."""
 
 import os
 import shutil
@@ -29,9 +29,9 @@ def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawing] = ()) -
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".pictures.", ignore_cleanup_errors=True) as folder:
-        for one in drawings:
-            html = page(one.title, STYLE, one.markup, styles=REPORT_STYLES)
-            yield _take(html, one.height_px, Path(folder), out / f"{one.id}.png")
+        for drawing in drawings:
+            html = page(drawing.title, STYLE, drawing.markup, styles=REPORT_STYLES)
+            yield _take(html, drawing.height_px, Path(folder), out / f"{drawing.id}.png")
         for chart in charts:
             html = page(chart["title"], STYLE, figure(chart), data={"charts": [chart]})
             yield _take(html, HEIGHT_PX, Path(folder), out / f"{chart['id']}.png")

@@ -45,7 +45,7 @@ NAME, TEXT = "race.html", "race.md"
 def write(folder: Path | str) -> None:
     """race.md and race.html beside race.json, and report.html of each of its runs."""
     folder, race = Path(folder), race_folder.read(folder)
-    atomic.write_text(folder / TEXT, of_race(race, options=Options(why=True)).markdown() + "\n")
+    atomic.write_text(folder / TEXT, document_of(race, options=Options(why=True)).markdown() + "\n")
     write_run_pages(folder)
     atomic.write_text(folder / NAME, document(folder).html())
 
@@ -69,7 +69,7 @@ def block(folder: Path | str) -> str:
 def document(folder: Path | str, at: Path | str | None = None) -> Document:
     """A race's folder -> its answer, with all that a page shows.  at: where that will lie, None: in the folder."""
     with of_record(folder):
-        return of_race(race_folder.read(folder), folder, at or folder, Options(patch=True, why=True))
+        return document_of(race_folder.read(folder), folder, at or folder, Options(patch=True, why=True))
 
 
 def html(folder: Path | str, at: Path | str | None = None) -> str:
@@ -78,7 +78,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
         return document(folder, at).html()
 
 
-def of_race(
+def document_of(
     race: race_folder.Race, folder: Path | str | None = None, at: Path | str | None = None, options: Options = SHORT
 ) -> Document:
     """race.json -> the answer.  folder: None for a text, which shows nothing of the single runs; at: of the page."""
@@ -88,8 +88,8 @@ def of_race(
     at = at or folder or "."
     others = [name for name in names if name != baseline]
     who, common = _arms(race, baseline, against)
-    counted_runs = [one for one in runs if not one["discarded"] and one["run"]["status"] == "complete"]
-    complete = {name: [one["folder"] for one in counted_runs if one["arm"] == name] for name in names}
+    counted_runs = [run for run in runs if not run["discarded"] and run["run"]["status"] == "complete"]
+    complete = {name: [run["folder"] for run in counted_runs if run["arm"] == name] for name in names}
     blocks = [
         *verdicts.before_numbers(who, common, against, options),
         verdicts.numbers(baseline, against),
@@ -139,12 +139,12 @@ def _arm(
 
 
 def _code(arm: race_folder.Arm) -> str:
-    """Which code an arm ran, in words; "" where the race does not know."""
-    words = [f"revision {arm['rev']}"] if arm.get("rev") else []
-    words += (
+    """Which code an arm ran, as text; "" where the race does not know."""
+    parts = [f"revision {arm['rev']}"] if arm.get("rev") else []
+    parts += (
         [f"commit {commit[:8]}{' with changes' if arm.get('dirty') else ''}"] if (commit := arm.get("commit")) else []
     )
-    return ", ".join(words)
+    return ", ".join(parts)
 
 
 def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
@@ -160,7 +160,7 @@ def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
 def _plan(race: race_folder.Race) -> Section:
     """What was fixed before the first run, and how it went."""
     plan, arms = race.get("plan") or {}, race["arms"]
-    order = [one["arm"] for one in race.get("order") or () if not one.get("discarded")]
+    order = [entry["arm"] for entry in race.get("order") or () if not entry.get("discarded")]
     lines = [f"sha256 {race.get('plan_sha256')}"]
     if order:
         started = ", ".join(f"{len(arm.get('runs') or ())} {name}" for name, arm in arms.items())
@@ -190,20 +190,20 @@ def _in_order(race: race_folder.Race, folder: Path | str) -> list[Run]:
                 with contextlib.suppress(ValueError):
                     run = run_folder.read(path)
                     runs.append({"arm": arm, "discarded": discarded, "run": run, "folder": path})
-    return sorted(runs, key=lambda one: str(one["run"]["started_at"]))
+    return sorted(runs, key=lambda entry: str(entry["run"]["started_at"]))
 
 
 def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[Chart]:
     """Each run's numbers as points of its arm, which say the run's id and open its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
-    pages = [run_page.link_to(one["folder"], at) for one in runs]
+    pages = [run_page.link_to(run["folder"], at) for run in runs]
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
         ("val-loss", "Final val_loss", "val_loss", "nats per token"),
     ):
-        values = [(one["arm"], one["run"]["metrics"].get(key)) for one in runs]
-        labels = [f"{one['run']['run_id']}\n{value}" for one, (_, value) in zip(runs, values, strict=True)]
+        values = [(run["arm"], run["run"]["metrics"].get(key)) for run in runs]
+        labels = [f"{run['run']['run_id']}\n{value}" for run, (_, value) in zip(runs, values, strict=True)]
         series = [
             series_of(name, [value if arm == name else None for arm, value in values], "points", labels, pages)
             for name in names
@@ -216,17 +216,17 @@ def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[C
 
 def _runs(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> Section:
     rows, number = [], 0
-    for one in runs:
-        number += not one["discarded"]
-        run, page = one["run"], run_page.link_to(one["folder"], at)
+    for entry in runs:
+        number += not entry["discarded"]
+        run, page = entry["run"], run_page.link_to(entry["folder"], at)
         metrics = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
         metrics = [None if value is None else f"{value:.4f}" for value in metrics]
-        nth = link("warm-up" if one["discarded"] else str(number), page)  # a narrow screen shows the first columns
+        nth = link("warm-up" if entry["discarded"] else str(number), page)  # a narrow screen shows the first columns
         seed = None if run["seed"] is None else str(run["seed"])
         rows.append(
             [
                 nth,
-                one["arm"],
+                entry["arm"],
                 seed,
                 *metrics,
                 run_page.state(run, "; ".join(run["validity_reasons"])),

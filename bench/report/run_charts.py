@@ -32,12 +32,14 @@ TELEMETRY = (
 )
 
 
-def of_run(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec]:
+def specs_of(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec]:
     """Every chart of a run, loss and step time first.  rows of steps.csv, events of events.jsonl."""
     ends_s, stages = end_s(rows, events), run["measured"].get("stages") or ()
     marked = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall"]
     if not events:  # a log: its stalls are in no event
-        marked = [{"step": one["step"], "label": f"stall of {one['ms']:.4g} ms"} for one in stalls.find(list(rows))]
+        marked = [
+            {"step": stall["step"], "label": f"stall of {stall['ms']:.4g} ms"} for stall in stalls.find(list(rows))
+        ]
     charts = [losses(rows), step_time(rows, ends_s, marked, stages), regions(rows, ends_s), distribution(rows)]
     start_ns = next((event["t_ns"] for event in events if event["event"] == "run_start"), None)
     if start_ns is not None and (folder / "telemetry.csv").exists():
@@ -93,7 +95,7 @@ def _timed(rows: Rows) -> tuple[list[StepRow], list[StepRow]]:
 
 
 def step_time(rows: Rows, ends_s: Mapping[int, float], stalled: Events = (), stages: Events = ()) -> Spec | None:
-    """Milliseconds of every step; disturbed ones in a series of their own.  stalled: [{"step", "label"}]."""
+    """Milliseconds of every step; the disturbed ones in a separate series.  stalled: [{"step", "label"}]."""
     timed, plain = _timed(rows)
     if not timed:
         return None
@@ -111,9 +113,9 @@ def step_time(rows: Rows, ends_s: Mapping[int, float], stalled: Events = (), sta
     for stage in stages[1:]:
         before = stage["first_step"] - 1
         if before in ends_s:
-            words = f"from step {before + 1}: {stage['batch_tokens']} tokens a step, {stage['seq_len']} a sequence"
-            words += f", window {stage['window_tokens']}" if stage.get("window_tokens") else ""
-            marks.append(mark_of(ends_s[before], words, "stage"))
+            label = f"from step {before + 1}: {stage['batch_tokens']} tokens a step, {stage['seq_len']} a sequence"
+            label += f", window {stage['window_tokens']}" if stage.get("window_tokens") else ""
+            marks.append(mark_of(ends_s[before], label, "stage"))
     x = [ends_s[row["step"]] for row in timed]
     return chart("step-time", "Step time", caption, SECONDS, "ms", x, series, marks, "time")
 

@@ -82,7 +82,7 @@ def where(folder: Path, run: Record, at: Path) -> Section:
 
 
 def _outside(run: Record) -> str | None:
-    """What the launcher's clock says, in words; None: an older record, which has none."""
+    """What the launcher's clock measured, as a sentence; None for an older record, which lacks it."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None or clock["unknown"]:
         return clock and f"unknown: {clock['unknown']}"
@@ -108,14 +108,14 @@ def stages(run: Record) -> Section:
         "untied": "untied",
     }
     given = {head: key for head, key in columns.items() if any(row.get(key) is not None for row in rows)}
-    lines = [[_words(row.get(key)) for key in given.values()] for row in rows]
+    lines = [[_joined(row.get(key)) for key in given.values()] for row in rows]
     return Section("Stages", [Table(tuple(given), lines)] if rows else [])
 
 
-def _words(value: Any) -> Any:
+def _joined(value: Any) -> Any:
     if isinstance(value, list):
-        return ", ".join(f"{one:g}" for one in value)
-    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else value
+        return ", ".join(f"{number:g}" for number in value)
+    return ", ".join(f"{name} {entry}" for name, entry in value.items()) if isinstance(value, dict) else value
 
 
 def summaries(run: Record) -> Section:
@@ -134,10 +134,10 @@ def files(folder: Path, run: Record, at: Path) -> Section:
     known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
     way = os.path.relpath(folder.resolve(), at.resolve())
     lines = []
-    for one in known:
-        size = format_bytes(one["num_bytes"]) if "num_bytes" in one else None
-        sha256 = code(one["sha256"]) if one.get("sha256") else None
-        lines.append([_link(folder, one["path"], way), one["role"], size, sha256])
+    for file in known:
+        size = format_bytes(file["num_bytes"]) if "num_bytes" in file else None
+        sha256 = code(file["sha256"]) if file.get("sha256") else None
+        lines.append([_link(folder, file["path"], way), file["role"], size, sha256])
     listed = Table(("file", "role", "size", "sha256"), lines)
     is_long = len(lines) > MAX_OPEN_FILES
     return Section("Files", [Section(f"{len(lines)} files", [listed], True) if is_long else listed, *parts])
@@ -150,10 +150,10 @@ def _text(path: Path) -> str:
         return str(error)
 
 
-def _link(folder: Path, name: str, way: str, words: str | None = None) -> Shown:
+def _link(folder: Path, name: str, way: str, text: str | None = None) -> Shown:
     if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often not sent along
         return coloured(name, "soft", "not in this folder")
-    return link(words or name, quote(os.path.normpath(f"{way}/{name}")))
+    return link(text or name, quote(os.path.normpath(f"{way}/{name}")))
 
 
 def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[str, Any]]) -> Section:
@@ -178,8 +178,8 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
         title = counted(len(loud), "event") + rest
         parts.append(Section(title, [listed], is_folded=True) if len(loud) > MAX_OPEN_EVENTS else listed)
     warnings = [
-        f"Instrument warning: {one.get('instrument')}, rank {one.get('rank')}: {one.get('error')}"
-        for one in run.get("warnings") or []
+        f"Instrument warning: {warning.get('instrument')}, rank {warning.get('rank')}: {warning.get('error')}"
+        for warning in run.get("warnings") or []
     ]
     return Section("What happened", [*parts, Bullets(warnings)])
 
@@ -206,13 +206,13 @@ def _kind(kind: str) -> str:
 
 
 def what(event: Mapping[str, Any]) -> str:
-    """An event's own facts, as words; of a stall first how long, and why as far as that is known."""
-    skipped, words = ["t_ns", "utc", "event", "rank", "step"], []
+    """An event's facts as text; for a stall, first its length and, where known, its cause."""
+    skipped, parts = ["t_ns", "utc", "event", "rank", "step"], []
     if event["event"] == "stall" and all(name in event for name in STALL):
         skipped += STALL
-        words = [f"{event['ms']:.4g} ms above the usual {event['usual_ms']:.4g} ms", f"cause {_kind(event['what'])}"]
+        parts = [f"{event['ms']:.4g} ms above the usual {event['usual_ms']:.4g} ms", f"cause {_kind(event['what'])}"]
     shown = {key: value for key, value in event.items() if key not in skipped and value not in (None, [], {})}
-    return ", ".join([*words, *(f"{key} {plain(value)}" for key, value in shown.items())])
+    return ", ".join([*parts, *(f"{key} {plain(value)}" for key, value in shown.items())])
 
 
 def plain(value: object) -> str | None:

@@ -57,7 +57,7 @@ def html(
 ) -> str:
     """A run folder -> the page's html.  assets: see page.page(); back: link to the site's list.
 
-    at: the folder that the page will lie in, None: the run's.  repeats: (words, link) of other runs of its config.
+    at: the folder that the page will lie in, None: the run's.  repeats: (text, link) of each other run of its config.
     explained: with where a step's time goes, for which traces are read: up to a second.
     """
     with of_record(folder):  # what is damaged in it may show only as it is drawn
@@ -80,7 +80,7 @@ def document(
     blocks: list[Block] = [
         Section("Verdict", _verdict(run)),
         Picture(tiles(_metrics(run))),
-        Columns([Chart(spec) for spec in run_charts.of_run(folder, run, rows, events)]),
+        Columns([Chart(spec) for spec in run_charts.specs_of(folder, run, rows, events)]),
         Columns(
             [
                 *of_log,
@@ -93,10 +93,15 @@ def document(
     if explained:
         from bench.analysis.explain import document as explain  # numpy: a race, which makes pages, begins without it
 
-        blocks.append(explain.of_run(folder))
-    blocks += [run_facts.stages(run), run_facts.summaries(run), trace_page.of_run(folder), memory_of_run(folder)]
+        blocks.append(explain.section_of_run(folder))
+    blocks += [
+        run_facts.stages(run),
+        run_facts.summaries(run),
+        trace_page.section_of_run(folder),
+        memory_of_run(folder),
+    ]
     blocks.append(run_facts.files(folder, run, at))
-    others = [word for words, way in repeats for word in (", ", link(words, way))][1:]
+    others = [word for text, way in repeats for word in (", ", link(text, way))][1:]
     ways: list[list[str]] = [[link("All runs", back)]] if back else []
     ways += [["Race ", _race(run, folder, at)]] if run.get("race") else []
     ways += [["Other runs of this config: ", *others]] if others else []
@@ -129,8 +134,8 @@ def _block(folder: Path | str) -> str:
     run = run_folder.effective(run_folder.read(folder))
     env, source = run["environment"], run["code"].get("source_sha256")
     machine = f"{run_facts.device(env) or 'unknown machine'}, torch {env.get('torch') or 'unknown'}"
-    words = (run["name"], run["track"], sentence(run), run["run_id"], machine)
-    name, track, how, run_id, where = (text_table.line(str(one), True) for one in words)
+    facts = (run["name"], run["track"], sentence(run), run["run_id"], machine)
+    name, track, how, run_id, where = (text_table.line(str(fact), True) for fact in facts)
     seed = "" if run["seed"] is None else f", seed {run['seed']}"
     lines = [f"**{name}**{seed}, track {track}: {how}", ""]
     if metrics := _metrics(run):
@@ -142,7 +147,7 @@ def _block(folder: Path | str) -> str:
 
 
 def sentence(run: Record) -> str:
-    """How the run ended, in one sentence of words."""
+    """How the run ended, in one sentence."""
     metrics, failure = run["metrics"], run["failure"]
     if run["status"] == "running":
         return "The run has not ended."
@@ -152,15 +157,15 @@ def sentence(run: Record) -> str:
         return f"It ended with {failure['kind']}{where}: {str(failure['message']).rstrip('.')}. Hint: {hint}."
     if metrics.get("val_loss") is None:
         return "It has no validation loss."
-    words = f"val_loss {metrics['val_loss']:.4f} after {metrics['num_steps']} steps"
+    text = f"val_loss {metrics['val_loss']:.4f} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
-        words += f" in {metrics['train_s']:.2f} s"
-    words += ", as its log says" if run_facts.is_imported(run) else run_facts.script_claim(run)
+        text += f" in {metrics['train_s']:.2f} s"
+    text += ", as its log says" if run_facts.is_imported(run) else run_facts.script_claim(run)
     if metrics.get("target_reached") is not None:
         loss, gap = ((run["goal"] or {}).get(key) for key in ("target_val_loss", "target_gap_nats"))
         target = f"{loss:.6g}" if loss is not None else f"{gap} above the floor"
-        words += f"; the target, {target}, was {'reached' if metrics['target_reached'] else 'missed'}"
-    return words + ". One run has no interval and no verdict about speed."
+        text += f"; the target, {target}, was {'reached' if metrics['target_reached'] else 'missed'}"
+    return text + ". One run has no interval and no verdict about speed."
 
 
 def _metrics(run: Record) -> list[tuple[str, str]]:
@@ -182,14 +187,14 @@ def _verdict(run: Record) -> list[Block]:
 def _race(run: Record, folder: Path, at: Path) -> Shown:
     """The race that the run is of, and its arm: a link where there is a page, or at least a folder, to go to."""
     race = run["race"] or {}
-    words = f"{race.get('race_id')}, {'warm-up of ' if race.get('discarded') else ''}arm {race.get('arm')}"
+    text = f"{race.get('race_id')}, {'warm-up of ' if race.get('discarded') else ''}arm {race.get('arm')}"
     try:
         target = race_folder.of(folder.resolve().parent.parent, str(race.get("race_id")))
     except ValueError:
-        return code(words)
+        return code(text)
     has_ended = (target / "race.json").exists()  # its page is written with it
     href = quote(os.path.relpath(target / "race.html" if has_ended else target, at.resolve()))
-    return link(words, href if target.exists() else None)
+    return link(text, href if target.exists() else None)
 
 
 def memory_of_run(folder: Path) -> Section:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, stats
-from bench.base.text_table import counted
 from bench.base.units import format_s
 from bench.report import run_page, sweep_results, table_groups
 from bench.report.sweep_results import Results
@@ -226,10 +225,8 @@ def _lost(results: Results, at: Path) -> list[Block]:
     failed = [[row["status"], ": ", _link(results, row, at), " ", row["failure"] or ""] for row in results.lost]
     blocks: list[Block] = [Section("Failed, aborted or stopped", [Bullets(failed)])] if failed else []
     if results.not_run:
-        why = results.facts["why"] or "the sweep was interrupted"
-        words = f"{counted(len(results.not_run), 'run')}: {why}.  The same command goes on with them."
         which = Section("which", [Bullets([" ".join(point) for point in results.not_run])], is_folded=True)
-        blocks.append(Section("Not run", [Lines([words]), which]))
+        blocks.append(Section("Not run", [Lines([sweep_results.again(results)]), which]))
     return blocks
 
 

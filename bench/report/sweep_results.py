@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import shown
-from bench.base.text_table import counted
+from bench.base.text_table import GAP, MARK_WIDTH, counted
 from bench.record import configs, index, run_folder, sweep
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
@@ -262,25 +262,27 @@ def values(results: Results, row: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value_words(row[key])}" for key in results.keys)
 
 
-def ended(results: Results, folder: Path, all_complete: int, all_asked: int) -> str:
+def ended(results: Results, page: Path, all_complete: int, all_asked: int) -> str:
     """How many are complete, which failed or did not begin and why, and where to look: several lines."""
     lines = [f"{all_complete} of {all_asked} complete"]
-    lines += _first([f"          {_lost(results, row)}" for row in results.lost])
+    lines += _first([_lost(results, row) for row in results.lost])
+    lines += filter(None, [again(results)])
+    lines += _first([f"not begun: {' '.join(words)}" for words in results.not_run])
+    lines.append(f"{shown(page)}; ./run.sh table --sweep {results.facts['sweep_id']}")
+    return f"\n{' ' * (MARK_WIDTH + GAP)}".join(lines)
+
+
+def again(results: Results) -> str:
+    """What the same command would do: begin what was not run, else repeat what failed; "" where all is complete."""
+    why = results.facts["why"]
     if results.not_run:
-        why = results.facts["why"] or "it was interrupted"
-        lines.append(f"          {len(results.not_run)} not run, {why}: the same command goes on with them")
-        lines += _first([f"          not begun: {' '.join(words)}" for words in results.not_run])
-    elif results.lost:
-        why = f"{results.facts['why']}: " if results.facts["why"] else ""
-        lines.append(f"          {why}the same command runs again what did not complete")
-    page = folder / "sweep.html"
-    lines.append(f"          {shown(page)}; ./run.sh table --sweep {results.facts['sweep_id']}")
-    return "\n".join(lines)
+        return f"{len(results.not_run)} not run, {why or 'it was interrupted'}: the same command goes on with them"
+    return (f"{why}: " if why else "") + "the same command runs again what did not complete" if results.lost else ""
 
 
 def _first(lines: list[str]) -> list[str]:
     more = len(lines) - MAX_LOST
-    return lines[:MAX_LOST] + ([f"          and {more} more"] if more > 0 else [])
+    return lines[:MAX_LOST] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _lost(results: Results, row: TableRow) -> str:

@@ -1,4 +1,4 @@
-"""Analyses of traces, and a difference of two, with their pictures: for pages of their own and the page of a run.
+"""Analyses of traces, and a difference of two, with their pictures: for separate pages and the page of a run.
 
 The pictures are bars of sums, and timelines of an analysis's "pictures": ranks around a collective, the largest gap, a
 critical path.  Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a
@@ -61,7 +61,7 @@ def document(answers: Mapping[str, dict[str, Any]]) -> Document:
     return Document("Trace analysis", verdicts, blocks)
 
 
-def of_run(folder: Path) -> Section:
+def section_of_run(folder: Path) -> Section:
     """Run folder -> the section of its page, of its analysis.json; nothing without one."""
     answer = atomic.read_json(folder / "analysis.json", {})
     try:
@@ -83,22 +83,22 @@ def _blocks(answer: Answer, id: str, is_first_said: bool = True) -> list[Block]:
     ]
 
 
-def _facts(one: Answer, overall: Answer) -> Iterable[tuple[str, object]]:
-    times = one["temporal"]
-    facts = {"ranks": overall["num_ranks"], "device": plain(one["device"] or "none, or not named", 40)}
-    facts["steps counted"] = len(one["profiler_steps"])
+def _facts(rank: Answer, overall: Answer) -> Iterable[tuple[str, object]]:
+    times = rank["temporal"]
+    facts = {"ranks": overall["num_ranks"], "device": plain(rank["device"] or "none, or not named", 40)}
+    facts["steps counted"] = len(rank["profiler_steps"])
     if times["span_us"]:
         facts |= {"device busy, %": f"{100 - times['idle_pct']:.1f}", "span, ms": f"{times['span_us'] / 1000:.2f}"}
-    if one["overlap_pct"] is not None:
-        facts |= {"exposed communication, ms": f"{one['exposed_comm_us'] / 1000:.2f}"}
-    facts["events read"] = f"{one['num_events']:,}"
+    if rank["overlap_pct"] is not None:
+        facts |= {"exposed communication, ms": f"{rank['exposed_comm_us'] / 1000:.2f}"}
+    facts["events read"] = f"{rank['num_events']:,}"
     return facts.items()
 
 
 # ---- the difference of two traces
 
 
-def of_difference(difference: Answer, a: str, b: str) -> waterfall.Waterfall | None:
+def waterfall_of_difference(difference: Answer, a: str, b: str) -> waterfall.Waterfall | None:
     """From A's step to B's: the changes that are largest, the rest of them, idle time, overlap.  None without times."""
     if difference["change_ms"] is None:
         return None
@@ -118,7 +118,7 @@ def of_difference(difference: Answer, a: str, b: str) -> waterfall.Waterfall | N
 
 def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:
     """diff.compare() with "by", and the names of the two traces -> the answer of ./run.sh analyze diff."""
-    answer, drawn = text.difference(difference, a, b), of_difference(difference, a, b)
+    answer, drawn = text.difference(difference, a, b), waterfall_of_difference(difference, a, b)
     return replace(answer, blocks=[*([Picture(drawn)] if drawn else []), *answer.blocks])
 
 
@@ -128,27 +128,27 @@ def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:
 def panels_of(answer: Answer, id: str) -> tuple[list[Panel], list[Spec]]:
     """(drawings, chart specs) in the order of the page; id: what theirs begin with."""
     ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
-    number, one = next(iter(ranks.items()))
+    number, rank = next(iter(ranks.items()))
     of_rank = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
     panels = [
         *_times(ranks, id),
         *_overlap(ranks, id),
         *_idle(ranks, id),
-        *of_collective(answer["overall"], id),
-        *_steps(one, of_rank, id),
-        *_kernels(one, of_rank, id),
-        *_host(one, of_rank, id),
-        *of_gap(one, of_rank, id),
-        *_critical_path(one, of_rank, id),
-        *of_links(one, of_rank, id),
+        *_collective(answer["overall"], id),
+        *_steps(rank, of_rank, id),
+        *_kernels(rank, of_rank, id),
+        *_host(rank, of_rank, id),
+        *_gap(rank, of_rank, id),
+        *_critical_path(rank, of_rank, id),
+        *_critical_links(rank, of_rank, id),
     ]
-    return [panel for panel in panels if panel.lanes], list(_queues(one, of_rank, id))
+    return [panel for panel in panels if panel.lanes], list(_queues(rank, of_rank, id))
 
 
 def _times(ranks: Mapping[str, Answer], id: str) -> Panels:
     lanes = []
-    for number, one in ranks.items():
-        times = one["temporal"]
+    for number, rank in ranks.items():
+        times = rank["temporal"]
         if not times["span_us"]:
             continue
         parts = [
@@ -159,9 +159,9 @@ def _times(ranks: Mapping[str, Answer], id: str) -> Panels:
                 ("idle", "idle", IDLE),
             )
         ]
-        words = ", ".join(f"{name} {pct:.1f} %" for name, _, pct, _ in parts)
+        shares = ", ".join(f"{name} {pct:.1f} %" for name, _, pct, _ in parts)
         bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for name, ms, _, colour in parts])
-        lanes.append(Lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {words}", bars))
+        lanes.append(Lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {shares}", bars))
     names = [(COMPUTE, "compute"), (COMMUNICATION, "communication and copies alone"), (IDLE, "idle")]
     about = "from the first start to the last end on the device; the parts add up to it"
     yield Panel(f"{id}times", "Where the device's time went", about, "ms", lanes, names)
@@ -169,15 +169,15 @@ def _times(ranks: Mapping[str, Answer], id: str) -> Panels:
 
 def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
     lanes = []
-    for number, one in ranks.items():
-        if one["overlap_pct"] is not None:
-            exposed_ms, all_ms = ms_from_us(one["exposed_comm_us"]), ms_from_us(one["comm_us"])
+    for number, rank in ranks.items():
+        if rank["overlap_pct"] is not None:
+            exposed_ms, all_ms = ms_from_us(rank["exposed_comm_us"]), ms_from_us(rank["comm_us"])
             parts = (
                 (all_ms - exposed_ms, COMPUTE, f"hidden {all_ms - exposed_ms:.3f} ms"),
                 (exposed_ms, COMMUNICATION, f"exposed {exposed_ms:.3f} ms"),
             )
-            words = f"{one['overlap_pct']:.1f} % hidden, {exposed_ms:.2f} ms exposed"
-            lanes.append(Lane(f"rank {number}", words, stacked(parts)))
+            caption = f"{rank['overlap_pct']:.1f} % hidden, {exposed_ms:.2f} ms exposed"
+            lanes.append(Lane(f"rank {number}", caption, stacked(parts)))
     names = [(COMPUTE, "under a computation kernel"), (COMMUNICATION, "exposed")]
     yield Panel(f"{id}overlap", "Communication", "the time in which it runs", "ms", lanes, names)
 
@@ -185,26 +185,26 @@ def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
 def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
     """By stream, and of several ranks the sum over each one's streams."""
     if len(ranks) > 1:
-        groups = {f"rank {number}, all streams": one["idle"] for number, one in ranks.items()}
+        groups = {f"rank {number}, all streams": rank["idle"] for number, rank in ranks.items()}
     else:
-        one = next(iter(ranks.values()))
-        groups = {f"device {line['device']}, stream {line['stream']}": [line] for line in one["idle"]}
+        rank = next(iter(ranks.values()))
+        groups = {f"device {line['device']}, stream {line['stream']}": [line] for line in rank["idle"]}
     lanes = []
     for label, lines in groups.items():
         sums_ms = {key: sum(ms_from_us(line[f"{key}_us"]) for line in lines) for key, _, _ in CAUSES}
-        bars = stacked([(sums_ms[key], colour, f"{words}: {sums_ms[key]:.3f} ms") for key, words, colour in CAUSES])
+        bars = stacked([(sums_ms[key], colour, f"{cause}: {sums_ms[key]:.3f} ms") for key, cause, colour in CAUSES])
         if bars:
-            words = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
-            lanes.append(Lane(label, f"{words} ms", bars))
+            cause = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
+            lanes.append(Lane(label, f"{cause} ms", bars))
     lanes = sorted(lanes, key=lambda lane: -lane.bars[-1].end)[:NUM_LINES] if len(ranks) == 1 else lanes
-    names = [(colour, words) for _, words, colour in CAUSES]
+    names = [(colour, cause) for _, cause, colour in CAUSES]
     about = "the gaps between a stream's kernels; streams wait side by side, so that sums may exceed the span"
     yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
 
 
-def _steps(one: Answer, of_rank: str, id: str) -> Panels:
+def _steps(rank: Answer, of_rank: str, id: str) -> Panels:
     lanes = []
-    for line in one["steps"][:MAX_STEPS]:
+    for line in rank["steps"][:MAX_STEPS]:
         compute, exposed = ms_from_us(line["compute_us"]), ms_from_us(line["exposed_comm_us"])
         rest = max(0.0, ms_from_us(line["busy_us"]) - compute - exposed)
         parts = (
@@ -215,15 +215,15 @@ def _steps(one: Answer, of_rank: str, id: str) -> Panels:
         host = "" if line["host_us"] is None else f", {ms_from_us(line['host_us']):.2f} ms on the host"
         bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for ms, colour, name in parts])
         if bars:
-            words = f"device busy {ms_from_us(line['busy_us']):.2f} ms{host}, {line['num_kernels']} kernels"
-            lanes.append(Lane(f"step {line['step']}", words, bars))
+            caption = f"device busy {ms_from_us(line['busy_us']):.2f} ms{host}, {line['num_kernels']} kernels"
+            lanes.append(Lane(f"step {line['step']}", caption, bars))
     names = [(COMPUTE, "compute"), (COMMUNICATION, "exposed communication"), (COPY, "copies alone")]
     if len(lanes) > 1:
         yield Panel(f"{id}steps", "Steps", of_rank or "what the host launched in each", "ms", lanes, names)
 
 
 def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Sequence[tuple[str, str]] = ()) -> Panels:
-    """lines: (label, us, share in % or None, words, colour), the longest first."""
+    """lines: (label, us, share in % or None, more text, colour), the longest first."""
     lanes = []
     for label, us, pct, more, colour in lines:
         share = "" if pct is None else f", {pct:.1f} %"
@@ -231,22 +231,22 @@ def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Seq
     yield Panel(id, title, about, "ms", lanes, names)
 
 
-def _kernels(one: Answer, of_rank: str, id: str) -> Panels:
-    total_us = sum(line["sum_us"] for line in one["kernels"]) or 1.0
+def _kernels(rank: Answer, of_rank: str, id: str) -> Panels:
+    total_us = sum(line["sum_us"] for line in rank["kernels"]) or 1.0
     lines = [
         (short(k["name"]), k["sum_us"], 100 * k["sum_us"] / total_us, f", {k['count']:,} times", OF_TYPE[k["type"]])
-        for k in one["kernels"][:NUM_LINES]
+        for k in rank["kernels"][:NUM_LINES]
     ]
-    names = [(OF_TYPE[kind], words) for kind, words in zip(OF_TYPE, TYPES)]
+    names = [(OF_TYPE[kind], name) for kind, name in zip(OF_TYPE, TYPES)]
     yield from _ranked(f"{id}kernels", "Kernels that take longest", of_rank, lines, names)
-    lines = [(c["category"], c["sum_us"], c["pct"], f", {c['count']:,} kernels", COMPUTE) for c in one["categories"]]
+    lines = [(c["category"], c["sum_us"], c["pct"], f", {c['count']:,} kernels", COMPUTE) for c in rank["categories"]]
     yield from _ranked(f"{id}categories", "Kernels by what they do", of_rank, lines)
 
 
-def _host(one: Answer, of_rank: str, id: str) -> Panels:
+def _host(rank: Answer, of_rank: str, id: str) -> Panels:
     """Of a trace without a device: operators by own time, modules; of any: phases."""
-    if not one["num_device_rows"]:
-        by_time = sorted(one["operators"], key=lambda line: -line["self_cpu_us"])
+    if not rank["num_device_rows"]:
+        by_time = sorted(rank["operators"], key=lambda line: -line["self_cpu_us"])
         total_us = sum(line["self_cpu_us"] for line in by_time) or 1.0
         lines = []
         for o in by_time[:NUM_LINES]:
@@ -255,32 +255,32 @@ def _host(one: Answer, of_rank: str, id: str) -> Panels:
             lines.append((plain(o["name"]), o["self_cpu_us"], 100 * o["self_cpu_us"] / total_us, more, COMPUTE))
         yield from _ranked(f"{id}operators", "Operators by their own time", of_rank, lines)
     lines = []
-    for phase in one["phases"]:
-        device = f", {ms_from_us(phase['device_us']):.2f} ms on the device" if one["num_device_rows"] else ""
+    for phase in rank["phases"]:
+        device = f", {ms_from_us(phase['device_us']):.2f} ms on the device" if rank["num_device_rows"] else ""
         lines.append((phase["phase"], phase["host_us"], None, device, HOST))
     yield from _ranked(f"{id}phases", "Phases on the host", of_rank, lines)
-    time = "device_us" if one["num_device_rows"] else "cpu_us"
-    lines = [(plain(line["module"]), line[time], None, "", COMPUTE) for line in one["modules"][:NUM_LINES]]
+    time = "device_us" if rank["num_device_rows"] else "cpu_us"
+    lines = [(plain(line["module"]), line[time], None, "", COMPUTE) for line in rank["modules"][:NUM_LINES]]
     yield from _ranked(f"{id}modules", "By nn.Module", of_rank, lines)
 
 
-def _critical_path(one: Answer, of_rank: str, id: str) -> Panels:
-    of_steps = one["critical_path_of_steps"]
+def _critical_path(rank: Answer, of_rank: str, id: str) -> Panels:
+    of_steps = rank["critical_path_of_steps"]
     mean = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name, _ in PATH), "span_us")}
     lanes = []
-    for label, path, num in (("the whole trace", one["critical_path"], 1), ("a step", mean, len(of_steps))):
+    for label, path, num in (("the whole trace", rank["critical_path"], 1), ("a step", mean, len(of_steps))):
         if path["span_us"]:
             shares = [(100 * path[f"{name}_us"] / path["span_us"], colour, name) for name, colour in PATH]
-            words = ", ".join(f"{name} {pct:.1f} %" for pct, _, name in shares if pct >= 0.05)
+            caption = ", ".join(f"{name} {pct:.1f} %" for pct, _, name in shares if pct >= 0.05)
             bars = stacked([(pct, colour, f"{name} {pct:.1f} %") for pct, colour, name in shares])
-            lanes.append(Lane(label, f"{ms_from_us(path['span_us'] / num):.2f} ms: {words}", bars))
+            lanes.append(Lane(label, f"{ms_from_us(path['span_us'] / num):.2f} ms: {caption}", bars))
     about = "the chain of work that leads to the last kernel; it adds up to the time"
     names = [(colour, name) for name, colour in PATH]
     yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
 
 
-def _queues(one: Answer, of_rank: str, id: str) -> Iterator[Spec]:
-    streams = [line for line in one["pictures"]["queues"] if len(line["at_us"]) > 1]
+def _queues(rank: Answer, of_rank: str, id: str) -> Iterator[Spec]:
+    streams = [line for line in rank["pictures"]["queues"] if len(line["at_us"]) > 1]
     if not streams:
         return
     x_us = sorted({at for line in streams for at in line["at_us"]})
@@ -290,11 +290,11 @@ def _queues(one: Answer, of_rank: str, id: str) -> Iterator[Spec]:
         series.append(series_of(f"stream {line['stream']}", [depth_at.get(at) for at in x_us], "stepped"))
     about = "; ".join(
         f"stream {line['stream']}: at most {line['max']}, none for {line['empty_pct']:.0f} % of the time"
-        for line in sorted(one["queues"], key=lambda line: -line["max"])[:2]
+        for line in sorted(rank["queues"], key=lambda line: -line["max"])[:2]
     )
     x_ms = [ms_from_us(us) for us in x_us]
-    words = "ms since the device's first kernel"
-    yield chart(f"{id}queues", "Launched and not yet started", about or of_rank, words, "in the queue", x_ms, series)
+    x_label = "ms since the device's first kernel"
+    yield chart(f"{id}queues", "Launched and not yet started", about or of_rank, x_label, "in the queue", x_ms, series)
 
 
 def ms_from_us(us: float | None) -> float:
@@ -302,7 +302,7 @@ def ms_from_us(us: float | None) -> float:
     return (us or 0.0) / US_PER_MS
 
 
-def of_collective(overall: Answer, id: str) -> Panels:
+def _collective(overall: Answer, id: str) -> Panels:
     """Yields the drawing of ranks side by side; nothing for one rank or without a collective."""
     picture = overall["pictures"]["collective"]
     if picture:
@@ -315,15 +315,15 @@ def of_collective(overall: Answer, id: str) -> Panels:
         yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, picture, lanes)
 
 
-def of_gap(one: Answer, of_rank: str, id: str) -> Panels:
-    """Yields the drawing of the device's largest gap; of_rank: which rank it is, "" of one alone."""
-    picture = one["pictures"]["gap"]
+def _gap(rank: Answer, of_rank: str, id: str) -> Panels:
+    """Yields the drawing of the device's largest gap; of_rank: which rank it is, "" where there is only one."""
+    picture = rank["pictures"]["gap"]
     if picture:
         lanes = [
             ("the host's launching thread", "calls") if lane["stream"] == "host" else (f"stream {lane['stream']}", "")
             for lane in picture["lanes"]
         ]
-        gap = one["gaps"][0]
+        gap = rank["gaps"][0]
         host, after = plain(gap["host"] or "nothing recorded"), short(gap["after"])
         about = (
             f"{of_rank}{': ' * bool(of_rank)}{ms_from_us(gap['us']):.3f} ms, the host was in {host}; then came {after}"
@@ -333,9 +333,9 @@ def of_gap(one: Answer, of_rank: str, id: str) -> Panels:
         yield _timeline(f"{id}gap", "The device's largest gap", about, picture, lanes, marks)
 
 
-def of_links(one: Answer, of_rank: str, id: str) -> Panels:
+def _critical_links(rank: Answer, of_rank: str, id: str) -> Panels:
     """Yields the drawing of a critical path link by link, a lane a kind."""
-    links = one["pictures"]["critical_path"]
+    links = rank["pictures"]["critical_path"]
     if links:
         drawn = []
         for kind, (name, colour) in enumerate(PATH):
@@ -360,15 +360,15 @@ def _timeline(
     lanes: Iterable[tuple[str, str]],
     marks: Sequence[tuple[float, str]] = (),
 ) -> Panel:
-    """Bars of picture["lanes"]; lanes: (label, words) of each.  Communication and the host have rows of their own."""
+    """Bars of picture["lanes"]; lanes: (label, caption) of each.  Communication and the host have separate rows."""
     drawn, seen = [], set()
-    for (label, words), lane in zip(lanes, picture["lanes"]):
+    for (label, caption), lane in zip(lanes, picture["lanes"]):
         bars = []
         for start_us, us, kind, name in lane["bars"]:
             hint = f"{short(picture['names'][name])}: {us:,.1f} us"
             bars.append(Bar(ms_from_us(start_us), ms_from_us(start_us + us), TYPE_COLOURS[kind], hint, int(kind == 1)))
             seen.add(kind)
-        drawn.append(Lane(label, words, bars))
+        drawn.append(Lane(label, caption, bars))
     names = [(TYPE_COLOURS[kind], TYPES[kind]) for kind in sorted(seen)]
     return Panel(
         id, title, about, "ms", drawn, names, ms_from_us(picture["us"]), marks, 2 if 1 in seen else 1, is_wide=True

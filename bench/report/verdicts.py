@@ -55,7 +55,7 @@ class Options:
 SHORT = Options()
 
 
-def of_arms(
+def document_of(
     arms: Sequence[Arm], results: Sequence[Mapping[str, Any]], at: Path | str | None = None, options: Options = SHORT
 ) -> Document:
     """Arms, the baseline first, and the comparison of each other one with it -> the answer of ./run.sh compare.
@@ -63,12 +63,12 @@ def of_arms(
     at: the folder that its page will lie in; None: without what only a page shows.
     """
     first = results[0]
-    names = [first["arms"][0], *(one["arms"][1] for one in results)]
-    about = [first["about"][0], *(one["about"][1] for one in results)]
+    names = [first["arms"][0], *(comparison["arms"][1] for comparison in results)]
+    about = [first["about"][0], *(comparison["about"][1] for comparison in results)]
     against = dict(zip(names[1:], results, strict=True))
     title = f"{document.and_(names[1:])} against {names[0]}"
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)] if at is not None else []
-    about = about if at is None else [_shortly(words) for words in about]  # the page is made to be sent
+    about = about if at is None else [_shortly(text) for text in about]  # the page is made to be sent
     who = document.Arms([(name, [what], counts(against, name)) for name, what in zip(names, about, strict=True)])
     charts = [Chart(spec) for spec in curves.charts_of_arms(named)]
     blocks = [
@@ -85,16 +85,20 @@ def of_arms(
 def before_numbers(who: document.Arms, more: Sequence[Block], against: Against, options: Options) -> list[Block]:
     """Who is compared and what the verdicts rest on, beside each other on a page; then the picture of the changes."""
     baseline, *_ = (name for name, *_ in who.arms)
-    folded = [block for name, one in against.items() for block in differences(baseline, name, one, options.patch)]
+    folded = [
+        block
+        for name, comparison in against.items()
+        for block in differences(baseline, name, comparison, options.patch)
+    ]
     drawn = panels(against, [name for name, *_ in who.arms])
     picture = document.Drawn("verdict", "Verdict", forest.plot(drawn), forest.height_px(drawn))
     sides = [Section("Arms", [who, *more, *folded]), Section("What the verdict rests on", basis(against))]
     return [Columns(sides), *([document.Picture(picture)] if drawn else [])]
 
 
-def _shortly(words: str) -> str:
+def _shortly(text: str) -> str:
     """Paths by their last two parts."""
-    return ", ".join("/".join(Path(one).parts[-2:]) if one.startswith("/") else one for one in words.split(", "))
+    return ", ".join("/".join(Path(part).parts[-2:]) if part.startswith("/") else part for part in text.split(", "))
 
 
 def _runs(arm: Arm, at: Path | str) -> Section:
@@ -114,8 +118,13 @@ def _runs(arm: Arm, at: Path | str) -> Section:
 def verdicts(against: Against) -> list[document.Verdict]:
     """The sentence of each candidate, with the earlier races of the same arms."""
     return [
-        document.Verdict(str(one.get("words")), str(one.get("verdict")), name, _earlier(one.get("earlier_races")))
-        for name, one in against.items()
+        document.Verdict(
+            str(comparison.get("words")),
+            str(comparison.get("verdict")),
+            name,
+            _earlier(comparison.get("earlier_races")),
+        )
+        for name, comparison in against.items()
     ]
 
 
@@ -128,32 +137,41 @@ def _earlier(before: Mapping[str, int] | None) -> list[str]:
 
 def counts(against: Against, name: str) -> str:
     """Of an arm how many runs, how many of them are counted, and of how many steps."""
-    one = against.get(name) or next(iter(against.values()), {})
+    comparison = against.get(name) or next(iter(against.values()), {})
     index = int(name in against)
-    known = (one.get("started"), (one.get("time") or {}).get("n"), one.get("steps"), one.get("certificates"))
+    known = (
+        comparison.get("started"),
+        (comparison.get("time") or {}).get("n"),
+        comparison.get("steps"),
+        comparison.get("certificates"),
+    )
     started, timed, num_steps, certificate = (each[index] if each else None for each in known)
     if started is None:  # an older race.json
         return ""
-    words = counted(started, "run")
-    words += f", {timed} counted" if one.get("comparable") and timed not in (None, started) else ""
-    words += "" if num_steps is None else f", {num_steps} steps"
-    return words + ("" if certificate is None else f"; replayed: {certificate}")
+    text = counted(started, "run")
+    text += f", {timed} counted" if comparison.get("comparable") and timed not in (None, started) else ""
+    text += "" if num_steps is None else f", {num_steps} steps"
+    return text + ("" if certificate is None else f"; replayed: {certificate}")
 
 
 def basis(against: Against) -> list[Block]:
     """Of each candidate whether it is comparable and why not, what is compared, the noise floor, the flags."""
     blocks: list[Block] = []
-    for name, one in against.items():
+    for name, comparison in against.items():
         whom = f"{name}: " if len(against) > 1 else ""
-        lines = [f"{whom}comparable: {'yes' if one['comparable'] else 'NO'}"] if "comparable" in one else []
-        lines += [f"compared: {one['kind_words']}"] if one.get("kind_words") else []  # an older race.json has none
-        if (floor_pct := (one.get("time") or {}).get("floor_pct")) is not None:
-            kept = one.get("calibration")
+        lines = (
+            [f"{whom}comparable: {'yes' if comparison['comparable'] else 'NO'}"] if "comparable" in comparison else []
+        )
+        lines += (
+            [f"compared: {comparison['kind_words']}"] if comparison.get("kind_words") else []
+        )  # an older race.json has none
+        if (floor_pct := (comparison.get("time") or {}).get("floor_pct")) is not None:
+            kept = comparison.get("calibration")
             source = f"calibrated, {kept['file']}" if kept else "not calibrated"
             lines.append(f"noise floor {text_table.two_digits(floor_pct)} % ({source})")
-        flags = [(flag, wording.FLAGS.get(flag, "")) for flag in one.get("flags") or ()]
+        flags = [(flag, wording.FLAGS.get(flag, "")) for flag in comparison.get("flags") or ()]
         title = f"{whom}Flags: {', '.join(flag for flag, _ in flags)}"
-        blocks += [Lines(lines, is_soft=True), Bullets(one.get("reasons") or ())]
+        blocks += [Lines(lines, is_soft=True), Bullets(comparison.get("reasons") or ())]
         blocks += [Section(title, [Table(("flag", "meaning"), flags)], is_folded=True)] if flags else []
     return blocks
 
@@ -171,8 +189,8 @@ def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names:
     is_loss = key == "val_loss"
     end: str = "nats" if is_loss else "pct"
     rows = []
-    for name, one in against.items():
-        measure = one.get(key) or {}
+    for name, comparison in against.items():
+        measure = comparison.get(key) or {}
         if (change := measure.get(f"change_{end}")) is not None:
             low, high = measure.get(f"ci95_{end}") or (None, None)
             rows.append(forest.Row(name, change, low, high, names.index(name)))
@@ -187,13 +205,17 @@ def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names:
 
 
 def numbers(baseline: str, against: Against) -> Section:
-    """One table: a line a measure and candidate; then what is known of the losses and of both clocks, in words."""
-    known = {name: wording.known(one) for name, one in against.items()}
+    """One table: a line a measure and candidate; then sentences about the losses and both clocks."""
+    known = {name: wording.known(comparison) for name, comparison in against.items()}
     is_one = len(against) == 1
     rows = [
-        [wording.MEASURES[key][0], *([] if is_one else [name]), *(cell or None for cell in wording.cells(one, key))]
+        [
+            wording.MEASURES[key][0],
+            *([] if is_one else [name]),
+            *(cell or None for cell in wording.cells(comparison, key)),
+        ]
         for key in wording.MEASURES
-        for name, one in against.items()
+        for name, comparison in against.items()
         if key in known[name]
     ]
     heads = [*against] if is_one else [f"mean of {baseline}", "of the arm"]
@@ -203,17 +225,17 @@ def numbers(baseline: str, against: Against) -> Section:
     right = [False] * (1 if is_one else 2) + [True] * 8
     lines = [
         line if is_one or line.startswith(f"{name}'s ") else f"{name}: {line}"
-        for name, one in against.items()
-        for line in _sentences(baseline, name, one)
+        for name, comparison in against.items()
+        for line in _sentences(baseline, name, comparison)
     ]
     return Section("Numbers", [*([Table(heads, rows, right, style="tight")] if rows else []), Lines(lines)])
 
 
-def _sentences(baseline: str, name: str, one: Mapping[str, Any]) -> Iterator[str]:
-    yield from wording.loss_sentences(one.get("val_loss") or {}, (baseline, name))
-    if by_launcher := (one.get("time") or {}).get("outside"):
+def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Iterator[str]:
+    yield from wording.loss_sentences(comparison.get("val_loss") or {}, (baseline, name))
+    if by_launcher := (comparison.get("time") or {}).get("outside"):
         yield f"by the launcher's clock: {wording.outside_words(by_launcher)}"
-    if everything := one.get("time_all"):
+    if everything := comparison.get("time_all"):
         low, high = everything["ci95_pct"] or (None, None)
         change = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
         yield f"with the excluded runs: {change}, n = {everything['n'][0]} and {everything['n'][1]}"
@@ -222,9 +244,9 @@ def _sentences(baseline: str, name: str, one: Mapping[str, Any]) -> Iterator[str
 # ---- what differs, what is excluded, where the time went
 
 
-def differences(baseline: str, name: str, one: Mapping[str, Any], patch: bool = True) -> list[Block]:
+def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: bool = True) -> list[Block]:
     """Settings, code, data and environment of a candidate that are not the baseline's."""
-    found = one.get("differences") or []
+    found = comparison.get("differences") or []
     if not found:
         return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
     kinds = Counter(difference["kind"] for difference in found)
@@ -232,7 +254,7 @@ def differences(baseline: str, name: str, one: Mapping[str, Any], patch: bool = 
     rows = [[each["kind"], code(each["what"]), *_values(each["a"], each["b"])] for each in found]
     more = " differences: --json has all"
     listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, more)
-    return [Section(title, [listed, *source(one.get("code_change"), patch)], is_folded=True)]
+    return [Section(title, [listed, *source(comparison.get("code_change"), patch)], is_folded=True)]
 
 
 def _values(*sides: Sequence[Any]) -> list[document.Shown]:
@@ -241,7 +263,7 @@ def _values(*sides: Sequence[Any]) -> list[document.Shown]:
     if len(set(shown)) < len(sides):
         shown = [" | ".join(map(_value, values)) for values in sides]
     whole = [" | ".join(map(_whole, values)) for values in sides]
-    return [document.Shown(words, short=short) for words, short in zip(whole, shown, strict=True)]
+    return [document.Shown(text, short=short) for text, short in zip(whole, shown, strict=True)]
 
 
 def _whole(value: object) -> str:
@@ -276,15 +298,15 @@ def source(change: Mapping[str, Any] | None, patch: bool = True) -> list[Block]:
 def excluded(against: Against) -> Section:
     """Runs that are in no mean, and the rule that excluded each; of the baseline once."""
     rows = {}
-    for one in against.values():
-        for run in one.get("excluded") or ():
+    for comparison in against.values():
+        for run in comparison.get("excluded") or ():
             rows[run.get("run_id")] = [run.get("arm"), code(run.get("run_id")), "; ".join(run.get("reasons") or [])]
     return Section("Excluded runs", [Table(("arm", "run", "by which rule"), list(rows.values()))] if rows else [])
 
 
 def diagnosis(against: Against, options: Options) -> Section | Columns:
     """Where the time went; not asked for: the cause, if one stands out, and what to type for the rest."""
-    known = {name: one["diagnosis"] for name, one in against.items() if one.get("diagnosis")}
+    known = {name: comparison["diagnosis"] for name, comparison in against.items() if comparison.get("diagnosis")}
     if options.why:
         title = f"where the time went ({WITHIN_RUN})"
         parts = [

@@ -36,7 +36,7 @@ TELEMETRY = {  # what of the summary says something of the machine: --json has a
 }
 
 
-def of_runs(
+def diagnose(
     a: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]],
     b: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]],
     names: Sequence[str] = ("A", "B"),
@@ -45,7 +45,7 @@ def of_runs(
 
     Regions and stretches compare step by step, medians over the runs, so that a stall in one run moves nothing.
     """
-    a_runs, b_runs = [_Run(*one) for one in a], [_Run(*one) for one in b]
+    a_runs, b_runs = [_Run(*run) for run in a], [_Run(*run) for run in b]
     num_runs = [len(a_runs), len(b_runs)]
     if not all(num_runs):
         return {"label": LABEL, "arms": list(names), "runs": num_runs, "words": []}
@@ -60,8 +60,8 @@ def of_runs(
         "costs": _costs(a_runs, b_runs),
         "telemetry": _telemetry(a_runs, b_runs),
     }
-    of_logs = any(one.run.get("provenance") == "imported" for one in a_runs + b_runs)
-    return diagnosis | {"words": ([OF_LOGS] if of_logs and regions else []) + _words(diagnosis, names)}
+    of_logs = any(run.run.get("provenance") == "imported" for run in a_runs + b_runs)
+    return diagnosis | {"words": ([OF_LOGS] if of_logs and regions else []) + _sentences(diagnosis, names)}
 
 
 class _Run:
@@ -78,14 +78,14 @@ class _Run:
 
 def _columns(runs: Sequence[_Run]) -> set[str]:
     """Regions that every run of the arm has."""
-    return set.intersection(*((REGIONS | set(one.summary("regions"))) & set(*one.rows[:1]) for one in runs))
+    return set.intersection(*((REGIONS | set(run.summary("regions"))) & set(*run.rows[:1]) for run in runs))
 
 
 def _medians(runs: Sequence[_Run], column: str) -> dict[int, float]:
     """{step: median over the runs} of the steps that all have."""
-    by_run = [one.by_step(column) for one in runs]
-    steps = set.intersection(*(set(one) for one in by_run))
-    return {step: stats.percentile([one[step] for one in by_run], 50) or 0.0 for step in sorted(steps)}
+    by_run = [run.by_step(column) for run in runs]
+    steps = set.intersection(*(set(run) for run in by_run))
+    return {step: stats.percentile([run[step] for run in by_run], 50) or 0.0 for step in sorted(steps)}
 
 
 def _regions(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, Any]]:
@@ -135,13 +135,15 @@ def _ranks(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, Any] | None:
     """Each rank's clock, mean over the runs; nothing for a single rank."""
     train_s = []
     for runs in (a, b):
-        clocks = [one.run["measured"].get("train_s_by_rank") or [] for one in runs]
-        if len({len(one) for one in clocks}) != 1 or len(clocks[0]) < 2:
+        clocks = [run.run["measured"].get("train_s_by_rank") or [] for run in runs]
+        if len({len(ranks_s) for ranks_s in clocks}) != 1 or len(clocks[0]) < 2:
             return None
         train_s.append([stats.mean(of_rank) for of_rank in zip(*clocks, strict=True)])
     return {
         "train_s": train_s,
-        "spread_pct": [100 * (max(one) / min(one) - 1) if min(one) > 0 else None for one in train_s],
+        "spread_pct": [
+            100 * (max(clocks_s) / min(clocks_s) - 1) if min(clocks_s) > 0 else None for clocks_s in train_s
+        ],
     }
 
 
@@ -150,7 +152,7 @@ def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[flo
 
     A kind that some run was not watched for is None there; stalls can be found in any steps.
     """
-    costs = [[{"stall": stalls.cost(one.rows)} | (one.run.get("costs") or {}) for one in runs] for runs in (a, b)]
+    costs = [[{"stall": stalls.cost(run.rows)} | (run.run.get("costs") or {}) for run in runs] for runs in (a, b)]
     means: dict[str, dict[str, list[float | None]]] = {}
     for kind in dict.fromkeys(kind for arm in costs for run in arm for kind in run):
         for key in ("count", "ms"):
@@ -161,10 +163,10 @@ def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[flo
 
 def _telemetry(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, list[float | None]]:
     """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
-    summaries = [[one.summary("telemetry") for one in runs] for runs in (a, b)]
-    each = [one for arm in summaries for one in arm]
+    summaries = [[run.summary("telemetry") for run in runs] for runs in (a, b)]
+    every = [summary for arm in summaries for summary in arm]
     means_by_name: dict[str, list[float | None]] = {
-        name: [] for one in each for name, value in one.items() if _is_number(value)
+        name: [] for summary in every for name, value in summary.items() if _is_number(value)
     }
     for name, means in means_by_name.items():
         for arm in summaries:
@@ -177,7 +179,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _words(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
+def _sentences(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
     """What to look at first."""
     sentences = []
     whole = diagnosis["regions"].get("step_ms")
@@ -204,7 +206,7 @@ def _words(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def blocks(diagnosis: Mapping[str, Any]) -> list[Block]:
-    """What of_runs() gave, perhaps with "traces", of any version; [] for nothing known."""
+    """What diagnose() gave, perhaps with "traces", of any version; [] for nothing known."""
     shown = [*(_steps(diagnosis) if diagnosis.get("regions") else [])]
     if traces := diagnosis.get("traces"):
         shown += [trace_text.difference_verdict(traces, traces["a"], traces["b"])]
@@ -227,7 +229,7 @@ def cause(diagnosis: Mapping[str, Any]) -> str | None:
 
 def _steps(diagnosis: Mapping[str, Any]) -> Iterator[Block]:
     pairs = {name.removesuffix("_ms"): pair for name, pair in diagnosis["regions"].items()}
-    pairs |= {f"steps {one['first_step']} to {one['last_step']}": one for one in diagnosis["stretches"]}
+    pairs |= {f"steps {stretch['first_step']} to {stretch['last_step']}": stretch for stretch in diagnosis["stretches"]}
     rows = []
     for name, pair in pairs.items():
         pct, share = pair["change_pct"], pair.get("share_frac")
@@ -242,10 +244,10 @@ def _steps(diagnosis: Mapping[str, Any]) -> Iterator[Block]:
         spread = diagnosis["ranks"]["spread_pct"]
         ranks = [f"slowest rank against fastest: {a} {spread[0]:.2f} %, {b} {spread[1]:.2f} %"]
     yield Lines([*diagnosis["words"], *ranks])
-    telemetry = [(words, per, diagnosis["telemetry"].get(name)) for name, (words, per) in TELEMETRY.items()]
+    telemetry = [(label, per, diagnosis["telemetry"].get(name)) for name, (label, per) in TELEMETRY.items()]
     known = [
-        [words, *(None if mean is None else f"{per * mean:,.4g}" for mean in means)]
-        for words, per, means in telemetry
+        [label, *(None if mean is None else f"{per * mean:,.4g}" for mean in means)]
+        for label, per, means in telemetry
         if means
     ]
     if known:

@@ -35,7 +35,7 @@ class Unknown(Exception):
     """Why a run's source cannot be rebuilt."""
 
 
-def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = REPO) -> dict[str, Any]:
+def diff_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = REPO) -> dict[str, Any]:
     """Run folders -> {"files": [{"path", "added", "removed"}], "patch": text, "is_cut", "unknown"}.
 
     Lines are None for binary files; the patch is cut to MAX_PATCH_CHARS at a line.  unknown says why there is none.
@@ -55,7 +55,7 @@ def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = RE
 
 
 def _found(files: list[dict[str, Any]], patch: str, unknown: str | None) -> dict[str, Any]:
-    patch = "".join(one.pop("patch") for one in files) + patch
+    patch = "".join(file.pop("patch") for file in files) + patch
     cut = patch[:MAX_PATCH_CHARS].rpartition("\n")[0] + "\n" if len(patch) > MAX_PATCH_CHARS else patch
     return {"files": files, "patch": cut, "is_cut": len(cut) < len(patch), "unknown": unknown}
 

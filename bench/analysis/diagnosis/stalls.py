@@ -144,11 +144,11 @@ def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict[str, Any] |
     None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
     time; late_steps_by_rank says whose these were.
     """
-    columns = {name: _of_column(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
+    columns = {name: _column_skew(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
     return {name: column for name, column in columns.items() if column} or None
 
 
-def _of_column(of_ranks: Sequence[dict[int, float]]) -> dict[str, Any] | None:
+def _column_skew(of_ranks: Sequence[dict[int, float]]) -> dict[str, Any] | None:
     late = lateness(of_ranks)
     if not late:
         return None
@@ -265,15 +265,15 @@ def event_costs(folder: Path | str, run: dict[str, Any], rows: list[dict[str, An
     costs = {"stall": {"count": len(stalled), "ms": sum(stall["ms"] for stall in stalled)}}
     for kind, instrument in WATCHED_BY.items():
         if instrument in run["instruments"]:
-            costs[kind] = _of_worst_rank(kind, events)
+            costs[kind] = _worst_rank_cost(kind, events)
     if skewed:
         late = skewed.get("own_ms") or skewed["step_ms"]
         costs["late_rank"] = {"count": late["num_late_steps"], "ms": late["late_ms_sum"]}
-    costs["non_finite_loss"] = _of_worst_rank("non_finite_loss", events)
+    costs["non_finite_loss"] = _worst_rank_cost("non_finite_loss", events)
     return {"costs": costs, "skew": skewed, "events": _as_events(stalled, skewed, rows, events)}
 
 
-def _of_worst_rank(kind: str, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _worst_rank_cost(kind: str, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Count and milliseconds of the rank that lost most; a total that it recorded has the short ones too."""
     by_rank: dict[int, dict[str, Any]] = {}
     for event in events:

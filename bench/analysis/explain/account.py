@@ -43,7 +43,7 @@ class Account(NamedTuple):
 Accounts = Mapping[int, Account]  # by rank, at least one
 
 
-def of_ranks(
+def explain_ranks(
     ranks: Iterable[Rank],
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
@@ -88,13 +88,13 @@ def _waits(
 
 def answer(accounts: Accounts, of: str) -> dict[str, Any]:
     """of: what was measured: device, host or record."""
-    by_rank = {str(number): _of_rank(one) for number, one in accounts.items()}
-    step_ms = _mean(one["step_ms"] for one in by_rank.values())
-    lines, ns_by_part = [], {number: one.pieces.by_part() for number, one in accounts.items()}
+    by_rank = {str(number): _rank_facts(account) for number, account in accounts.items()}
+    step_ms = _mean(rank["step_ms"] for rank in by_rank.values())
+    lines, ns_by_part = [], {number: account.pieces.by_part() for number, account in accounts.items()}
     for part in parts.ORDER:
-        of_part = [one.pieces.mean_ms(ns_by_part[number].get(part, 0)) for number, one in accounts.items()]
+        of_part = [account.pieces.mean_ms(ns_by_part[number].get(part, 0)) for number, account in accounts.items()]
         if any(of_part):
-            sources = set().union(*(one.ceilings.sources.get(part, ()) for one in accounts.values()))
+            sources = set().union(*(account.ceilings.sources.get(part, ()) for account in accounts.values()))
             lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})
     return {
         "of": of,
@@ -104,11 +104,11 @@ def answer(accounts: Accounts, of: str) -> dict[str, Any]:
         "parts": lines,
         "ranks": by_rank,
         "lateness": _lateness(accounts),
-        "next": ranking.of({number: one.pieces for number, one in accounts.items()}, step_ms),
+        "next": ranking.of({number: account.pieces for number, account in accounts.items()}, step_ms),
     }
 
 
-def _of_rank(account: Account) -> dict[str, Any]:
+def _rank_facts(account: Account) -> dict[str, Any]:
     """{"step_ms", "step_sum_ns", "host_step_ms", "device", "ceiling", "steps", "parts", "pieces"} of one rank."""
     pieces = account.pieces
     total, step_ms = pieces.total(), pieces.mean_ms(pieces.sum_ns)
@@ -155,17 +155,17 @@ def _lateness(accounts: Accounts) -> list[dict[str, Any]]:
     for it, mean over all of them; more: {part: ms} that it has more of than the median of the others, the largest
     first; reasons: pieces likewise, [{"part", "what", "where", "ms"}].
     """
-    waiting = {number: one.pieces.ms_by(lambda piece: piece.late_rank) for number, one in accounts.items()}
+    waiting = {number: account.pieces.ms_by(lambda piece: piece.late_rank) for number, account in accounts.items()}
     lines = []
     for late in accounts:
-        others = [one.pieces for number, one in accounts.items() if number != late]
+        others = [account.pieces for number, account in accounts.items() if number != late]
         waits_ms = {number: waiting[number][late] for number in accounts if number != late}
         if not any(waits_ms.values()):
             continue
-        without_ms = [one.mean_ms(one.sum_ns) - wait_ms for one, wait_ms in zip(others, waits_ms.values())]
+        without_ms = [pieces.mean_ms(pieces.sum_ns) - wait_ms for pieces, wait_ms in zip(others, waits_ms.values())]
         mine, waited_ms = accounts[late].pieces, collections.Counter[str | None]()
-        for one in others:
-            by_call = one.ms_by(lambda piece: (piece.late_rank, piece.what))
+        for pieces in others:
+            by_call = pieces.ms_by(lambda piece: (piece.late_rank, piece.what))
             waited_ms.update({what: ms for (rank, what), ms in by_call.items() if rank == late})
         where = {(piece.part, piece.what): piece.where for piece in mine.total()}
         reasons = list(_more(mine, others, lambda piece: (piece.part, piece.what)).items())[:NUM_REASONS]
@@ -187,14 +187,14 @@ def _lateness(accounts: Accounts) -> list[dict[str, Any]]:
 def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any]) -> dict[Any, float]:
     """{name: ms} of what a rank did itself more of than the median of the others, the largest first.
 
-    Where it did it has names of its own on each rank, so names are of what it did.
+    The place has another name on each rank, so the names are of what was done.
     """
 
     def own(piece: Piece) -> Any:
         return None if piece.part in (parts.WAITING, parts.EXPOSED) else name_of(piece)
 
-    theirs = [one.ms_by(own) for one in others]
-    more = {name: ms - statistics.median(one[name] for one in theirs) for name, ms in mine.ms_by(own).items()}
+    theirs = [other.ms_by(own) for other in others]
+    more = {name: ms - statistics.median(other[name] for other in theirs) for name, ms in mine.ms_by(own).items()}
     return {name: more[name] for name in sorted(more, key=lambda name: -more[name]) if more[name] > 0}
 
 
@@ -240,9 +240,9 @@ def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
     So the integers of a difference add up to the steps' difference, whatever the numbers of steps.
     """
     exact: dict[str, Fraction] = collections.defaultdict(Fraction)
-    for one in answer["ranks"].values():
-        for line in one["parts"]:
-            exact[line["part"]] += Fraction(line["sum_ns"], len(one["steps"]) * len(answer["ranks"]))
+    for rank in answer["ranks"].values():
+        for line in rank["parts"]:
+            exact[line["part"]] += Fraction(line["sum_ns"], len(rank["steps"]) * len(answer["ranks"]))
     whole = {part: int(ns) for part, ns in exact.items()}
     missing = round(sum(exact.values())) - sum(whole.values())
     for part in sorted(exact, key=lambda part: whole[part] - exact[part])[:missing]:
@@ -254,7 +254,7 @@ def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]
     of_a, of_b = _by_origin(a), _by_origin(b)
     lines = []
     for key in of_a | of_b:
-        (a_ms, _), (b_ms, _) = (one.get(key, (0.0, {})) for one in (of_a, of_b))
+        (a_ms, _), (b_ms, _) = (by_origin.get(key, (0.0, {})) for by_origin in (of_a, of_b))
         _, piece = of_b.get(key) or of_a[key]
         line = {"part": key[0], "what": piece["what"], "where": piece["where"], "a_ms": a_ms, "b_ms": b_ms}
         lines.append(line | {"change_ms": b_ms - a_ms})
@@ -265,8 +265,8 @@ def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]
 def _by_origin(answer: dict[str, Any]) -> dict[tuple[str, str | None, int | None], tuple[float, dict[str, Any]]]:
     """{origin: (ms of a mean step, its longest piece)}"""
     by_origin: dict[tuple[str, str | None, int | None], tuple[float, dict[str, Any]]] = {}
-    for one in answer["ranks"].values():
-        for piece in one["pieces"]:
+    for rank in answer["ranks"].values():
+        for piece in rank["pieces"]:
             key = ranking.origin_of(Piece(*(piece[name] for name in Piece._fields)))
             ms, longest = by_origin.get(key, (0.0, piece))
             ms += piece["ms"] / len(answer["ranks"])

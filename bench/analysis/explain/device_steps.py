@@ -26,7 +26,9 @@ PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: p
 def spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
     """Of a trace with device rows; without steps that launched something one from the first row to the last."""
     rows = rank.device_rows()
-    of_steps = [one for one in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step)) if len(one[1])]
+    of_steps = [
+        step for step in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step)) if len(step[1])
+    ]
     if not of_steps:
         return [(None, int(rank.ts[rows].min()), int(rank.end[rows].max()))]
     on_host = bool(rank.steps())
@@ -100,7 +102,7 @@ def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) ->
     for index, (_, begin, end) in enumerate(counted):
         ranges = _ranges(device, begin, end)
         seen = set()
-        for low, high, owner in owners([one[:3] for one in ranges], begin, end):
+        for low, high, owner in owners([entry[:3] for entry in ranges], begin, end):
             if owner < 0:
                 _idle(device, threads, pieces, index, (low, high), ceilings)
                 continue
@@ -132,11 +134,11 @@ def _running(
     known: Operators,
     pieces: parts.Pieces,
     index: int,
-    one: tuple[int, int, Wait | None],
+    device_row: tuple[int, int, Wait | None],
     ns: int,
     count: int,
 ) -> None:
-    layer, number, wait = one
+    layer, number, wait = device_row
     operator, where = int(device.operators[number]), device.where[number]
     if wait is not None:
         pieces.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)

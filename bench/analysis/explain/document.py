@@ -23,11 +23,7 @@ MAX_TITLE_CHARS = 200
 MAX_TRACE_BYTES = 32 * MIB  # of a run's traces, for its own page: reading them takes seconds, and no page waits longer
 MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
-KINDS: tuple[tuple[Kind, str], ...] = (
-    ("limit", "what the limit explains"),
-    ("above", "above it"),
-    ("unknown", "whose limit is not known"),
-)
+KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
 MEASURED_BY = {
     "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
     "host": "the host's main thread, as the trace has no device",
@@ -35,12 +31,12 @@ MEASURED_BY = {
 }
 
 
-def of_accounts(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """{what was explained: answer of account.of_ranks() or explained.of_record()} -> the answer of ./run.sh explain."""
+def from_accounts(answers: Mapping[str, dict[str, Any]]) -> Document:
+    """{what was explained: answer of explain_ranks() or explain_record()} -> the answer of ./run.sh explain."""
     return _document(TITLE, answers, [_verdict(*item) for item in answers.items()], _account)
 
 
-def of_differences(answers: Mapping[str, dict[str, Any]]) -> Document:
+def from_differences(answers: Mapping[str, dict[str, Any]]) -> Document:
     """{which two were compared: answer of account.difference()} -> the answer of ./run.sh explain A B."""
     verdicts = [_verdict_of_difference(*item) for item in answers.items()]
     return _document("What changed in a step", answers, verdicts, _difference)
@@ -59,7 +55,7 @@ def _document(
     return Document(title, verdicts, sections, answers)
 
 
-def of_run(folder: Path | str) -> Section:
+def section_of_run(folder: Path | str) -> Section:
     """Run folder -> the part of its page, folded; nothing where it has no measured step.
 
     By its traces, unless they are large: then by its record, and the section says how to see more.
@@ -69,16 +65,16 @@ def of_run(folder: Path | str) -> Section:
     try:
         if sum(path.stat().st_size for path in traces) > MAX_TRACE_BYTES:
             hint = ["Its traces are large, so this is by its record: ./run.sh explain RUN --html FILE reads them."]
-            answers = {"": explained.of_record(folder)}
+            answers = {"": explained.explain_record(folder)}
         else:
-            answers = explained.of_paths("", [folder])
+            answers = explained.explain_paths("", [folder])
     except NoTrace as error:
         return Section(TITLE, [Lines([f"Its traces cannot be explained: {error}"], is_soft=True)])
     except ValueError:
         return Section(TITLE, [])  # no step that was timed undisturbed
     shown = [
-        Section(f"One step, {format_ms(one['step_ms'])}{name}", [Lines(hint, is_soft=True), *_account(one)], True)
-        for name, one in answers.items()
+        Section(f"One step, {format_ms(answer['step_ms'])}{name}", [Lines(hint, is_soft=True), *_account(answer)], True)
+        for name, answer in answers.items()
     ]
     return Section(TITLE, shown)
 
@@ -87,11 +83,12 @@ def of_run(folder: Path | str) -> Section:
 
 
 def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
-    unbound_ms = sum(line["ms"] for line in answer["parts"] if line["part"] in parts.NO_BOUND)
-    rest_ms = answer["step_ms"] - answer["limit_ms"] - unbound_ms
-    limit, unbound, rest = map(format_ms, (answer["limit_ms"], unbound_ms, rest_ms))
-    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])} the limit explains {limit}"
-    return Verdict(f"{step}; of {unbound} the limit is not known; {rest} lie above it.", "")
+    limit, unbound, rest = (
+        format_ms(sum(line["ms"] for line in answer["parts"] if _kind(line) == kind))
+        for kind in ("limit", "unknown", "above")
+    )
+    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}, {limit} is roofline time"
+    return Verdict(f"{step}, {unbound} is not modelled and {rest} is overhead.", "")
 
 
 def _account(answer: dict[str, Any]) -> list[Block]:
@@ -120,12 +117,17 @@ def _limit(answer: dict[str, Any]) -> Iterator[str]:
 def _bars(answer: dict[str, Any]) -> list[Bar]:
     bars, at_ms = [], 0.0
     for line in answer["parts"]:
-        is_unknown = line["part"] in (*parts.NO_BOUND, parts.UNKNOWN)
-        kind: Kind = "limit" if line["is_limit"] else "unknown" if is_unknown else "above"
-        words = f"{line['ms']:.3f} ({line['pct']:.1f} %)"
-        bars.append(Bar(line["part"], at_ms, at_ms + line["ms"], words, kind, line["meaning"]))
+        label = f"{line['ms']:.3f} ({line['pct']:.1f} %)"
+        bars.append(Bar(line["part"], at_ms, at_ms + line["ms"], label, _kind(line), line["meaning"]))
         at_ms += line["ms"]
     return [*bars, Bar("the step", 0.0, answer["step_ms"], f"{answer['step_ms']:.3f} (100 %)", "total")]
+
+
+def _kind(line: Mapping[str, Any]) -> Kind:
+    """What KINDS says of a part of the account."""
+    if line["is_limit"]:
+        return "limit"
+    return "unknown" if line["part"] in (*parts.NO_BOUND, parts.UNKNOWN) else "above"
 
 
 def _next(answer: dict[str, Any]) -> list[Block]:
@@ -147,8 +149,8 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
     bars = []
     for line in lines:
         records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
-        words, count = f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", f"{line['count']:.1f} a step"
-        bars.append(Bar(_evidence(line) + records, 0.0, line["gain_ms"], words, kind, count))
+        gain, count = f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", f"{line['count']:.1f} a step"
+        bars.append(Bar(_evidence(line) + records, 0.0, line["gain_ms"], gain, kind, count))
     return Waterfall(title, about, bars, has_sentences=True)
 
 
@@ -157,18 +159,20 @@ def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
     for line in answer["lateness"]:
         if line["wait_ms"] <= MIN_LATE_FRAC * answer["step_ms"]:
             continue
-        collectives = ", ".join(f"{short(one['what'])} {one['ms']:.3f}" for one in line["collectives"][:2])
+        collectives = ", ".join(
+            f"{short(collective['what'])} {collective['ms']:.3f}" for collective in line["collectives"][:2]
+        )
         waited = f"rank {line['rank']}: the others wait {line['wait_ms']:.3f} for it (median), in {collectives}"
         yield Lines([f"{waited}; without that their step would be {line['without_ms']:.3f}"])
         more = ", ".join(f"{part} {ms:.3f}" for part, ms in list(line["more"].items())[:3])
-        reasons = [f"{one['ms']:.3f} more of: {one['part']}: {_place(one)}" for one in line["reasons"][:3]]
+        reasons = [f"{reason['ms']:.3f} more of: {reason['part']}: {_place(reason)}" for reason in line["reasons"][:3]]
         have = f"it has more than the median of the others of: {more or 'nothing that was recorded'}"
         yield Bullets([have, *reasons])
 
 
 def _tables(answer: dict[str, Any]) -> list[Block]:
     """What each part holds; of several ranks those with least and most of it, and on a page all of them."""
-    by_rank = {f"rank {number}": one["parts"] for number, one in answer["ranks"].items()}
+    by_rank = {f"rank {number}": rank["parts"] for number, rank in answer["ranks"].items()}
     ms_by_rank = {name: {line["part"]: line["ms"] for line in lines} for name, lines in by_rank.items()}
     rows, of_ranks = [], []
     for line in answer["parts"]:

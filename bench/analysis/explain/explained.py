@@ -30,14 +30,14 @@ PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.COMPILATION}
 REGIONS = stalls.REGIONS
 
 
-def of_paths(
+def explain_paths(
     title: str,
     paths: Sequence[Path],
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
     passport: Path | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Paths of one job -> {title: answer of account.of_ranks()}, one for each window of its traces.
+    """Paths of one job -> {title: answer of account.explain_ranks()}, one for each window of its traces.
 
     A run without a trace is explained by its record.  passport: a file, in place of the one that fits the run.
     Raises NoTrace, a ValueError: nothing was recorded.
@@ -48,7 +48,7 @@ def of_paths(
     except NoTrace:
         if run is None:
             raise
-        return {title: of_record(run, passport)}
+        return {title: explain_record(run, passport)}
     windows, answers = load.by_window(files), {}
     facts = run_folder.read(run) if run else None
 
@@ -61,7 +61,7 @@ def of_paths(
         if run:
             add_recorded_events(ranks, run)
         label = title + (f", window {name}" if len(windows) > 1 else "")
-        answers[label] = account.of_ranks(ranks, rules, include_last_step, measured_of)
+        answers[label] = account.explain_ranks(ranks, rules, include_last_step, measured_of)
     return answers
 
 
@@ -107,8 +107,8 @@ def _range_name(event: dict[str, Any]) -> str | None:
     return f"{COMPILATION} of {event.get('function')}" if event["event"] == "recompile" else None
 
 
-def of_record(folder: Path | str, passport: Path | None = None) -> dict[str, Any]:
-    """A run's folder -> the answer of account.of_ranks(), "of": "record".  ValueError without a measured step.
+def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str, Any]:
+    """A run's folder -> the answer of account.explain_ranks(), "of": "record".  ValueError without a measured step.
 
     passport: a file, in place of the one that fits the run.
     """
@@ -131,12 +131,12 @@ def of_record(folder: Path | str, passport: Path | None = None) -> dict[str, Any
         rank = late[number][1] if number in late else None
         waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
         seen, arithmetic_ns = events_by_step.get(number, ()), _arithmetic_ns(run, number, ceilings)
-        for piece, ns in _of_step(row, end_ns - begin_ns, seen, waited, arithmetic_ns):
+        for piece, ns in _pieces_of_step(row, end_ns - begin_ns, seen, waited, arithmetic_ns):
             pieces.add(index, piece, ns)
     return account.answer({0: account.Account(None, pieces, ceilings)}, "record")
 
 
-def _of_step(
+def _pieces_of_step(
     row: dict[str, Any],
     step_ns: int,
     events: Sequence[dict[str, Any]],

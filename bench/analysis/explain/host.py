@@ -64,7 +64,7 @@ class Thread:
         while index >= 0:
             chain.append(int(self.nest.rows[index]))
             index = int(self.nest.parent[index])
-        return [one for one in chain if not STEP.search(self.name(one))]
+        return [member for member in chain if not STEP.search(self.name(member))]
 
     def name(self, row: int) -> str:
         """The name of a range."""
@@ -86,7 +86,7 @@ class Thread:
         """None where nothing is known."""
         if not chain:
             return None
-        names = [self.name(one) for one in chain]
+        names = [self.name(member) for member in chain]
         where = self.where(chain)
         if what := next((name for name in reversed(names) if COMPILES.search(name)), None):
             return parts.Piece(parts.COMPILATION, what, where)
@@ -104,21 +104,23 @@ class Thread:
     def where(self, chain: list[int]) -> str | None:
         """The innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else the
         outermost operator; an annotation or operator only if it is not the innermost range itself."""
-        of_kind = {kind: [one for one in chain if self.rank.kind[one] == kind] for kind in KINDS}
+        of_kind = {kind: [member for member in chain if self.rank.kind[member] == kind] for kind in KINDS}
         lines = [
-            one
-            for one in of_kind[events.PYTHON]
-            if attribution.is_source(self.name(one)) and not WAITS_FOR_THREAD.search(self.name(one))
+            member
+            for member in of_kind[events.PYTHON]
+            if attribution.is_source(self.name(member)) and not WAITS_FOR_THREAD.search(self.name(member))
         ]
-        annotations = [one for one in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(one))]
+        annotations = [member for member in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(member))]
         candidates = (lines, annotations, of_kind[events.CPU_OP][::-1])
-        place = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
+        place = next(
+            (member for some in candidates for member in some[:1] if some is lines or member != chain[0]), None
+        )
         return None if place is None else self.name(place)
 
     def is_optimizer(self, row: int) -> bool:
         """Whether an annotation around it is the optimizer's."""
-        mine = (one for one in self.around(row) if self.rank.kind[one] == events.ANNOTATION)
-        return any(categories.category("", self.name(one)) == categories.OPTIMIZER for one in mine)
+        mine = (member for member in self.around(row) if self.rank.kind[member] == events.ANNOTATION)
+        return any(categories.category("", self.name(member)) == categories.OPTIMIZER for member in mine)
 
 
 def main_track(rank: Rank) -> int | None:
@@ -158,14 +160,14 @@ def _segment(
 ) -> None:
     ns = span[1] - span[0]
     chain = thread.around(row) if row >= 0 else []
-    operators = [one for one in chain if thread.rank.kind[one] == events.CPU_OP]
+    operators = [member for member in chain if thread.rank.kind[member] == events.CPU_OP]
     piece = thread.explained(row, span[0])
-    communicates = next((thread.name(one) for one in chain if COMMUNICATES.search(thread.name(one))), None)
+    communicates = next((thread.name(member) for member in chain if COMMUNICATES.search(thread.name(member))), None)
     if communicates is not None:
         pieces.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
     elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or not operators:
         pieces.add(index, piece, ns)
-    elif (product := next((one for one in operators if known.has(one)), None)) is not None:
+    elif (product := next((member for member in operators if known.has(member)), None)) is not None:
         known.add(index, product, piece.where, ns)
     else:
         part = parts.OPTIMIZER if thread.is_optimizer(row) else parts.UNBOUND

@@ -131,7 +131,7 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
         return ["r06"] * several + (["r38"] if MUON.search(what) else ["r39"])
     name = what.split(" ")[0]
     if name.split("::")[-1] in operators.PRODUCTS:
-        return _of_product(what)
+        return _records_of_product(what)
     if ACTIVATION.search(name):
         return ["r28"]  # and record 27
     kind = categories.category(name if name.startswith("aten::") else what)
@@ -142,7 +142,7 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
     return ["r10"] if part == parts.SLOWER and what.endswith("float32") else []
 
 
-def _of_product(what: str) -> list[str]:
+def _records_of_product(what: str) -> list[str]:
     records = ["r10"] if what.endswith("float32") else []
     sizes = [int(size) for dims in SHAPES.findall(what) for size in dims.split(",") if size.strip()]
     if any(size > 4 * TILE and size % TILE for size in sizes):

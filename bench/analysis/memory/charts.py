@@ -27,7 +27,7 @@ Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
 Bar = tuple[float, float, str, str]  # x, width, state, title
 
 
-def of_places(held: Timeline[str], id: str) -> list[Spec]:
+def draw_places(held: Timeline[str], id: str) -> list[Spec]:
     """Who held how much, and what was used of what was reserved."""
     if not held.changes and not held.lives.reserved_changes:
         return []
@@ -45,7 +45,7 @@ def of_places(held: Timeline[str], id: str) -> list[Spec]:
     return specs
 
 
-def of_uses(held: Timeline[str], id: str) -> list[Spec]:
+def draw_uses(held: Timeline[str], id: str) -> list[Spec]:
     """How much of the memory was for what; [] where nothing changed."""
     if not held.changes:
         return []
@@ -84,17 +84,17 @@ def _areas(points: list[Point], names: Sequence[str], scale: float) -> list[dict
     return [series_of(label, [held[name] / scale for _, held, _, _ in points], "area") for name, label in shown]
 
 
-def of_modules(held: Timeline[tuple[str, str]]) -> lanes.Panel:
+def draw_modules(held: Timeline[tuple[str, str]]) -> lanes.Panel:
     """Timeline by (module, use): at the fullest moment, each module's bytes by use."""
     by_module: dict[str, dict[str, int]] = {}
     for (module, use), size in held.at_peak.items():
         by_module.setdefault(module, {})[use] = size
     drawn = []
-    for module, sizes in sorted(by_module.items(), key=lambda one: -sum(one[1].values()))[:NUM_MODULES]:
+    for module, sizes in sorted(by_module.items(), key=lambda item: -sum(item[1].values()))[:NUM_MODULES]:
         known = [(use, sizes[use]) for use in USES if use in sizes]
         bars = lanes.stacked([(size / MIB, COLOURS[use], f"{use} {format_bytes(size)}") for use, size in known])
-        words = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(sizes))
-        drawn.append(lanes.Lane(module, words, bars))
+        caption = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(sizes))
+        drawn.append(lanes.Lane(module, caption, bars))
     names = [(COLOURS[use], use) for use in USES if any(use in sizes for sizes in by_module.values())]
     more = f"the largest {NUM_MODULES} of {len(by_module)}; " if len(by_module) > NUM_MODULES else ""
     about = f"{more}whose forward, or whose construction, asked"
@@ -103,7 +103,7 @@ def of_modules(held: Timeline[tuple[str, str]]) -> lanes.Panel:
 
 def by_size(sizes: dict[Name, int]) -> list[tuple[Name, int]]:
     """What holds something, the largest first."""
-    return sorted(((name, size) for name, size in sizes.items() if size), key=lambda one: -one[1])
+    return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: -item[1])
 
 
 def segment_map(snapshot: dict[str, Any], device: int) -> Safe:

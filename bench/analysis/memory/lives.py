@@ -75,7 +75,7 @@ class Lives:
         return [((time_us - first_us) / 1e3, name) for time_us, name in self.marks_us]
 
 
-def of_device(snapshot: dict[str, Any], device: int) -> Lives:
+def from_snapshot(snapshot: dict[str, Any], device: int) -> Lives:
     """Snapshot, number of the device -> Lives, in the order in which they ended, those that did not end last."""
     traces = snapshot["device_traces"]
     entries = traces[device] if device < len(traces) else []
@@ -270,7 +270,7 @@ def sampled(
     changes: list[tuple[int, Name | None, int, int]]
     changes = [(number, name, change, 0) for number, name, change in timeline.changes]
     changes += [(number, None, 0, change) for number, change in timeline.lives.reserved_changes]
-    changes.sort(key=lambda one: one[0])
+    changes.sort(key=lambda entry: entry[0])
     length = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
     held: dict[Name | None, int] = {name: timeline.initial.get(name, 0) for name in names}
     total, reserved = sum(timeline.initial.values()), timeline.lives.reserved_initial
@@ -300,9 +300,9 @@ def segment_totals(snapshot: dict[str, Any], device: int) -> dict[str, int]:
         for block in segment["blocks"]:
             size = block["size"]
             if block["state"] == "active_allocated":
-                asked = block.get("requested_size", size)
-                totals["used"] += asked
-                totals["rounding"] += size - asked
+                requested_bytes = block.get("requested_size", size)
+                totals["used"] += requested_bytes
+                totals["rounding"] += size - requested_bytes
             elif block["state"] in ALIVE:
                 totals["waiting"] += size
             else:

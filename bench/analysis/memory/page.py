@@ -23,12 +23,12 @@ MAX_STACKS = 20
 OF_PROCESS = "resident set of the process: without a GPU, torch keeps no history of allocations"
 
 
-def of_file(path: Path) -> Document:
+def document_of_file(path: Path) -> Document:
     """A snapshot's pickle, or samples.  ValueError for another file."""
     title = f"{path.stem.removesuffix('.rss')}: memory"
     if path.name.endswith(pickles.RSS_SUFFIX):
-        return of_samples(pickles.load_rss(path), title)
-    return of_snapshot(pickles.load(path), title)
+        return document_of_samples(pickles.load_rss(path), title)
+    return document_of_snapshot(pickles.load(path), title)
 
 
 def summary(path: Path, id: str) -> list[Block]:
@@ -36,33 +36,33 @@ def summary(path: Path, id: str) -> list[Block]:
     if path.name.endswith(pickles.RSS_SUFFIX):
         return [Lines([OF_PROCESS + "."], is_soft=True), Chart(_rss_chart(pickles.load_rss(path), id))]
     blocks: list[Block] = []
-    for one in _devices(pickles.load(path), Sites()):
-        specs = charts.of_places(one.held, id)
-        blocks += [_tiles(one), *map(Chart, specs), *_uses(one, f"{id}-use"), *_by_phase(one.held)]
-        blocks.append(_places(one.held, NUM_SUMMARY_ROWS))
+    for device in _devices(pickles.load(path), Sites()):
+        specs = charts.draw_places(device.held, id)
+        blocks += [_tiles(device), *map(Chart, specs), *_uses(device, f"{id}-use"), *_by_phase(device.held)]
+        blocks.append(_places(device.held, NUM_SUMMARY_ROWS))
     return blocks
 
 
-def of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
+def document_of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
     """Snapshot as pickles.load() gives it, or any of its shape."""
     about, sites = lives.about(snapshot), Sites()
     devices = list(_devices(snapshot, sites))
     what = str(about.get("what") or "CUDA memory as torch's allocator saw it")
     known = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
-    words = ", ".join(_fact(str(key), value) for key, value in known.items() if key not in ("what", "marks"))
-    verdicts = [_verdict(one) for one in devices]
+    facts = ", ".join(_fact(str(key), value) for key, value in known.items() if key not in ("what", "marks"))
+    verdicts = [_verdict(device) for device in devices]
     if not devices:
         verdicts = [Verdict("The snapshot is empty: nothing was allocated, and no history was recorded.", "")]
     blocks: list[Block] = []
-    for one in devices:
-        blocks += _device(snapshot, one, sites, f", device {one.number}" if len(devices) > 1 else "")
+    for device in devices:
+        blocks += _device(snapshot, device, sites, f", device {device.number}" if len(devices) > 1 else "")
     settings = snapshot.get("allocator_settings")
     if isinstance(settings, dict):
         rows = [(str(key), str(value)) for key, value in settings.items()]
         folded = Section(f"{len(rows)} settings", [Table((), rows)], is_folded=True)
         blocks.append(Section("Settings of the allocator", [folded], is_page_only=True))
-    about_page = [what, words] if words else [what]
-    return Document(title, verdicts, blocks, {"devices": [one.facts for one in devices]}, about=about_page)
+    about_page = [what, facts] if facts else [what]
+    return Document(title, verdicts, blocks, {"devices": [device.facts for device in devices]}, about=about_page)
 
 
 def _fact(key: str, value: object) -> str:
@@ -107,65 +107,70 @@ class _Device:
 
 def _devices(snapshot: dict[str, Any], sites: Sites) -> Iterator[_Device]:
     for number in lives.devices(snapshot):
-        found = lives.of_device(snapshot, number)
+        found = lives.from_snapshot(snapshot, number)
         judged, full = uses.Uses(found), lives.segment_totals(snapshot, number)
         held = held_by(found, lives.by_place(sites))
         yield _Device(number, found, held, full, judged, held_by(found, judged.of), held_by(found, judged.with_module))
 
 
-def _verdict(one: _Device) -> Verdict:
-    sizes = one.held.peak_bytes, one.full["reserved"], one.full["in_gaps"]
+def _verdict(device: _Device) -> Verdict:
+    sizes = device.held.peak_bytes, device.full["reserved"], device.full["in_gaps"]
     largest, reserved, gaps = map(format_bytes, sizes)
-    events = f"{one.lives.num_entries:,} events"
-    return Verdict(f"device {one.number}: largest {largest}, reserved {reserved}, lost to gaps {gaps}, {events}", "")
+    events = f"{device.lives.num_entries:,} events"
+    return Verdict(f"device {device.number}: largest {largest}, reserved {reserved}, lost to gaps {gaps}, {events}", "")
 
 
-def _device(snapshot: dict[str, Any], one: _Device, sites: Sites, end: str) -> Iterator[Block]:
-    held = one.held
-    drawn: list[Block] = [_tiles(one), *_ooms(one), *map(Chart, charts.of_places(held, "memory")), *_by_phase(held)]
-    yield Section("What was held" + end, drawn, is_page_only=not one.lives.ooms)
-    yield Section("What it was for" + end, _uses(one, "memory-use"), is_page_only=True)
+def _device(snapshot: dict[str, Any], device: _Device, sites: Sites, end: str) -> Iterator[Block]:
+    held = device.held
+    drawn: list[Block] = [
+        _tiles(device),
+        *_ooms(device),
+        *map(Chart, charts.draw_places(held, "memory")),
+        *_by_phase(held),
+    ]
+    yield Section("What was held" + end, drawn, is_page_only=not device.lives.ooms)
+    yield Section("What it was for" + end, _uses(device, "memory-use"), is_page_only=True)
     holders: list[Block] = [_places(held), _notes(held), _stacks(held, sites)]
     yield Section("Who held it" + end, holders)
-    if one.full["num_segments"]:
-        segments: list[Block] = [_fullness(one.full), Picture(charts.segment_map(snapshot, one.number))]
+    if device.full["num_segments"]:
+        segments: list[Block] = [_fullness(device.full), Picture(charts.segment_map(snapshot, device.number))]
         yield Section("How full the memory is" + end, segments, is_page_only=True)
 
 
-def _tiles(one: _Device) -> Block:
-    held, full = one.held, one.full
+def _tiles(device: _Device) -> Block:
+    held, full = device.held, device.full
     sizes = {"largest": held.peak_bytes, "at the beginning": sum(held.initial.values()), "at the end": held.end_bytes}
     if full["num_segments"]:
         sizes |= {"reserved at the end": full["reserved"], "lost to gaps": full["in_gaps"]}
     facts = [(name, format_bytes(size)) for name, size in sizes.items()]
-    return Picture(tiles([*facts, ("events", f"{one.lives.num_entries:,}")]))
+    return Picture(tiles([*facts, ("events", f"{device.lives.num_entries:,}")]))
 
 
-def _ooms(one: _Device) -> Iterator[Block]:
+def _ooms(device: _Device) -> Iterator[Block]:
     """What was asked for in vain, and whether it was gaps that prevented it."""
-    full = one.full
-    for oom in one.lives.ooms:
-        words = f"Out of memory: {format_bytes(oom['size'])} were asked for"
+    full = device.full
+    for oom in device.lives.ooms:
+        message = f"Out of memory: {format_bytes(oom['size'])} were asked for"
         if isinstance(oom["device_free"], int):
-            words += f", {format_bytes(oom['device_free'])} were free on the GPU"
+            message += f", {format_bytes(oom['device_free'])} were free on the GPU"
         if full["num_segments"]:
             free, largest = format_bytes(full["free"]), format_bytes(full["largest_free"])
-            words += f"; of what the allocator holds, {free} are free, {largest} of them in one piece"
+            message += f"; of what the allocator holds, {free} are free, {largest} of them in one piece"
             if full["free"] >= oom["size"] > full["largest_free"]:
-                words += ". It is in pieces too small: try PYTORCH_ALLOC_CONF=expandable_segments:True"
-        yield Lines([words + "."])
+                message += ". It is in pieces too small: try PYTORCH_ALLOC_CONF=expandable_segments:True"
+        yield Lines([message + "."])
         if oom["stack"]:
             yield Section("asked by", [Verbatim("\n".join(oom["stack"]))], is_folded=True, is_page_only=True)
 
 
-def _uses(one: _Device, id: str) -> list[Block]:
-    if not one.lives.found:
+def _uses(device: _Device, id: str) -> list[Block]:
+    if not device.lives.found:
         return []
-    has_marks = one.judged.has_marks
+    has_marks = device.judged.has_marks
     how = "the recording's phases" if has_marks else "the stacks alone, as the recording marks no phases"
-    words = f"Judged from where each piece was asked for and in which phase it was freed, by {how}."
-    modules = Picture(charts.of_modules(one.by_module))
-    return [*map(Chart, charts.of_uses(one.by_use, id)), modules, Lines([words], is_soft=True)]
+    note = f"Judged from where each piece was asked for and in which phase it was freed, by {how}."
+    modules = Picture(charts.draw_modules(device.by_module))
+    return [*map(Chart, charts.draw_uses(device.by_use, id)), modules, Lines([note], is_soft=True)]
 
 
 def _by_phase(held: Timeline[str]) -> list[Block]:
@@ -193,14 +198,16 @@ def _by_phase(held: Timeline[str]) -> list[Block]:
 def _places(held: Timeline[str], max_rows: int = MAX_ROWS) -> Table:
     """All that held something at the peak or asked for something, the largest first."""
     end = held_at(held, held.lives.num_entries)
-    asked = {place: held.allocated.get(place, (0, 0)) for place in {*held.at_peak, *held.allocated}}
+    requests = {place: held.allocated.get(place, (0, 0)) for place in {*held.at_peak, *held.allocated}}
     rows = []
-    for place in sorted(asked, key=lambda place: (-held.at_peak.get(place, 0), -asked[place][1], place))[:max_rows]:
-        size, (count, asked_bytes) = held.at_peak.get(place, 0), asked[place]
+    for place in sorted(requests, key=lambda place: (-held.at_peak.get(place, 0), -requests[place][1], place))[
+        :max_rows
+    ]:
+        size, (count, requested_bytes) = held.at_peak.get(place, 0), requests[place]
         share = f"{100 * size / held.peak_bytes:.1f}" if held.peak_bytes else None
-        rows.append([place, _mib(size), share, _mib(end.get(place, 0)), str(count), _mib(asked_bytes)])
+        rows.append([place, _mib(size), share, _mib(end.get(place, 0)), str(count), _mib(requested_bytes)])
     heads = ("place", "at the largest moment, MiB", "%", "at the end, MiB", "allocations", "asked for in all, MiB")
-    more = f", the first {max_rows} of {len(asked)}" if len(asked) > max_rows else ""
+    more = f", the first {max_rows} of {len(requests)}" if len(requests) > max_rows else ""
     right = [False] + [True] * (len(heads) - 1)
     return Table(heads, rows, right, "Places in the code" + more, NUM_SHOWN, "; --json has all")
 
@@ -251,7 +258,7 @@ def _mib(num_bytes: int) -> str:
 # ---- a resident set
 
 
-def of_samples(samples: pickles.Samples, title: str) -> Document:
+def document_of_samples(samples: pickles.Samples, title: str) -> Document:
     """As pickles.load_rss() gives them."""
     rss_bytes, marks = samples["rss_bytes"], samples["marks"]
     largest, end = format_bytes(max(rss_bytes)), format_bytes(rss_bytes[-1])

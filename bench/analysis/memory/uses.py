@@ -57,10 +57,10 @@ class Uses:
             self._edges = [(bisect.bisect_left(lives.x, at_ms), name) for at_ms, name in marks]
         else:
             begun = sorted(
-                ((life.start, life.frames) for life in lives.found if life.start >= 0), key=lambda one: one[0]
+                ((life.start, life.frames) for life in lives.found if life.start >= 0), key=lambda item: item[0]
             )
             phases = [(entry, self._phase_of_stack(frames or [])) for entry, frames in begun]
-            self._edges = [next(group) for _, group in itertools.groupby(phases, key=lambda one: one[1])]
+            self._edges = [next(group) for _, group in itertools.groupby(phases, key=lambda item: item[1])]
         self._entries = [entry for entry, _ in self._edges]
 
     def of(self, life: Life) -> str:

@@ -49,7 +49,7 @@ class Digest(NamedTuple):
     answer: dict[str, Any]
 
 
-def of_files(
+def analyze_files(
     paths: Sequence[str | Path], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
 ) -> dict[str | None, dict[str, Any]]:
     """Files -> {window: {"ranks": {"0": {...}}, "overall": {...}}}, the earliest window first.
@@ -66,7 +66,7 @@ def of_files(
             with open(file, "rb") as opened:
                 digest = pickle.load(opened)
             windows.setdefault(load.window_of(digest.rank), []).append(digest)
-    return {name: _of_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
+    return {name: _analyze_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
 
 
 def _digest_file(
@@ -82,17 +82,17 @@ def _digest_file(
 def _digest(rank: Rank, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
     rows = window.device_rows(rank, include_last_step)
     kinds = device_time.types(rank, rows, rules)
-    answer = _of_rank(rank, rows, kinds, rules, include_last_step)
+    answer = _analyze_rank(rank, rows, kinds, rules, include_last_step)
     return Digest(rank.only(rows), kinds, answer)
 
 
-def _of_job(digests: list[Digest]) -> dict[str, Any]:
+def _analyze_job(digests: list[Digest]) -> dict[str, Any]:
     load.number([digest.rank for digest in digests])
     digests = sorted(digests, key=lambda digest: digest.rank.rank)
     by_rank = {str(digest.rank.rank): digest.answer for digest in digests}
-    ranks = {one.rank.rank: (one.rank, np.arange(len(one.rank.ts)), one.kinds) for one in digests}
-    times = {number: one["temporal"] for number, one in by_rank.items() if one["temporal"]["span_us"]}
-    sizes = [size for one in digests if 0 < (size := one.rank.world_size or 0) <= MAX_RANKS]
+    ranks = {digest.rank.rank: (digest.rank, np.arange(len(digest.rank.ts)), digest.kinds) for digest in digests}
+    times = {number: answer["temporal"] for number, answer in by_rank.items() if answer["temporal"]["span_us"]}
+    sizes = [size for digest in digests if 0 < (size := digest.rank.world_size or 0) <= MAX_RANKS]
     world_size = max(sizes, default=None)
     shares = {}
     for name in ("idle", "compute", "non_compute"):
@@ -112,7 +112,7 @@ def _of_job(digests: list[Digest]) -> dict[str, Any]:
     return {"ranks": by_rank, "overall": overall}
 
 
-def _of_rank(
+def _analyze_rank(
     rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[categories.Rule, ...], include_last_step: bool
 ) -> dict[str, Any]:
     """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all.
@@ -123,9 +123,9 @@ def _of_rank(
     leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
     steps, until_ns = window.steps(rank, include_last_step), window.until(rank, include_last_step)
     table = device_time.by_name(rank, rows, kinds, rules)
-    answer = _of_file(rank, rows, steps, until_ns)
-    answer |= _of_device(rank, rows[leads], kinds[leads], steps)
-    answer |= _of_operators(rank, rows, until_ns, sum(line["sum_us"] for line in table) if len(rows) else None)
+    answer = _file_facts(rank, rows, steps, until_ns)
+    answer |= _device_facts(rank, rows[leads], kinds[leads], steps)
+    answer |= _operator_facts(rank, rows, until_ns, sum(line["sum_us"] for line in table) if len(rows) else None)
     answer |= {
         "idle": device_time.idle(rank, rows),
         "kernels": table,
@@ -153,7 +153,7 @@ def _of_rank(
     return answer | {"advice": _advice(answer)}
 
 
-def _of_file(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], until_ns: int | None) -> dict[str, Any]:
+def _file_facts(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], until_ns: int | None) -> dict[str, Any]:
     """What was read and what of it counts."""
     num_calls, num_lost = launches.without_kernel(rank, until_ns)
     return {
@@ -171,7 +171,7 @@ def _of_file(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], until_n
     }
 
 
-def _of_device(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
+def _device_facts(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
     """Of one device."""
     times = device_time.breakdown(rank, rows, kinds)
     return {
@@ -186,7 +186,7 @@ def _of_device(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[
     }
 
 
-def _of_operators(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
+def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
     table, name = operators.table(rank, rows, until_ns), device_name(rank)
 
     def peak_of(precision: str) -> float | None:

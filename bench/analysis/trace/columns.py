@@ -112,7 +112,7 @@ class Nest:
     def _around(self, times: np.ndarray) -> np.ndarray:
         """Index into .rows of the innermost range around each time, -1 where there is none."""
         index = np.searchsorted(self.start, times, side="right") - 1
-        asking = _outwards(index, self.parent, lambda asked, inside: self.end[inside] <= times[asked])
+        asking = _outwards(index, self.parent, lambda pending, inside: self.end[inside] <= times[pending])
         if len(asking):
             index[asking] = self._swept(times[asking])
         return index
@@ -140,7 +140,7 @@ class Nest:
     def _climb(self, index: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """The first range outwards from each index for which wanted (a mask over .rows) holds; -1: none."""
         index = index.copy()
-        asking = _outwards(index, self.parent, lambda asked, inside: ~wanted[inside])
+        asking = _outwards(index, self.parent, lambda pending, inside: ~wanted[inside])
         if len(asking):
             nearest: list[int] = []
             for number, (good, parent) in enumerate(zip(wanted.tolist(), self.parent.tolist())):
@@ -166,7 +166,7 @@ def _outwards(
 def _parents(end: np.ndarray) -> np.ndarray:
     """For ranges by start, the nearest earlier one that ends later."""
     parent = np.arange(len(end)) - 1
-    if len(_outwards(parent, parent, lambda asked, inside: end[inside] < end[asked])):
+    if len(_outwards(parent, parent, lambda pending, inside: end[inside] < end[pending])):
         stack: list[int] = []
         for number, stop in enumerate(ends := end.tolist()):
             while stack and ends[stack[-1]] < stop:

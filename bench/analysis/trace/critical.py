@@ -3,7 +3,7 @@
 The chain is walked backwards from the end of the last row.  A row that began as soon as another one ended waited for
 that one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of
 the span is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a
-stream waited for, without a row of its own, is not seen.
+stream waited for, without a separate row, is not seen.
 
 A picture is a short stretch of a trace as bars, [start_us, us, kind, index into "names"] each; kind: index into
 device_time.TYPES, HOST_CALL for a call, of the chain into KINDS.  Bars too thin to see are joined with their neighbours
@@ -110,12 +110,12 @@ def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | N
         return None
     whole = None, (rows, kinds, window.launch_times(rank, rows))
     of_steps = _rows_of_steps(rank, rows, kinds) or [whole]
-    number, chosen = max(of_steps, key=lambda one: rank.end[one[1][0]].max() - rank.ts[one[1][0]].min())
+    number, chosen = max(of_steps, key=lambda item: rank.end[item[1][0]].max() - rank.ts[item[1][0]].min())
     low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
     found = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
     picture = Picture(high - low)
     names = (KINDS[kind] if row is None else rank.names[rank.name[row]] for _, _, kind, row in found)
-    bars = picture.bars([(*one[:3], name) for one, name in zip(found, names)], low)
+    bars = picture.bars([(*item[:3], name) for item, name in zip(found, names)], low)
     return {"step": number, "us": picture.ns / US, "bars": bars, "names": list(picture.names)}
 
 
@@ -209,7 +209,7 @@ class Picture:
                 continue
             open_of[kind] = [begin, stop, kind, name, 1]
             bars.append(open_of[kind])
-        shown = [(*one[:3], one[3] if one[4] == 1 else f"{one[4]:,} of these") for one in bars]
+        shown = [(*bar[:3], bar[3] if bar[4] == 1 else f"{bar[4]:,} of these") for bar in bars]
         numbers = [self.names.setdefault(name, len(self.names)) for *_, name in shown]
         return [
             [(begin - low) / US, (stop - begin) / US, kind, number]
@@ -223,7 +223,9 @@ class Picture:
         order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))
         rows, kinds = rows[order], kinds[order]
         columns = rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist()
-        return self.bars(((*one, rank.names[index]) for *one, index in zip(*columns, rank.name[rows].tolist())), low)
+        return self.bars(
+            ((*interval, rank.names[index]) for *interval, index in zip(*columns, rank.name[rows].tolist())), low
+        )
 
 
 def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict[str, Any]]:

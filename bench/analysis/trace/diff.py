@@ -101,7 +101,7 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     lines.sort(key=lambda line: (-abs(line["change_ms"]), line["what"]))
     categories = []
     for name in a["categories"].keys() | b["categories"].keys():
-        old, new = (one["categories"].get(name, 0.0) for one in (a, b))
+        old, new = (side["categories"].get(name, 0.0) for side in (a, b))
         categories.append({"category": name, "a_ms": old, "b_ms": new, "change_ms": new - old})
     categories.sort(key=lambda line: (-abs(line["change_ms"]), line["category"]))
     return _totals(a, b, lines) | {"lines": lines, "categories": categories}
@@ -132,7 +132,7 @@ def _totals(a: dict[str, Any], b: dict[str, Any], lines: list[dict[str, Any]]) -
     if a[of] is None or b[of] is None:
         unknown = dict.fromkeys(("rest_ms", "idle_change_ms", "overlap_change_ms"))
         return totals | {"change_ms": None, "explained_ms": explained_ms} | unknown
-    sums_ms = [sum(line["ms"] for line in one["lines"].values()) for one in (a, b)]
+    sums_ms = [sum(line["ms"] for line in side["lines"].values()) for side in (a, b)]
     change_ms = b[of] - a[of]
     return totals | {
         "change_ms": change_ms,
@@ -143,7 +143,7 @@ def _totals(a: dict[str, Any], b: dict[str, Any], lines: list[dict[str, Any]]) -
     }
 
 
-def of_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str]) -> dict[str, Any] | None:
+def diff_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str]) -> dict[str, Any] | None:
     """Run folders of A and of B -> {"a", "b": the files, "by", "step_ms" or "span_ms", "change_ms", "rest_ms", "lines"}
 
     The first run of each arm that has traces, the files of one name if there are some, else the first of each: the same

@@ -91,9 +91,9 @@ def from_plain(value: dict[str, Any]) -> Event:
         key: msgspec.Raw(json.dumps(args[_ARG_NAMES[key]]).encode()) for key in _RAW if _ARG_NAMES[key] in args
     }
     plain = {key: _if(args.get(name), (int, float, str)) for key, name in _ARG_NAMES.items() if key not in _RAW}
-    words = {key: _if(value.get(key), str) for key in ("ph", "cat")}
+    texts = {key: _if(value.get(key), str) for key in ("ph", "cat")}
     rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "ts", "dur", "pid", "tid")}
-    return Event(**words, **rest, args=Args(**plain, **raw))
+    return Event(**texts, **rest, args=Args(**plain, **raw))
 
 
 def _if(value: Any, types: Any) -> Any:

@@ -37,7 +37,7 @@ def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
     so they are counted apart and in no statistic.
     """
     calls = window.launches(rank, rows)
-    is_graph = of_graph(rank, calls)
+    is_graph = are_graph_launches(rank, calls)
     linked = (calls >= 0) & ~is_graph
     counts = {
         "num_launches": int(linked.sum()),
@@ -73,7 +73,7 @@ def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
     return len(calls), int((~np.isin(rank.correlation[calls], rank.correlation[on_device])).sum())
 
 
-def of_graph(rank: Rank, calls: np.ndarray) -> np.ndarray:
+def are_graph_launches(rank: Rank, calls: np.ndarray) -> np.ndarray:
     """Which of these calls (-1: none) launched a graph."""
     return take(rank.names_that(lambda name: "GraphLaunch" in name), take(rank.name, calls), False)
 
@@ -112,7 +112,7 @@ def _bytes(extra: tuple[Any, ...]) -> int:
 
 def queues(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time."""
-    return [_queue_line(rank, *one) for one in _queues_of_streams(rank, rows)]
+    return [_queue_line(rank, *queue) for queue in _queues_of_streams(rank, rows)]
 
 
 def depth(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
@@ -123,7 +123,9 @@ def depth(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     if not len(rows):
         return []
     first, lines = int(rank.ts[rows].min()), []
-    for track, moments, waiting in sorted(_queues_of_streams(rank, rows), key=lambda one: -len(one[1]))[:MAX_STREAMS]:
+    for track, moments, waiting in sorted(_queues_of_streams(rank, rows), key=lambda queue: -len(queue[1]))[
+        :MAX_STREAMS
+    ]:
         kept = _kept(waiting)
         line = dict(zip(("device", "stream"), rank.tracks[track][1:]))
         at_us = ((moments[kept] - first) / US).round(1).tolist()
@@ -135,7 +137,7 @@ def _queues_of_streams(rank: Rank, rows: np.ndarray) -> Iterator[tuple[int, np.n
     """[(track, moments in order, how many wait from each on)]"""
     calls = window.launches(rank, rows)
     later = np.zeros(len(rows), bool)
-    graph = np.flatnonzero(of_graph(rank, calls))
+    graph = np.flatnonzero(are_graph_launches(rank, calls))
     track = rank.track[rows]
     order = graph[np.lexsort((rank.ts[rows[graph]], calls[graph], track[graph]))]
     later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (track[order[1:]] == track[order[:-1]])
@@ -163,5 +165,5 @@ def _kept(waiting: np.ndarray) -> np.ndarray:
     if len(waiting) <= MAX_POINTS:
         return np.arange(len(waiting))
     stretches = np.array_split(np.arange(len(waiting)), MAX_POINTS // 2)
-    ends = [(one[waiting[one].argmin()], one[waiting[one].argmax()]) for one in stretches]
+    ends = [(stretch[waiting[stretch].argmin()], stretch[waiting[stretch].argmax()]) for stretch in stretches]
     return np.unique(ends)

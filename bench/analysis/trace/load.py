@@ -67,7 +67,7 @@ def window_of(rank: Rank) -> str | None:
 
 
 def earliest_first(
-    windows: Mapping[str | None, list[Any]], rank_of: Callable[[Any], Rank] = lambda one: one
+    windows: Mapping[str | None, list[Any]], rank_of: Callable[[Any], Rank] = lambda rank: rank
 ) -> list[tuple[str | None, list[Any]]]:
     """{window: what has a Rank each} -> its items, by the first row of any."""
     first_ns = {
@@ -176,8 +176,8 @@ def _rank(path: str | Path, parts: list[dict[str, Any]]) -> Rank:
 def number(ranks: list[Rank]) -> list[Rank]:
     """In order of rank; files that do not say their rank, or say one that is taken, get the next free one."""
     taken: set[int | None] = set()
-    for one in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name)):
-        if one.rank is None or one.rank in taken:
-            one.rank = next(number for number in range(len(ranks) + len(taken) + 1) if number not in taken)
-        taken.add(one.rank)
+    for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name)):
+        if rank.rank is None or rank.rank in taken:
+            rank.rank = next(number for number in range(len(ranks) + len(taken) + 1) if number not in taken)
+        taken.add(rank.rank)
     return sorted(ranks, key=lambda rank: rank.rank)

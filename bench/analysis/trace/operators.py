@@ -199,7 +199,10 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
     launcher = index_of(attribution.operators(rank, rows), ops)  # first: what it needs meanwhile is much
     key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
     keys, index = np.unique(key, return_inverse=True)
-    facts = [facts_of(rank, one // (len(rank.extras) + 1), one % (len(rank.extras) + 1) - 1) for one in keys.tolist()]
+    facts = [
+        facts_of(rank, packed_key // (len(rank.extras) + 1), packed_key % (len(rank.extras) + 1) - 1)
+        for packed_key in keys.tolist()
+    ]
     nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one a thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
     own_ns = _own_time(rank, ops, nests)

@@ -100,7 +100,9 @@ class Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = self._decode_one_by_one(chunk)
         kind_of = self._kind_of
-        kept = [one for one in events if kind_of[one.cat] is not None and (one.ph == "X" or one.name == MOMENT)]
+        kept = [
+            event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)
+        ]
         if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
             self._exact = True  # the chunks before had no stamp that shows it
             self._add(chunk)
@@ -255,7 +257,7 @@ class Rank:
         """Rows that the file lacks, known from elsewhere: (name, start ns, end ns) each, on one of .tracks."""
         first, num = len(self.names), len(ranges)
         self.names += [name for name, _, _ in ranges]
-        start, end = ([one[side] for one in ranges] for side in (1, 2))
+        start, end = ([span[side] for span in ranges] for side in (1, 2))
         dur = np.subtract(end, start) if num else []
         columns = {"kind": [kind] * num, "ts": start, "dur": dur, "name": range(first, first + num)}
         columns |= {"track": [track] * num} | dict.fromkeys(("correlation", "external", "extra"), [-1] * num)

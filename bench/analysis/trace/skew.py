@@ -44,7 +44,7 @@ def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
     often on all ranks are not matched.  rows, wait_ns: by rank, in the order of ranks: the kernel, and for how long of
     it its rank waited for the last one.
     """
-    numbers, sequences = list(ranks), [_sequences(*one) for one in ranks.values()]
+    numbers, sequences = list(ranks), [_sequences(*entry) for entry in ranks.values()]
     lines, num_unmatched = [], 0
     for name in sorted(set().union(*sequences)) if len(ranks) > 1 else ():
         of_ranks = [of_rank.get(name, ()) for of_rank in sequences]
@@ -68,12 +68,12 @@ def collectives(ranks: Ranks, matched: list[dict[str, Any]], num_unmatched: int)
         return None
     sums_ns, num_last = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
     worst = []
-    for one in matched:
-        for number, wait_ns in zip(ranks, one["wait_ns"]):
+    for collective in matched:
+        for number, wait_ns in zip(ranks, collective["wait_ns"]):
             sums_ns[number] += wait_ns
-        num_last[one["late_rank"]] += 1
-        line = {name: one[name] for name in ("name", "call", "late_rank")}
-        worst.append(line | {"longest_wait_us": max(one["wait_ns"]) / US})
+        num_last[collective["late_rank"]] += 1
+        line = {name: collective[name] for name in ("name", "call", "late_rank")}
+        worst.append(line | {"longest_wait_us": max(collective["wait_ns"]) / US})
     worst.sort(key=lambda line: -line["longest_wait_us"])
     lines = [{"rank": number, "wait_us": sums_ns[number] / US, "num_last": num_last[number]} for number in ranks]
     return {"num_matched": len(matched), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
@@ -93,7 +93,7 @@ def picture_of_collective(ranks: Ranks, calls: list[dict[str, Any]]) -> dict[str
     longest_ns = max(int(ranks[number][0].dur[row]) for number, row, _ in members)
     lead, tail = int(LEAD * longest_ns) + 1, int(TAIL * longest_ns) + 1
     late = slowest["late_rank"]
-    shown = sorted(members, key=lambda one: (one[0] != late, -one[2]))[:MAX_LANES]
+    shown = sorted(members, key=lambda member: (member[0] != late, -member[2]))[:MAX_LANES]
     picture, lanes = Picture(longest_ns + lead + tail), []
     for number, row, _ in sorted(shown):
         rank, rows, kinds = ranks[number]

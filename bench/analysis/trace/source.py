@@ -29,7 +29,7 @@ RATIO_FROM_BYTES = 64 * 2**20  # below, whatever it gives is soon read
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|args|dur|id|bp|s)"\s*:)')
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"PK\x03\x04"
-# A string that has no end goes to the end: the search would begin anew at each escaped quote in it.
+# A string that has no end goes to the end: the search would start again at each escaped quote in it.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.S)
 BETWEEN = re.compile(rb'\},\s*\{\s*"ph": "')
 FLOWS = tuple(b'%c", "id"' % letter for letter in b"sft")  # arrows

@@ -52,7 +52,7 @@ def table(lines: Sequence[Line], columns: Sequence[Column], limit: int | None = 
 
 
 def document(answer: Line, title: str) -> Document:
-    """answer: of analysis.of_files(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
+    """answer: of analyze_files(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
     about = plain(title, 200)
     return Document(f"Trace analysis: {about}", [verdict(answer, about)], [*remarks(answer), *tables(answer)], answer)
 
@@ -69,7 +69,7 @@ def remarks(answer: Line, is_first_said: bool = True) -> list[Block]:
     overall, ranks = answer["overall"], answer["ranks"]
     missing = overall["missing_ranks"]
     known = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
-    known += [sentence for rank, one in ranks.items() for sentence in caveats(rank, one)]
+    known += [sentence for rank, analysis in ranks.items() for sentence in caveats(rank, analysis)]
     advice = next(iter(ranks.values()))["advice"][int(is_first_said) :]
     folded = [Section(f"{len(known)} things to know of the files", [Bullets(known)], is_folded=True)]
     return [
@@ -86,10 +86,10 @@ def _rank(answer: Line) -> str:
 def tables(answer: Line) -> list[Block]:
     """What a person looks up: folded on a page.  Of several ranks those of the first."""
     ranks, of_rank = answer["ranks"], _rank(answer)
-    one = next(iter(ranks.values()))
+    analysis = next(iter(ranks.values()))
     blocks: list[Block] = [_times(ranks)]
     for parts in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
-        for block in parts(one):
+        for block in parts(analysis):
             blocks.append(replace(block, title=block.title + of_rank) if isinstance(block, Section) else block)
     return [*blocks, *_over_ranks(answer["overall"])]
 
@@ -101,11 +101,11 @@ def _part(title: str, lines: Sequence[Line], *columns: Column, limit: int = NUM_
 def _times(ranks: Line) -> Section:
     """One line a rank with device rows."""
     lines = []
-    for rank, one in ranks.items():
-        exposed_us = None if one["overlap_pct"] is None else one["exposed_comm_us"]
-        if one["temporal"]["span_us"]:
-            facts = {"rank": rank, "exposed_us": exposed_us, "num_steps": len(one["profiler_steps"])}
-            lines.append(one | one["temporal"] | facts | {"busy_pct": 100 - one["temporal"]["idle_pct"]})
+    for rank, analysis in ranks.items():
+        exposed_us = None if analysis["overlap_pct"] is None else analysis["exposed_comm_us"]
+        if analysis["temporal"]["span_us"]:
+            facts = {"rank": rank, "exposed_us": exposed_us, "num_steps": len(analysis["profiler_steps"])}
+            lines.append(analysis | analysis["temporal"] | facts | {"busy_pct": 100 - analysis["temporal"]["idle_pct"]})
     shares = [
         (f"{name.replace('_', '-')} %", f"{name}_pct", TWO) for name in ("busy", "compute", "non_compute", "idle")
     ]
@@ -117,67 +117,71 @@ def _times(ranks: Line) -> Section:
     )
 
 
-def caveats(rank: str, one: Line) -> Iterator[str]:
+def caveats(rank: str, analysis: Line) -> Iterator[str]:
     """What a reader must know of the file of a rank before trusting its numbers, a sentence each."""
-    if one["cut"] or one["num_bad_events"]:
-        how = one["cut"] or "the file is whole"
-        yield f"rank {rank}: {how}; {one['num_events']} events were read, {one['num_bad_events']} could not be"
-    if one["num_launches_without_kernel"]:
-        lost = f"{one['num_launches_without_kernel']} of {one['num_launch_calls']} launches have no kernel in the trace"
+    if analysis["cut"] or analysis["num_bad_events"]:
+        how = analysis["cut"] or "the file is whole"
+        read = f"{analysis['num_events']} events were read, {analysis['num_bad_events']} could not be"
+        yield f"rank {rank}: {how}; {read}"
+    if analysis["num_launches_without_kernel"]:
+        num_lost, num_calls = analysis["num_launches_without_kernel"], analysis["num_launch_calls"]
+        lost = f"{num_lost} of {num_calls} launches have no kernel in the trace"
         yield f"rank {rank}: {lost}: the profiler lost them, and all sums are too low by them"
-    excluded = one["num_device_rows_excluded"]
-    if not one["num_device_rows"] and not any(excluded.values()):
+    excluded = analysis["num_device_rows_excluded"]
+    if not analysis["num_device_rows"] and not any(excluded.values()):
         has_operators = (
-            "a trace of the CPU alone" if one["num_operators"] else "nor any operators: there is nothing to analyse"
+            "a trace of the CPU alone"
+            if analysis["num_operators"]
+            else "nor any operators: there is nothing to analyse"
         )
         yield f"rank {rank} has no device rows: {has_operators}"
     if excluded["last_step"]:
-        rows = f"{excluded['last_step']} device rows of the last step, {one['profiler_steps_excluded'][-1]}"
+        rows = f"{excluded['last_step']} device rows of the last step, {analysis['profiler_steps_excluded'][-1]}"
         yield f"rank {rank}: {rows}, are not counted: it may be cut off (--include-last-step counts them)"
     if excluded["not_launched"]:
         rows = f"{excluded['not_launched']} device rows are not counted"
         yield f"rank {rank}: {rows}: their launch was not recorded, so their step is not known"
 
 
-def _kernels(one: Line) -> Iterator[Block]:
+def _kernels(analysis: Line) -> Iterator[Block]:
     yield _part(
         "Kernels by type, % of the busy time",
-        one["kernel_types"],
+        analysis["kernel_types"],
         *[("type", "type", str.lower), ("ms", "sum_us", MS), ("%", "pct", ONE)],
     )
     yield _part(
         "Categories, % of all kernels' time",
-        one["categories"],
+        analysis["categories"],
         *[("category", "category", str), ("ms", "sum_us", MS), ("%", "pct", ONE), ("kernels", "count", str)],
     )
     yield _part(
         "Kernels",
-        one["kernels"],
+        analysis["kernels"],
         *[("kernel", "name", short), ("category", "category", str), ("ms", "sum_us", MS), ("count", "count", str)],
         *[("mean us", "mean_us", TWO), ("min", "min_us", TWO), ("max", "max_us", TWO), ("std", "std_us", TWO)],
     )
-    lines = [line for line in one["launchers"] if line["operator"] or line["annotation"] or line["source"]]
+    lines = [line for line in analysis["launchers"] if line["operator"] or line["annotation"] or line["source"]]
     by = [name for name in ("operator", "annotation", "module", "source") if any(line[name] for line in lines)]
     columns = [("kernel", "kernel", short40), *((name, name, plain40) for name in by)]
     counts = [("ms", "device_us", MS), ("count", "count", str)]
     yield _part("Who launched them", lines, *columns, *counts)
 
 
-def _operators(one: Line) -> Iterator[Block]:
-    times = [("device ms", "device_us", MS)] * bool(one["num_device_rows"]) + [("own CPU ms", "self_cpu_us", MS)]
+def _operators(analysis: Line) -> Iterator[Block]:
+    times = [("device ms", "device_us", MS)] * bool(analysis["num_device_rows"]) + [("own CPU ms", "self_cpu_us", MS)]
     memory = [("MiB", "allocated_bytes", MIB3), ("net MiB", "net_bytes", MIB3)]
     for title, key, more in (
         ("device time", "device_us", []),
         ("own CPU time", "self_cpu_us", []),
         ("memory asked for", "allocated_bytes", memory),
     ):
-        leading = sorted((line for line in one["operators"] if line[key]), key=lambda line: -line[key])
+        leading = sorted((line for line in analysis["operators"] if line[key]), key=lambda line: -line[key])
         columns = [("operator", "name", plain), ("shapes", "shapes", plain40), *times, *more, ("count", "count", str)]
         yield _part(f"Operators by {title}", leading, *columns)
 
 
-def _rates(one: Line) -> Iterator[Block]:
-    whole, lines = one["achieved_whole"], one["achieved"]
+def _rates(analysis: Line) -> Iterator[Block]:
+    whole, lines = analysis["achieved_whole"], analysis["achieved"]
     if whole["known_frac"] is None or not lines:
         return
     on_device = whole["of"] == "device"
@@ -197,39 +201,39 @@ def _rates(one: Line) -> Iterator[Block]:
     yield _part(title, lines, *columns)
 
 
-def _steps(one: Line) -> Iterator[Block]:
+def _steps(analysis: Line) -> Iterator[Block]:
     names = ("host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us")
     heads = ("host ms", "device busy ms", "compute ms", "comm. ms", "exposed comm. ms")
     columns = [*((head, name, MS) for head, name in zip(heads, names)), ("kernels", "num_kernels", str)]
     phase_columns = [("host ms", "host_us", MS), ("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
-    if not one["num_device_rows"]:
+    if not analysis["num_device_rows"]:
         columns = phase_columns = [("ms", "host_us", MS)]
-    yield _part("Steps", one["steps"], ("step", "step", str), *columns)
-    yield _part("Phases", one["phases"], ("phase", "phase", str), *phase_columns)
+    yield _part("Steps", analysis["steps"], ("step", "step", str), *columns)
+    yield _part("Phases", analysis["phases"], ("phase", "phase", str), *phase_columns)
 
 
-def _by_name(one: Line) -> Iterator[Block]:
+def _by_name(analysis: Line) -> Iterator[Block]:
     """Annotations, modules, lines of Python."""
     for where, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
         yield _part(
             f"Annotations of the {where}",
-            [line for line in one[key] if not line["name"].startswith("ProfilerStep")],
+            [line for line in analysis[key] if not line["name"].startswith("ProfilerStep")],
             *[("annotation", "name", plain), ("ms", "sum_us", MS), ("count", "count", str)],
             *[("mean us", "mean_us", TWO), ("std us", "std_us", TWO)],
         )
     columns = [("own CPU ms", "cpu_us", MS), ("calls", "num_calls", str)]
-    if one["num_device_rows"]:
+    if analysis["num_device_rows"]:
         columns = [("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
-    yield _part("By nn.Module", one["modules"], ("module", "module", plain), *columns)
-    yield _part("By source line", one["sources"], ("source", "source", plain), *columns)
+    yield _part("By nn.Module", analysis["modules"], ("module", "module", plain), *columns)
+    yield _part("By source line", analysis["sources"], ("source", "source", plain), *columns)
 
 
-def _waiting(one: Line) -> Iterator[Block]:
+def _waiting(analysis: Line) -> Iterator[Block]:
     """Why streams were idle, how the host launched, what was queued and copied."""
     stream = [("device", "device", str), ("stream", "stream", str)]
     waits = [(name.replace("_", " "), f"{name}_us", MS) for name in ("host_wait", "kernel_wait", "other")]
-    yield _part("Idle time by stream, ms", one["idle"], *stream, *waits)
-    calls = one["launches"]
+    yield _part("Idle time by stream, ms", analysis["idle"], *stream, *waits)
+    calls = analysis["launches"]
     if calls["num_launches"]:
         delays = (
             f"{calls['num_launches']} launches: a call takes {calls['call_us_mean']:.1f} us (mean; 95 % are under "
@@ -241,27 +245,27 @@ def _waiting(one: Line) -> Iterator[Block]:
     if calls["num_graph_rows"]:
         yield Lines([f"{calls['num_graph_rows']} kernels were launched by {calls['num_graph_launches']} graphs."])
     queued = [("most", "max", str), ("mean", "mean", ONE), ("% of the time none", "empty_pct", ONE)]
-    yield _part("Queued launches", one["queues"], *stream, *queued)
+    yield _part("Queued launches", analysis["queues"], *stream, *queued)
     columns = [("copy", "name", plain), ("count", "count", str), ("MiB", "gib", decimals(3, 1 / 1024))]
     columns += [("ms", "sum_us", MS), ("GiB/s", "gib_per_s", TWO)]
-    yield _part("Copies and their bandwidth", one["copies"], *columns)
+    yield _part("Copies and their bandwidth", analysis["copies"], *columns)
     columns = [("call", "name", plain), ("count", "count", str), ("ms", "sum_us", MS)]
-    yield _part("The host waited for the device in", one["synchronisations"], *columns, limit=5)
+    yield _part("The host waited for the device in", analysis["synchronisations"], *columns, limit=5)
 
 
-def _critical_path(one: Line) -> Iterator[Block]:
+def _critical_path(analysis: Line) -> Iterator[Block]:
     """Of the whole span, and of a step: the mean over the steps, whose shares say what bounds it; then the gaps."""
     names = ("compute", "communication", "memory", "launch", "host", "wait")
-    of_steps = one["critical_path_of_steps"]
+    of_steps = analysis["critical_path_of_steps"]
     sums = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name in names), "span_us")}
     of_a_step = (f"Critical path of a step, mean of {len(of_steps)}", sums, len(of_steps))
-    for title, path, num in [("Critical path", one["critical_path"], 1)] + [of_a_step] * bool(of_steps):
+    for title, path, num in [("Critical path", analysis["critical_path"], 1)] + [of_a_step] * bool(of_steps):
         if path["span_us"]:
-            words = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in names)
-            yield Lines([f"{title}: {path['span_us'] / num / 1000:.2f} ms: {words}"])
+            shares = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in names)
+            yield Lines([f"{title}: {path['span_us'] / num / 1000:.2f} ms: {shares}"])
     yield _part(
         "Largest gaps of the device",
-        one["gaps"],
+        analysis["gaps"],
         *[("at ms", "start_us", MS), ("us", "us", ONE)],
         *[
             ("the host was in", "host", lambda name: plain(name or "nothing recorded")),

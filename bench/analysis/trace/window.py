@@ -97,4 +97,4 @@ def launch_times(rank: Rank, rows: np.ndarray) -> np.ndarray:
 def devices(rank: Rank, rows: np.ndarray) -> dict[int, np.ndarray]:
     """{device: mask over rows}."""
     device = np.array([track[1] for track in rank.tracks] or [0])[rank.track[rows]]
-    return {one.item(): device == one for one in np.unique(device)}
+    return {number.item(): device == number for number in np.unique(device)}

@@ -26,7 +26,7 @@ from bench.record.rows import Row
 from bench.report import curves, run_page
 from bench.web.page import page, tag
 
-Links = Sequence[tuple[str, str]]  # (words, page) of runs of the same config
+Links = Sequence[tuple[str, str]]  # (text, page) of runs of the same config
 Runs = Sequence[tuple[str, str]]  # (run id, its folder)
 Job = tuple[str, dict[str, tuple[str, list[Any], Links]], dict[str, Any]]  # name, members, what is known of it
 
@@ -44,8 +44,8 @@ NUM_SAMPLES = 12
 BYTES_OF_A_ROW = 300  # of the table, as measured
 
 
-def of_rows(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
-    """Rows (bench/record/rows.py) -> {run_id: [(words, its page beside the run's own)]}, [] for an only run."""
+def links_by_run(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
+    """Rows (bench/record/rows.py) -> {run_id: [(text, its page beside the run's own)]}, [] for an only run."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["config_id"] or row["run_id"], []).append(row)
@@ -68,7 +68,7 @@ def write(
     home, version = out / "runs", _version()
     packs: dict[str, Any] = {}
     home.mkdir(exist_ok=True)
-    beside = of_rows(row for _, row in runs)
+    beside = links_by_run(row for _, row in runs)
     for folder, row in runs:
         others = beside[row["run_id"]]
         stamp = [version, *(_changed_ns(f"{folder}/{name}") for name in WATCHED), [list(other) for other in others]]
@@ -76,7 +76,9 @@ def write(
     made, stale = atomic.read_json(home / MADE, {}, plain_file.MAX_LINES_BYTES), []
     for name, members in packs.items():
         known = made.setdefault(name, {})
-        is_same = {run_id: one[0] for run_id, one in known.items()} == {key: one[1] for key, one in members.items()}
+        is_same = {run_id: entry[0] for run_id, entry in known.items()} == {
+            key: entry[1] for key, entry in members.items()
+        }
         if not is_same or not (home / f"{name}.js").exists():
             stale.append((name, members, known))
     done = len(runs) - sum(len(members) for _, members, _ in stale)
@@ -156,7 +158,7 @@ def _write_pack(home: Path, job: Job) -> tuple[str, dict[str, Any]]:
 
 
 def _html(folder: str, home: Path | str, others: Links = ()) -> tuple[str | None, str | None]:
-    """(page, None) or (None, why there is none).  others: (words, link) of runs of the same config."""
+    """(page, None) or (None, why there is none).  others: (text, link) of runs of the same config."""
     try:
         html = run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others, explained=False)
         return html, None

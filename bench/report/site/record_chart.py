@@ -170,12 +170,12 @@ def stepped(records: list[Record], judged: str = "time") -> Safe:
 
 
 def _dot(record: Record, score: str, x: float, y: float) -> Safe:
-    """Its words show while the pointer or the focus is on it, on the side where there is room."""
-    words = f"#{record['number']}  {score}  {record['name']}  {record['since'][:10]}"
+    """Its label shows while the pointer or the focus is on it, on the side where there is room."""
+    label = f"#{record['number']}  {score}  {record['name']}  {record['since'][:10]}"
     side = "end" if x > WIDTH / 2 else "start"
-    text = tag("text", words, x=f"{x:.1f}", y=f"{y - 12 if y > TOP + 20 else y + 24:.1f}", text_anchor=side)
+    text = tag("text", label, x=f"{x:.1f}", y=f"{y - 12 if y > TOP + 20 else y + 24:.1f}", text_anchor=side)
     circle = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=6)
-    return tag("a", tag("title", words), circle, text, href=packed_pages.link(record["run_ids"][0]), aria_label=words)
+    return tag("a", tag("title", label), circle, text, href=packed_pages.link(record["run_ids"][0]), aria_label=label)
 
 
 def _grid(dates_s: Sequence[float], scores: Sequence[float], across: Scale, up: Scale, axis: str) -> Iterator[Safe]:
@@ -184,8 +184,8 @@ def _grid(dates_s: Sequence[float], scores: Sequence[float], across: Scale, up: 
         yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid")
         yield tag("text", f"{score:,.6g}", x=LEFT - 8, y=y, dy="0.35em", text_anchor="end")
     low_s, high_s = _padded(dates_s, HOUR_S)
-    for date_s, words in time_ticks(low_s, high_s):
-        yield tag("text", words, x=f"{across(date_s):.1f}", y=HEIGHT - BOTTOM + 20, text_anchor="middle")
+    for date_s, label in time_ticks(low_s, high_s):
+        yield tag("text", label, x=f"{across(date_s):.1f}", y=HEIGHT - BOTTOM + 20, text_anchor="middle")
     middle = HEIGHT / 2
     style = {"class_": "axis", "text_anchor": "middle"}
     yield tag("text", axis, x=14, y=middle, transform=f"rotate(-90 14 {middle})", **style)
@@ -203,7 +203,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
 
 
 def time_ticks(low_s: float, high_s: float) -> list[tuple[float, str]]:
-    """[(seconds since 1970, its words)]: times of day within a day, else dates."""
+    """[(seconds since 1970, its label)]: times of day within a day, else dates."""
     step_s = next(
         (step_s for step_s in TIME_STEPS_S if (high_s - low_s) / step_s <= forest.NUM_TICKS), TIME_STEPS_S[-1]
     )

@@ -34,7 +34,7 @@ TABLE_COLUMNS = (  # what a user can choose, in this order; site.js says which a
 )
 NUM_HEADLINE = 4  # of them, which the settings that differ follow
 # fmt: on
-OF_THE_SITE = ("short", "group", "counts", "page")  # of each row, in no column of their own
+OF_THE_SITE = ("short", "group", "counts", "page")  # fields of each row that have no column
 UNREAD: dict[str, Any] = dict.fromkeys(OF_A_ROW)
 RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
 SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
@@ -71,7 +71,13 @@ def read(folder: Path | str) -> Results:
     folders -= {path for path, _ in listed}
     faults = {path: index.fault_of(path) for path in sorted(folders)}
     damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in faults.items() if why}
-    listed.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
+    listed.sort(
+        key=lambda folder_and_row: (
+            folder_and_row[1]["track"] or "",
+            folder_and_row[1]["started_at"] or "",
+            folder_and_row[1]["run_id"],
+        )
+    )
     by_id: dict[str, tuple[str, Row]] = {}
     for path, row in listed:
         by_id.setdefault(row["run_id"], (path, row))
@@ -229,7 +235,9 @@ def races(results: Path | str, out: Path) -> Safe:
     for path in sorted(paths):
         folders.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
     read = [_race_lines(folder, out) for folder in folders.values()]
-    lines = [line for _, lines in sorted(read, key=lambda one: one[0], reverse=True) for line in lines]
+    lines = [
+        line for _, lines in sorted(read, key=lambda lines_of_race: lines_of_race[0], reverse=True) for line in lines
+    ]
     if not lines:
         return Safe("")
     about = soft("Each arm of a race against its baseline, newest first; the intervals are of 95 %.")
@@ -247,8 +255,8 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
             link = join([link, stairs.markup], "; ")
         return started, _verdict_lines(race, started[:16].replace("T", " "), link)
     except Exception as error:  # whatever is wrong with one race, the others are shown
-        words = f"{type(error).__name__}: {error}"[:300]
-        return folder.name, [(None, folder.name, None, _badge("damaged", "bad"), words)]
+        message = f"{type(error).__name__}: {error}"[:300]
+        return folder.name, [(None, folder.name, None, _badge("damaged", "bad"), message)]
 
 
 def _verdict_lines(race: race_folder.Race, started: str, link: Safe) -> list[Line]:
@@ -256,20 +264,20 @@ def _verdict_lines(race: race_folder.Race, started: str, link: Safe) -> list[Lin
     if not against:
         return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
     lines: list[Line] = []
-    for name, one in against.items():
+    for name, comparison in against.items():
         arms = f"{name} against {race['baseline']}"
-        lines.append((started, link, arms, badge(str(one.get("verdict"))).markup, _change(one)))
+        lines.append((started, link, arms, badge(str(comparison.get("verdict"))).markup, _change(comparison)))
     return lines
 
 
-def _change(one: Mapping[str, Any]) -> object:
+def _change(comparison: Mapping[str, Any]) -> object:
     """E.g. -0.50 % [-0.73, -0.27], over its sentence."""
-    time = one.get("time") or {}
-    if time.get("change_pct") is None or not one.get("comparable", True):
-        return one.get("words")
+    time = comparison.get("time") or {}
+    if time.get("change_pct") is None or not comparison.get("comparable", True):
+        return comparison.get("words")
     interval = time.get("ci95_pct")
     size = f"{time['change_pct']:+.2f} %" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
-    return tag("div", tag("b", size), tag("div", one.get("words"), class_="soft"))
+    return tag("div", tag("b", size), tag("div", comparison.get("words"), class_="soft"))
 
 
 def _badge(word: str, colour: str) -> Safe:
