@@ -75,7 +75,7 @@ class _Search:
         return self._json(whole, ended.commits, ended.outcome_by_commit, effect)
 
     def _effect(self, commit: str, whole: bisect.Change) -> bisect.Change | None:
-        """Of the commit against its parent; None: it has none, or the two cannot be compared."""
+        """The change from the commit's parent to the commit; None: it has none, or the two cannot be compared."""
         before = bisect.parent(REPO, commit)
         if before is None:
             return None

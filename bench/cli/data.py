@@ -125,7 +125,7 @@ def _facts(name: str, dataset: datasets.Dataset) -> Facts:
 
 
 def _file_facts(path: Path) -> Facts:
-    """Of one shard file."""
+    """Facts of one shard file."""
     shard = shards.check(path)
     return {
         "file": str(path),
@@ -140,7 +140,7 @@ def _file_facts(path: Path) -> Facts:
 
 
 def _row(row: Facts) -> tuple[str, str]:
-    """Its name, and what is there or what to do about it."""
+    """(the dataset's name, what is there or what to do about it)."""
     if not row["there"]:
         return row["name"], row["why"]
     num_files = len(row["train"]) + len(row["val"])

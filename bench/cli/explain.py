@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def _jobs(names: list[str]) -> Jobs:
-    """As analyze.jobs(); two files are A and B, but for those that say they are different ranks of one job."""
+    """Like analyze.jobs(), but two files are A and B, unless they say that they are different ranks of one job."""
     jobs = analyze.jobs(names)
     if len(names) == 2 and len(jobs) == 1 and len(jobs[0][1]) == 2:
         files = jobs[0][1]

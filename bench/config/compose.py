@@ -140,7 +140,7 @@ def _with_bases(group: str, name: str) -> Iterator[str]:
 
 
 def group_words(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
-    """Those of a run's overrides that choose groups, a track among them: what Hydra composes."""
+    """The overrides of a run that choose groups, a track among them: what Hydra composes."""
     return list(_split(overrides, machine)[0])
 
 
@@ -249,7 +249,7 @@ def _whole(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Any
 
 @functools.cache
 def _composed(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Values:
-    """The same with every setting that there is, as a dict: copy it to change it."""
+    """The composed config with every setting that there is, as a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(_whole(groups, folders, name))

@@ -57,7 +57,7 @@ class Origins:
             return MISSING
 
     def with_choice(self, choice: str) -> "Origins":
-        """Of the same run with an optimizer, schedule, instrument or exporter more."""
+        """The origins of the same run with one more optimizer, schedule, instrument or exporter."""
         group, _, name = choice.partition("=")
         if group in LISTS:
             choice = f"{group}=[{','.join([*self.values[group], name.strip('[]')])}]"
@@ -172,7 +172,7 @@ def _group_text(key: str, known: dict[str, meanings.Setting], now: Origins) -> s
 
 
 def _yaml(value: Any) -> str:
-    """As one types it."""
+    """The value as a user would type it."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 

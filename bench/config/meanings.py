@@ -88,7 +88,7 @@ class Setting:
 
     @property
     def unit(self) -> str | None:
-        """As text; None for what has none, or no number."""
+        """The unit as text; None for a setting without one, or that is no number."""
         last = self.key.rpartition(".")[2].removeprefix("val_every_").removeprefix("gc_every_")
         return UNITS.get(last.rpartition("_")[2]) if "number" in self.allowed and not last.startswith("num_") else None
 
@@ -107,7 +107,7 @@ def settings() -> dict[str, Setting]:
 def _settings_of_class(
     cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()
 ) -> Iterator[Setting]:
-    """Of a dataclass and of those within; known: names of fields that another class has shown already."""
+    """The settings of a dataclass and of those in it; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
     for field in dataclasses.fields(cls):
         key, hint = path + field.name, parts_of(hints[field.name])[0]
@@ -129,7 +129,7 @@ def _settings_of_class(
 
 
 def _settings_of_lists() -> Iterator[Setting]:
-    """Of instruments and exporters: their yaml is their schema, what is allowed stands in [] behind the meaning."""
+    """The settings of instruments and exporters: their yaml is their schema, with what is allowed in [] at the end."""
     for group in LISTS:
         for name in choices(group):
             path = path_of(group, name)

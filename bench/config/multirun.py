@@ -49,7 +49,7 @@ class SweepLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> Any:
-        """As Hydra's.  In a sweep's own config the settings of its runs are only text; in a run's they are values."""
+        """Hydra's, but the settings of runs are only text in a sweep's own config, and values in a run's."""
         task = [word for word in overrides if not is_of_hydra(word)]
         of_hydra = [word for word in overrides if is_of_hydra(word)]
         choices = compose.group_words([word for word in task if plain(word)], self.machine)

@@ -185,7 +185,7 @@ def split_cluster(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def cluster_of(of_cluster: Iterable[str]) -> Cluster:
-    """Those overrides, checked.  Raises ValueError."""
+    """The cluster's overrides, checked.  Raises ValueError."""
     values = {}
     for word in of_cluster:
         key, _, value = word.partition("=")

@@ -86,7 +86,7 @@ class DataConfig:
 
     @property
     def shard_numbers(self) -> list[int] | None:
-        """Of shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
+        """The numbers in shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
         if self.shards is None:
             return None
         numbers: list[int] = []
@@ -147,7 +147,7 @@ class HardwareConfig:
 
     @property
     def ranks_of_node(self) -> int:
-        """Of a resolved config: how many ranks each node has."""
+        """How many ranks each node has; only of a resolved config."""
         assert self.num_processes is not None
         return self.num_processes // (self.nodes or 1)
 
@@ -338,7 +338,7 @@ def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:
 
 
 def _hashed(values: dict[str, Any]) -> dict[str, Any]:
-    """Of all settings, changed in place, those that config_id hashes."""
+    """The settings that config_id hashes; changes values in place."""
     for name in UNHASHED:
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none

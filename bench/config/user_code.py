@@ -68,7 +68,7 @@ _copied: Path | None = None  # the folder of copies of the user's sources, in a 
 
 
 def use_copies(folder: Path | str) -> None:
-    """From now on this process imports the user's own code from these copies: sources()' "own/" of a run."""
+    """Makes this process import the user's own code from these copies: sources()' "own/" of a run."""
     global _copied
     _copied = Path(folder)
 

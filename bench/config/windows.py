@@ -114,7 +114,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilerWindow(Window):
-    """Its steps are recorded after warmup_steps in which the profiler runs and records nothing."""
+    """A window whose steps are recorded after warmup_steps in which the profiler runs and records nothing."""
 
     warmup_steps: int = 0
     options: Options = field(default_factory=Options)

@@ -65,7 +65,7 @@ class Loader:
 
     @property
     def num_tokens(self) -> int:
-        """Of one epoch."""
+        """Tokens of one epoch."""
         return self._stream.num_tokens
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -152,7 +152,7 @@ class Facts:
                 atomic.write_own(self._path, json.dumps(self._known, indent=1).encode())
 
     def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
-        """Of the file as it is now."""
+        """Hash of the file as it is now."""
         return str(self._fact(path, "sha256", lambda: sha256(path), say))
 
     def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:

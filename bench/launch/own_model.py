@@ -81,7 +81,7 @@ def _refusal(arch: str, faults: Sequence[str]) -> str:
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
-    """Of each config's model all that it lacks, [] for nothing; one process tries them all."""
+    """All that each config's model lacks, [] for nothing; one process tries them all."""
     if not configs:
         return []
     own = [_model(config).arch for config in configs if user_code.is_import_path(_model(config).arch)]
@@ -163,7 +163,7 @@ def _faults_of_arguments(model_class: type, given: Collection[str], args: Collec
 
 
 def _parameters_of(model_class: type) -> list[inspect.Parameter]:
-    """Of its __init__, and where that hands on **options, of those of its bases up to the first that does not.
+    """Parameters of its __init__, and where that passes on **options, of its bases up to the first that does not.
 
     LanguageModel and what it is made of take none: what is handed on to them the class takes itself.
     """
@@ -233,7 +233,7 @@ def _faults_of_model(
 
 
 def _shape(value: object) -> tuple[int, ...] | str:
-    """Of what a method returned; of what is no tensor its type's name."""
+    """Shape of what a method returned; the name of its type if that is no tensor."""
     import torch
 
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

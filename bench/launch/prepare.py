@@ -41,12 +41,12 @@ class Job:
 
     @property
     def data_bytes(self) -> int:
-        """Of all shards."""
+        """Bytes of all shards."""
         return sum(shard.num_bytes for shard in self.dataset.train + self.dataset.val)
 
     @property
     def num_tokens(self) -> int:
-        """That goal.num_steps train on; of a script, as far as the settings say."""
+        """Tokens that goal.num_steps train on; for a script, as far as the settings say."""
         return round(self.config.goal.num_steps * self.batch_tokens)
 
     @property

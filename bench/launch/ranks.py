@@ -95,7 +95,7 @@ class Place:
         return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
     def variables(self) -> dict[str, str]:
-        """Of a rank that is started directly, what torchrun gives; TORCHELASTIC_USE_AGENT_STORE not: there is none."""
+        """What torchrun sets, for a rank that is started directly; not TORCHELASTIC_USE_AGENT_STORE: there is none."""
         if self.by_torchrun:
             return {}
         given: dict[str, int | str] = {

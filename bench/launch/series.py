@@ -106,7 +106,7 @@ class Series:
 
     @property
     def position(self) -> str:
-        """Of the run that is running or comes next: 3 of 12."""
+        """Position of the run that is running or comes next: 3 of 12."""
         return f"{min(self._num_done + 1, len(self._kinds))} of {len(self._kinds)}"
 
     def left_s(self) -> float | None:

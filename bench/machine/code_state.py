@@ -96,7 +96,7 @@ def _part(value: Any) -> str | ast.AST:
 
 
 def _field(node: Any, name: str) -> Any:
-    """Of a kind in ODD."""
+    """A field of a node whose kind is in ODD."""
     value: Any = getattr(node, name, None)
     if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         return value[1:]
@@ -176,7 +176,7 @@ def source_sha256(
 
 
 def identity_version(code: Code) -> int | None:
-    """Of a record's "code".  None: an imported log, whose source_sha256 is that of the log's own source."""
+    """Version of a record's "code".  None: an imported log, whose source_sha256 is that of the log's own source."""
     return code.get("identity_version", 1)
 
 
@@ -295,7 +295,7 @@ def _has_repository(repo: Path | str) -> bool:
 def _used(
     names: list[str], files: Mapping[str, str], composed_of: Callable[[], Iterable[Path]], folders: Iterable[Path | str]
 ) -> list[str]:
-    """Of these untracked sources, relative to any of the folders or to CODE, those that the run uses, sorted."""
+    """The untracked sources that the run uses, sorted.  names: relative to any of the folders or to CODE."""
     if not names:
         return []
     imported = filter(None, (getattr(module, "__file__", None) for module in [*sys.modules.values()]))

@@ -284,7 +284,7 @@ def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def passed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of these variables those that a training script, or the code of somebody's record, is run with: no tokens."""
+    """The variables that a training script, or the code of somebody's record, is run with: no tokens."""
     names = {*PASSED, *env_variables(environ)}
     return {name: value for name, value in environ.items() if name in names or name.startswith(PASSED_PREFIXES)}
 
@@ -311,7 +311,7 @@ def is_shown_whole(value: str) -> bool:
 
 
 def text_of(path: Path | str) -> str | None:
-    """Of a file of the system, without blanks around it; None: there is none."""
+    """Text of a system file, without blanks around it; None: there is no such file."""
     try:
         return Path(path).read_text().strip()
     except OSError:

@@ -40,7 +40,7 @@ def run(
 
 
 def ask(repo: Path | str, *arguments: str) -> str | None:
-    """The same, or None where git, the repository or the commit is missing."""
+    """Like run(), but None where git, the repository or the commit is missing."""
     try:
         return run(repo, *arguments)
     except Failed:

@@ -203,7 +203,7 @@ def persistent(gpus: list[Facts]) -> Check:
 
 
 def power_limit(gpus: list[Facts]) -> Check:
-    """As the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
+    """Whether it is as the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
     other = []
     for gpu in gpus:
         limit_w, default_w = gpu.get("power_limit_w"), gpu.get("default_power_limit_w")

@@ -133,7 +133,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """From here on what this process' descendants leave behind becomes its child, whatever session or environment it
+    """Makes what this process' descendants leave behind its child, whatever session or environment it
     has.  Linux only; elsewhere does nothing."""
     import ctypes
 
@@ -142,7 +142,7 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Of that process, None: of this one; zombies too.  Empty where there is no /proc.
+    """Children of that process, zombies too; None: of this one.  Empty where there is no /proc.
 
     As the kernel lists them, of each thread: looking at every process of a large machine takes a tenth of a second.
     """
@@ -241,7 +241,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Of a process of this machine, for a file that it leaves: {"pid", "start_ticks", "boot_id_hash"}."""
+    """Identity of a process of this machine, for a file that it leaves: {"pid", "start_ticks", "boot_id_hash"}."""
     return {"pid": pid, "start_ticks": start_ticks(pid), "boot_id_hash": boot_id_hash()}
 
 
@@ -256,7 +256,7 @@ def is_there(mark: object) -> bool:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces.  OSError: it is gone."""
+    """Fields of /proc/PID/stat from the third, the state; the second, the name, may hold spaces.  OSError: gone."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

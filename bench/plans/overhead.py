@@ -52,7 +52,7 @@ def measured(
 
 
 def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None) -> Row:
-    """Of the seconds of two contestants, round by round."""
+    """Ratio of the seconds of two contestants, round by round."""
     ratios = [our_s / their_s for our_s, their_s in zip(ours, theirs, strict=True)]
     return what, statistics.median(ratios), None if target is None else "<=", target, stats.median_interval(ratios)
 

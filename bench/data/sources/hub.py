@@ -132,7 +132,7 @@ class Hub(Source):
     # ---- the lock ----
 
     def _lock_path(self) -> Path:
-        """In conf/data.  A checkout that has none, as another revision's, takes the copy that lies beside the data."""
+        """The lock file in conf/data; a checkout without one, as of another revision, takes the copy beside the data."""
         path = LOCKS / f"{self.name}.lock.json"
         beside = data_root() / path.name
         return beside if not path.exists() and (INSTALLED or beside.exists()) else path

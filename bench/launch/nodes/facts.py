@@ -53,7 +53,7 @@ def facts_of(job: Job) -> dict[str, Any]:
 
 
 def difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    """Of two processes' facts: what is not alike and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
+    """What differs between two processes and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
     for name, (what, remedy) in ALIKE.items():
         if theirs.get(name) != ours[name]:
             return f"{what}, {_short(theirs.get(name))} instead of {_short(ours[name])}: {remedy}"
@@ -98,7 +98,7 @@ def network(interface: str | None) -> dict[str, Any]:
 
 
 def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """That gloo and NCCL use it too, unless the user chose: by themselves they take what the host's name leads to."""
+    """Makes gloo and NCCL use it too, unless the user chose: their default is what the host's name leads to."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: interface for name in names if interface and name not in environ}
 
@@ -153,7 +153,7 @@ def peer_of(number: int, hello: Mapping[str, Any], is_adopted: bool) -> Peer | N
 
 
 def clock_of(message: Mapping[str, Any]) -> Clock:
-    """As measured() gives it.  KeyError, TypeError, ValueError: it is none."""
+    """The clock in a message, as measured() returns it.  KeyError, TypeError, ValueError: there is none."""
     clock = message["clock"]
     return {name: clock[name] + 0 for name in ("offset_ns", "round_trip_ns", "utc_offset_s")}
 

@@ -78,7 +78,7 @@ def is_follower(adopted: Adopted | None) -> bool:
 
 
 def refuse(verb: str, arguments: list[str]) -> None:
-    """Of a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
+    """For a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
     manual = next((word for word in arguments if "hardware.rendezvous=" in word), None)
     if manual:
         what = f"{manual}: manually started nodes join for one run only"

@@ -325,7 +325,7 @@ class Leader:
         self._exit_code = 0 if run["status"] == "complete" else 1
 
     def _interface(self) -> str | None:
-        """Of this node, to the others."""
+        """The interface of this node that leads to the others."""
         first = next((peer.facts for peer in self._nodes), None)
         return facts.interface_of(facts.own_address(first["address"])) if first else None
 

@@ -128,7 +128,7 @@ class Member:
                     carried.remove(self._folder)
 
     def _make_folder(self, job: Job) -> None:
-        """Of this node, with what its ranks read."""
+        """Makes the folder of this node, with what its ranks read."""
         inputs = self._wait_for("inputs")
         run_id, node, texts, shared = _checked(inputs)
         self._store.send("clock")

@@ -181,7 +181,7 @@ def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: diale
 
 
 def count_wall(rows: list[StepRow]) -> None:
-    """In place: where the script prints no total, the wall time of its lines stands for it, from the first one on."""
+    """Puts the wall time of the lines, from the first one on, in place of a total that the script does not print."""
     ends_ns = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
     first_ns = next((t_ns for t_ns in ends_ns if t_ns is not None), None)
     for row, t_ns in zip(rows, ends_ns, strict=True):

@@ -44,7 +44,7 @@ class Output:
 
     @property
     def num_unkept_lines(self) -> int:
-        """Of rank 0: lines that its log lacks."""
+        """Lines of rank 0 that its log lacks."""
         return self._ranks[0].num_unkept if self._ranks else 0
 
     def __enter__(self) -> Self:

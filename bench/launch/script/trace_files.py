@@ -28,7 +28,7 @@ EDGES = {
 
 
 class Noted(TypedDict):
-    """Of a recorded window."""
+    """What a worker noted of a recorded window."""
 
     name: str
     raw: NotRequired[str | None]  # the trace

@@ -45,7 +45,7 @@ class Gpu:
         self._no_fields: set[str] = set()
 
     def sample(self, t_ns: int, now_ns: int) -> Row | None:
-        """Its row of the tick at t_ns, read at now_ns; None when it is lost."""
+        """The device's row of the tick at t_ns, read at now_ns; None when it is lost."""
         nvml = self.nvml
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
             self._slow, self._slow_ns = self._slow_columns(), now_ns

@@ -147,7 +147,7 @@ def spans_j(samples: list[Row], spans: Sequence[Span]) -> float | None:
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
-    """None where one of them is unknown, or there is none."""
+    """The sum; None where one part is unknown, or there is none."""
     known = [part for part in parts if part is not None]
     return sum(known) if known and len(known) == len(parts) else None
 

@@ -145,7 +145,7 @@ def _elsewhere(data: Path) -> Iterator[None]:
 
 
 def contestants(folders: Sequence[Path]) -> list[Path]:
-    """Of several runs the last one of each config and code: the others are the same contestant."""
+    """The last run of each config and code: the others are the same contestant."""
     by_kind = {}
     for folder in folders:
         run = run_folder.read(folder)

@@ -51,7 +51,7 @@ class NotPossible(ValueError):
 
 
 class NoFloor:
-    """In the place of a source that knows its floor: a run to a gap above it then never ends early."""
+    """Stands in for a source that knows its floor: a run to a gap above it then never ends early."""
 
     @staticmethod
     def floor_nats(tokens: "np.ndarray[Any, Any]") -> float:
@@ -253,7 +253,7 @@ def _shard(path: Path) -> ShardFile:
 
 
 def _reference(dataset: Dataset, val_tokens: int) -> dict[str, float]:
-    """By bigrams of the training data: how much harder the held-out slice is, and how much blocks of both differ."""
+    """How much harder the held-out slice is for bigrams of the training data, and how much blocks of both differ."""
     import numpy as np
 
     tokens = _joined(dataset.val)

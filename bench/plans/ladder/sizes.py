@@ -67,7 +67,7 @@ class Rung:
 
     @property
     def arm(self) -> str:
-        """Its name as an arm of a race, which begins with a capital letter."""
+        """The rung's name as an arm of a race, which begins with a capital letter."""
         word = re.sub(r"\W", "_", self.name)
         return word[0].upper() + word[1:] if word[0].isalpha() else f"E{word}"
 

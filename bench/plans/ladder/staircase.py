@@ -286,7 +286,7 @@ class Judge:
 
 
 def _decide(steps: Sequence[Step]) -> None:
-    """In place: the verdict of each step, whose p are adjusted for all the steps of the ladder (Holm)."""
+    """Sets the verdict of each step, with p adjusted for all the steps of the ladder (Holm)."""
     for key in ("p", "p_equivalent"):
         for step, p_holm in zip(steps, stats.holm([step["to_target"][key] for step in steps]), strict=True):
             step["to_target"][f"{key}_holm"] = p_holm  # type: ignore[literal-required]
@@ -296,7 +296,7 @@ def _decide(steps: Sequence[Step]) -> None:
 
 
 def _values(runs: Sequence[Run], key: str) -> list[float]:
-    """Of the runs that count for this measure; nothing of a rung whose runs did not all reach the target."""
+    """Values of the runs that count for this measure; none for a rung whose runs did not all reach the target."""
     if key == "step_ms":
         return [run["step_ms"] for run in runs if run["is_timed"] and run["step_ms"] is not None]
     if any(run["steps_to_target"] is None for run in runs):

@@ -116,7 +116,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """By the GPU's own clock: events before and after."""
+    """Times calls by the GPU's own clock, with events before and after."""
 
     device_type = "cuda"
 
@@ -210,7 +210,7 @@ def _launch(case: Case, device: torch.device, timer: Timer) -> list[float]:
 
 
 def _kernels(device: torch.device, waits: bool) -> list[float]:
-    """Of a kernel of one number: the host's time to launch it, or until the host has seen it done."""
+    """Seconds for a kernel of one number: the host's time to launch it, or until the host has seen it done."""
     number = torch.zeros(1, device=device)
     times_us, num_calls = [], 1 if waits else LAUNCHES_A_SAMPLE
     for _ in range(NUM_SAMPLES + 1):

@@ -72,7 +72,7 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
 
 
 def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict[str, Any]]:
-    """Of each arm's overrides, in one process of this checkout or its copy: facts(), or {"refused": why}."""
+    """facts() for each arm's overrides, or {"refused": why}, from one process of this checkout or its copy."""
     return cast(list[dict[str, Any]], ask(folder, [MANY], environment(results), json.dumps(arms)))
 
 

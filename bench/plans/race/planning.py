@@ -83,7 +83,7 @@ def enter(folder: Path, results: Path) -> None:
 
 
 def _facts_of(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a plan what its line in the ledger has."""
+    """What a plan's line in the ledger holds."""
     ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
     return {"race_id": made["race_id"], "plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
 
@@ -113,7 +113,7 @@ def _refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
-    """By the rules of the verdict, on the rows that the arms' runs would have at best.
+    """Applies the rules of the verdict to the rows that the arms' runs would have at best.
 
     facts: {arm: arm_process.facts()}, the baseline first.  measured: of arms without a target, whose way to one that is
     measured in the race is compared (a ladder's).
@@ -134,6 +134,6 @@ def _refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappi
 
 
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:
-    """As each arm's own code sees it.  Raises ValueError where the race is not to go on."""
+    """Checks the machine as each arm's own code sees it.  ValueError where the race must not go on."""
     checks = [Check(**check) for known in facts.values() for check in known.get("preflight", ())]
     ready.agree(checks, anyway, "the verdict")

@@ -30,7 +30,7 @@ class Turn(TypedDict):
 
 
 class Plan(TypedDict):
-    """Of plan.json (bench/plans/race/plan.py) what is read here."""
+    """The part of plan.json (bench/plans/race/plan.py) that is read here."""
 
     race_id: str
     arms: dict[str, race_folder.Arm]
@@ -62,7 +62,7 @@ class Slot:
 
 @dataclass
 class State:
-    """Of one race."""
+    """The state of one race."""
 
     folder: Path
     results: Path  # the folder that the ledger's names start from

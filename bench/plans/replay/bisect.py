@@ -24,7 +24,7 @@ FIRST_BAD = "is the first bad commit"
 
 @dataclass(frozen=True)
 class Change:
-    """From the good commit to another one."""
+    """The change from the good commit to another one."""
 
     value: float
     low: float

@@ -49,7 +49,7 @@ class Field:
 
 
 def impossible(record: Recorded, why: str) -> Certificate:
-    """Of a record that cannot be run again here."""
+    """The certificate of a record that cannot be run again here."""
     return {
         "record": record.name,
         "outcome": outcomes.IMPOSSIBLE,
@@ -70,7 +70,7 @@ def impossible(record: Recorded, why: str) -> Certificate:
 
 
 def of(record: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
-    """Of the same seed again, by one replay or by more; or of fresh seeds, whose outcome has no number of losses."""
+    """The certificate of one or more replays of the same seed, or of fresh seeds, whose outcome has no losses."""
     first, cause, why = replayed[0], None, outcome.why
     fields = differences(record.environment, first.environment)
     if outcome.num_losses is not None and outcome.word != outcomes.IDENTICAL:
@@ -159,7 +159,7 @@ def likeliest_cause(fields: list[Field], unsaid: list[str], is_deterministic: bo
 
 
 def unrecorded(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Of CAUSES, what the record does not say: what is known here, and what older records have not."""
+    """The CAUSES that are known here and that the record does not hold, as older records do not."""
     return [
         name
         for name in CAUSES

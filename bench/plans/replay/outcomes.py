@@ -170,7 +170,7 @@ def _elsewhere(
 
 
 def _least(theirs: Losses, conditions: Conditions) -> dict[str, float]:
-    """Of each kind of loss, what rounding does at the least; a script's last digit may always be another."""
+    """The least that rounding does to each kind of loss; a script's last digit may always be another."""
     least = dict(first_frac(conditions.dtype))
     if conditions.is_script:
         for what in LOSSES:
@@ -227,7 +227,7 @@ class Moved:
 
 @functools.cache
 def first_frac(dtype: str) -> dict[str, float]:
-    """By kind of loss, what rounding does before any update; of a dtype that was not measured, the widest known."""
+    """What rounding does before any update, by kind of loss; the widest known for a dtype that was not measured."""
     kept = json_file.read(ROUNDING_FILE, Kept)["first_frac"]
     return kept.get(dtype) or max(kept.values(), key=lambda of_dtype: of_dtype["train_loss"])
 

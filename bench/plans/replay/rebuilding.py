@@ -56,7 +56,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
 
 
 def _worktree_name(run_id: str) -> str:
-    """Of this process alone: two replays of one record may run at once.  What killed ones left behind is removed."""
+    """A name for this process alone: two replays of one record may run at once.  Removes what killed ones left."""
     boot = (processes.boot_id_hash() or "unknown")[:8]
     for path in worktrees.path_of(REPO, "").glob(f"replay-*-{boot}-*") if boot != "unknown" else ():
         pid = path.name.rpartition("-")[2]
@@ -113,8 +113,8 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
 
 
 def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str, str]:
-    """Of the replay's process: what environment.passed() lets through of this one's, with the record's variables in
-    place of those like them here.
+    """Variables of the replay's process: what environment.passed() lets through of this one's, with the
+    record's variables in place of those like them here.
 
     recorded: those of the record that reach arithmetic; None: this shell's stay.
     """

@@ -111,7 +111,7 @@ class Jobs:
         return {path.name.removesuffix(SUBMITTED): path.parent for path in paths}
 
     def ids(self) -> list[str]:
-        """As SLURM names them, 5_0 of an array; of submitit_local pids."""
+        """The jobs as SLURM names them, 5_0 of an array; pids with submitit_local."""
         return [job_id for job_id in self._found() if job_id not in self._before]
 
     def alive(self) -> list[str]:
@@ -182,7 +182,7 @@ def _in_queue(what: str) -> set[str] | None:
 
 
 def _has_not_ended(pid: int) -> bool:
-    """Of a controller of submitit's, which is a child of this process."""
+    """Whether a controller of submitit's, which is a child of this process, still runs."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     return False
@@ -242,7 +242,7 @@ def end_at_work(folder: Path, within_s: float) -> None:
 
 
 def clear_killed(folder: Path) -> None:
-    """Of processes that were killed: what their runs left alive is ended, and their records are finished."""
+    """Ends what the runs of killed processes left alive, and finishes their records."""
     if killed := _at_work(folder, alive=False):
         finish_gone(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
     for path in killed:

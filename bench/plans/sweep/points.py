@@ -53,7 +53,7 @@ class Points:
 
     @property
     def _plan(self) -> dict[str, Any]:
-        """Of its runs, for launch()."""
+        """The plan of the sweep's runs, for launch()."""
         return {"sweep": {"sweep_id": self.folder.name}}
 
     def elsewhere(
@@ -223,7 +223,7 @@ class Points:
         return launcher.launch(job, self.command, plan=self._plan | {"beside": slot.fact()})
 
     def records(self) -> list[Run]:
-        """Of every point that has one so far, with its folder."""
+        """The record of every point that has one so far, with its folder."""
         return [_read(point.folder) for point in sweep.points(self.folder) if point.folder is not None]
 
     def was_stopped(self, overrides: list[str]) -> bool:
@@ -272,7 +272,7 @@ def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int,
 
 
 def say_complete(job: Job, run: Run) -> None:
-    """That a run is not made again, and what doubts there are of the one that stands for it."""
+    """Says that a run is not made again, and what doubts there are of the one that stands for it."""
     doubts = ""
     if run["validity"] != "valid" and run["status"] == "complete":
         doubts = f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
