@@ -139,7 +139,7 @@ def _with_bases(group: str, name: str) -> Iterator[str]:
             yield from _with_bases(group, base)
 
 
-def group_words(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
+def group_overrides(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
     """The overrides of a run that choose groups, a track among them: what Hydra composes."""
     return list(_split(overrides, machine)[0])
 
@@ -148,10 +148,10 @@ def stored_sweep(overrides: list[str]) -> tuple[str | None, list[str]]:
     """(hydra.mode of the chosen yamls, or None; the sweep they store, as overrides).  ValueError.  MULTIRUN: as -m."""
     groups, _, _ = _split(overrides, None)
     hydra = _whole(groups, own_folders(), config_name()).hydra
-    return hydra.mode and hydra.mode.name, stored_words(hydra)
+    return hydra.mode and hydra.mode.name, stored_overrides(hydra)
 
 
-def stored_words(hydra: Any) -> list[str]:
+def stored_overrides(hydra: Any) -> list[str]:
     """Hydra's node -> the overrides in its hydra.sweeper.params."""
     return [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
 

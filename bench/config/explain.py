@@ -25,12 +25,12 @@ class Origins:
     def __init__(self, overrides: list[str], machine: schema.Machine | None = None) -> None:
         self.overrides, self.machine = overrides, machine
         self._of_cluster, self._of_run = split_cluster(overrides)
-        self._words, self._files = compose.origins(self._of_run, machine)
-        self._words |= {word.partition("=")[0]: word for word in self._of_cluster if word.startswith("cluster.")}
+        self._override_of, self._files = compose.origins(self._of_run, machine)
+        self._override_of |= {word.partition("=")[0]: word for word in self._of_cluster if word.startswith("cluster.")}
 
     def of(self, key: str) -> tuple[str, str] | None:
         """(the override or the file that sets it, the file's comment on it); None: nothing does, it is the default."""
-        for given, word in self._words.items():
+        for given, word in self._override_of.items():
             if key == given or key.startswith(f"{given}."):
                 return f"{word} on the command line", ""
         for group, name in self._files:

@@ -52,7 +52,7 @@ class SweepLoader(ConfigLoaderImpl):
         """Hydra's, but the settings of runs are only text in a sweep's own config, and values in a run's."""
         task = [word for word in overrides if not is_of_hydra(word)]
         of_hydra = [word for word in overrides if is_of_hydra(word)]
-        choices = compose.group_words([word for word in task if plain(word)], self.machine)
+        choices = compose.group_overrides([word for word in task if plain(word)], self.machine)
         config = super().load_configuration(config_name, [*of_hydra, *choices], run_mode, from_shell)
         with read_write(config), open_dict(config):
             config.hydra.overrides.task = task
@@ -125,8 +125,8 @@ def points(arguments: list[str], machine: schema.Machine | None = None) -> list[
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             return None
         parser = OverridesParser.create(config_loader=hydra.config_loader)
-        (points_words,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
-    return [list(point) for point in points_words]
+        (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
+    return [list(point) for point in combinations]
 
 
 def show_cfg(arguments: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
@@ -140,7 +140,7 @@ def show_info(arguments: list[str], what: str) -> None:
     """Print what Hydra knows: compose.INFO."""
     of_hydra, mine = _split_one_run(arguments)
     with compose.refusals(arguments), _logging_as_before():
-        compose.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_words(mine)])
+        compose.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_overrides(mine)])
 
 
 def _split_one_run(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -165,7 +165,7 @@ def _checked(of_hydra: list[str], mine: list[str], machine: schema.Machine | Non
     """-> (the sweep's config, its stored overrides).  Refuses a sweep of nothing, and of what it cannot go through."""
     hydra = _app(machine)
     config = hydra.compose_config(groups.config_name(), [*of_hydra, *mine], RunMode.MULTIRUN)
-    stored = compose.stored_words(config.hydra)
+    stored = compose.stored_overrides(config.hydra)
     is_basic = config.hydra.sweeper._target_ == BASIC_SWEEPER
     if not stored and not mine:
         raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")

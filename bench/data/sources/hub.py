@@ -132,7 +132,7 @@ class Hub(Source):
     # ---- the lock ----
 
     def _lock_path(self) -> Path:
-        """The lock file in conf/data; a checkout without one, as of another revision, takes the copy beside the data."""
+        """The lock file in conf/data; a checkout without one, such as an older one, takes the copy beside the data."""
         path = LOCKS / f"{self.name}.lock.json"
         beside = data_root() / path.name
         return beside if not path.exists() and (INSTALLED or beside.exists()) else path
