@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 def check(argv: list[str]) -> None:
     """ValueError for arguments that make no ladder: raised before they are submitted (cluster=slurm), not in the job.
 
-    Which rungs fit is not asked: the machine of the job chooses the size, and to compose them all takes half a minute.
+    Which rungs fit is left open: the machine of the job chooses the size, and to compose them all takes half a minute.
     """
     args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:

@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except ValueError as error:
-        if _interrupts:  # what failed was the wait for it, not what was asked
+        if _interrupts:  # the interrupted wait failed, not the verb
             raise KeyboardInterrupt from None
         from bench.base.reading.damage import one_line
 

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _rows(args: argparse.Namespace) -> tuple[list[TableRow], list[Condition]]:
-    """-> (the rows of the runs that are asked for, the conditions)."""
+    """-> (the rows of the requested runs, the conditions)."""
     rows: list[Any] = named.rows_of_words(args.folder)
     if args.sweep:
         from bench.record import sweep

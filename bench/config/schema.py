@@ -1,4 +1,4 @@
-"""Every setting as a typed dataclass: what a run is asked to do.
+"""Every setting as a typed dataclass: what a run is to do.
 
 bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine; `config_id()`
 names the result.  None means off, unknown or "derive it", never 0 or -1.

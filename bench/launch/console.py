@@ -57,7 +57,7 @@ def is_live() -> bool:
 
 
 def confirmed(question: str) -> bool | None:
-    """Whether the person at the terminal answers yes; None where nobody can be asked."""
+    """Whether the person at the terminal answers yes; None where nobody is there to answer."""
     if not (sys.stdin.isatty() and text_table.is_terminal()):
         return None
     print(f"{question} [y/N] ", end="", flush=True)

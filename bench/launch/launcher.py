@@ -54,9 +54,9 @@ def launch(
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
-    command: what the user typed, a list of words; series: what the run belongs to, whose bars show it and who has seen
+    command: what the user typed, as a list; series: what the run belongs to, whose bars show it and who has seen
     to the preflight; plan: what of run.json says which plan the run is of, by "race" (bench/plans/race/runner.py),
-    "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: asked with each validation, [(step,
+    "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: called with each validation, [(step,
     val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped" then; leader: of ranks that
     other launchers start too, which have gathered (None: those of a SLURM allocation are started here).
     ValueError where no record can be written at all.

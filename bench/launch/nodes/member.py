@@ -45,7 +45,7 @@ def main(overrides: list[str]) -> int:
 def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
     """A rank that another launcher started, but for the first -> exit code.
 
-    prepared(): the job as this node has it, asked by the first rank of each node alone.
+    prepared(): the job as this node has it, called by the first rank of each node alone.
     """
     if adopted.host is None:
         raise ValueError(f"{adopted.summary()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")

@@ -164,7 +164,7 @@ class LeaderStore:
         """(name, piece) of the files that it sends, to the last; a str in a piece's place: why the rest of the file
         does not come.
 
-        has_left(): takes what has come, asked while nothing else does.  RuntimeError: they ended early.
+        has_left(): takes what has come, called while nothing else is done.  RuntimeError: they ended early.
         """
         number = 0
         while True:

@@ -253,7 +253,7 @@ class OpenedFiles:
     def doubts(self) -> list[str]:
         """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.
 
-        Where the track fixes no data (are_own_data) a script's own are as good: only the code is asked for.
+        Where the track fixes no data (are_own_data) a script's own are as good: only the code matters.
         """
         written = {file["real"] for file in self._opened if file["writes"]}
         doubts = []

@@ -1,4 +1,4 @@
-"""Somebody's own training script as a run: what is asked of it, checked; the environment it gets; its record's words.
+"""Somebody's own training script as a run: its settings, checked; the environment it gets; what its record says.
 
 ./run.sh run script=train_gpt.py      docs/SCRIPTS.md is the guide
 """

@@ -29,7 +29,7 @@ from bench.web.document import (
 )
 
 NAME = race_folder.STAIRCASE
-PANELS = (  # of a rung, title, unit, form of the words, axis of bench/web/stairs.py
+PANELS = (  # of a rung, title, unit, form of the text, axis of bench/web/stairs.py
     ("to_target_s", "Time to the target", "s", ",.2f", "zero"),
     ("steps_to_target", "Steps to the target", "steps", ",.4g", "zero"),
     ("step_ms", "A step", "ms", ",.1f", "zero"),

@@ -1,4 +1,4 @@
-"""The rungs, the size at which a machine races them, and what of each has to change for it: derived, and said.
+"""The rungs, the size at which a machine races them, and what of each has to change for it: derived, and reported.
 
 A rung is an experiment whose yaml begins with a comment that says of which record it is, as far as it is known.
 Nothing lists them; a new yaml is a new rung.

@@ -27,7 +27,7 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
     would be so far, with status interrupted.
 
     show: every run's numbers, an unplanned look; anyway: on a busy machine too; is_new: it has just been planned, and
-    its arms are not asked again.  ValueError: the race has ended, is not as planned, or another one runs.
+    its arms are not checked again.  ValueError: the race has ended, is not as planned, or another one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):

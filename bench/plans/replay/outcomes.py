@@ -43,7 +43,7 @@ PERTURBED = "perturbed"  # or at another instruction set
 FRESH_SEEDS = "./run.sh replay --times 3 compares distributions instead"
 ROUNDING_FILE = Path(__file__).with_name("rounding.json")
 HOLDS_SHARE = 3.0  # times what rounding does: up to it a difference is explained by rounding
-REFUSED_SHARE = 10.0  # beyond it a difference is not; between the two nothing is said
+REFUSED_SHARE = 10.0  # beyond it a difference is not; between the two the outcome is undecided
 MOST_FRAC = 0.02  # a run that rounding moves further is not certified by it: honest ones of cpu_nano reach 0.008
 # A validation of many batches moves less than single ones do: honest pairs' by half their window's root mean square.
 VALIDATED = 0.5

@@ -36,7 +36,7 @@ class Recorded:
     folder: Path
     run: dict[str, Any]  # run.json
     config: dict[str, Any]  # config.yaml, as it stands
-    overrides: list[str]  # what the user asked for
+    overrides: list[str]  # what the user typed
 
     @property
     def name(self) -> str:

@@ -198,7 +198,7 @@ def recomputed(folder: Path) -> Certificate:
 
 
 def _claim_of(folder: Path) -> str:
-    """What the file beside the record says, in words that do not believe it."""
+    """What the file beside the record claims, without taking it as true."""
     try:
         found = certificates.read(folder)
     except ValueError as error:

@@ -310,7 +310,7 @@ class AboveBest:
 
 
 def winning_arms(folder: Path, top: int) -> list[str]:
-    """A sweep's folder -> words for ./run.sh race: A='optim.lr=0.002 ...', the best first by mean val_loss.
+    """A sweep's folder -> arguments for ./run.sh race: A='optim.lr=0.002 ...', the best first by mean val_loss.
 
     ValueError: it has too few configs with complete runs, or top is not a number of arms.
     """
