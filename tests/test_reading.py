@@ -11,7 +11,7 @@ import pytest
 from bench.analysis.memory import pickles
 from bench.analysis.trace import events, source
 from bench.base.reading import json_file, plain_file, yaml_file
-from bench.base.reading.damage import Damaged, Missing, of_record
+from bench.base.reading.damage import Damaged, Missing, reading_record
 from bench.record import ledger, shape
 
 ALIASES = [(name, ",".join(f"*{before}" for _ in range(9))) for before, name in pairwise("abcdefgh")]
@@ -107,7 +107,7 @@ def test_yaml_of_settings_with_an_alias_is_read():
 def test_what_damage_breaks_inside_is_one_sentence_with_the_place_in_the_code():
     with (
         pytest.raises(Damaged, match=r"runs/x: the record lacks something .*KeyError.*test_reading.py:\d+"),
-        of_record("runs/x"),
+        reading_record("runs/x"),
     ):
         {}["status"]
 

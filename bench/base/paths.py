@@ -26,7 +26,7 @@ def working_folder() -> str:
     return os.environ.get("SPEEDRUN_CWD", os.getcwd())
 
 
-def of_user(word: str | Path) -> Path:
+def user_path(word: str | Path) -> Path:
     """A path as the user typed it -> Path; ~ is their home."""
     return Path(working_folder(), os.path.expanduser(word))
 
@@ -55,7 +55,7 @@ def own_conf() -> Path | None:
 
 def results_root() -> Path:
     """SPEEDRUN_RESULTS, where it is set and not empty, else results/ in project_folder()."""
-    return of_user(os.environ.get("SPEEDRUN_RESULTS") or project_folder() / "results")
+    return user_path(os.environ.get("SPEEDRUN_RESULTS") or project_folder() / "results")
 
 
 def copy_roots() -> list[Path]:

@@ -17,7 +17,7 @@ from typing import Any
 from bench.analysis.trace import analysis, categories, diff, load
 from bench.analysis.trace import text as trace_text
 from bench.base import atomic
-from bench.base.paths import of_user, shown
+from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.record import named
 
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
+    rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
     answers: Answers = {}
     for names, paths in jobs(args.path):
         answers |= _answer(", ".join(names), paths, rules, args)
@@ -46,19 +46,19 @@ def _write(args: argparse.Namespace, markdown: str, with_pictures: Callable[[], 
     """What --html, --png and --md ask for.  with_pictures() -> the Document."""
     written = []
     if args.md:
-        atomic.write_out(of_user(args.md), markdown)
-        written.append(of_user(args.md))
+        atomic.write_out(user_path(args.md), markdown)
+        written.append(user_path(args.md))
     elif args.md == "":
         print(markdown, end="")
     if args.html or args.png:
         answer = with_pictures()
     if args.html:
-        atomic.write_out(of_user(args.html), answer.html())
-        written.append(of_user(args.html))
+        atomic.write_out(user_path(args.html), answer.html())
+        written.append(user_path(args.html))
     if args.png:
         from bench.report import png
 
-        written += png.write(answer.charts, of_user(args.png), answer.drawings)
+        written += png.write(answer.charts, user_path(args.png), answer.drawings)
     for path in written:
         print(f"analyze: wrote {shown(path)}", file=sys.stderr)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.base import atomic
-from bench.base.paths import of_user, shown
+from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.compare import comparison, selection, wording
 from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         answers = [{"names": [arms[0].name, name]} | compared for name, compared in against]
         print(json.dumps(answers[0] if len(answers) == 1 else answers, indent=1))
     elif args.html:
-        path = of_user(args.html)
+        path = user_path(args.html)
         answer = verdicts.document_of(arms, results, path.parent, verdicts.Options(patch=True, why=True))
         atomic.write_out(path, answer.html(), "--html")
         print(shown(path))

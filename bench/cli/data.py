@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from bench.base import text_table
-from bench.base.paths import of_user
+from bench.base.paths import user_path
 from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.config import groups, schema
@@ -51,7 +51,7 @@ def known() -> Sequence[str]:
 def data_config(name: str, overrides: Sequence[str] = ()) -> schema.DataConfig:
     """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
     if name not in known():
-        what = "a file, and not a .bin of tokens" if of_user(name).is_file() else "unknown data"
+        what = "a file, and not a .bin of tokens" if user_path(name).is_file() else "unknown data"
         raise ValueError(f"{name}: {what}; choose from {', '.join(known())}, or show a .bin file")
     values = yaml.safe_load(groups.path_of("data", name).read_text())
     for override in overrides:
@@ -103,9 +103,9 @@ def _show(names: Sequence[str], overrides: Sequence[str], as_json: bool) -> int:
 def _shown(name: str, overrides: Sequence[str]) -> Facts:
     if not (name.endswith(".bin") or os.sep in name):
         return _facts(name, datasets.find(data_config(name, overrides), _say))
-    if not of_user(name).exists():
+    if not user_path(name).exists():
         raise ValueError(f"{name}: there is no such file; name one, or one of {', '.join(known())}")
-    return _file_facts(of_user(name))
+    return _file_facts(user_path(name))
 
 
 def _listed(name: str) -> Facts:

@@ -14,7 +14,7 @@ from typing import Any
 from bench.analysis.explain import account, document, explained
 from bench.analysis.trace import categories
 from bench.base import atomic
-from bench.base.paths import of_user, shown
+from bench.base.paths import shown, user_path
 from bench.cli import analyze, arguments
 
 Jobs = list[tuple[list[str], list[Path]]]  # (names, paths) of each
@@ -23,8 +23,8 @@ Jobs = list[tuple[list[str], list[Path]]]  # (names, paths) of each
 def main(argv: list[str]) -> int:
     """Exit codes: 0 explained, 2 usage error, or nothing that could be explained."""
     args = _parser().parse_args(argv)
-    rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
-    passport = of_user(args.passport) if args.passport else None
+    rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
+    passport = user_path(args.passport) if args.passport else None
     jobs = _jobs(args.path)
     if len(jobs) == 2:
         sides = (_side(names, paths, rules, args.include_last_step, passport, jobs) for names, paths in jobs)
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
             answers |= explained.explain_paths(", ".join(names), paths, rules, args.include_last_step, passport)
         answer = document.from_accounts(answers)
     if args.html:
-        path = of_user(args.html)
+        path = user_path(args.html)
         atomic.write_out(path, answer.html(), "--html")
         print(f"wrote {shown(path)}")
     else:

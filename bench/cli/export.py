@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic
-from bench.base.paths import of_user, shown
+from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.record import named
 from bench.record.exporters import dashboards, formats
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     if len(forms) > 1 or args.to not in FILES:
         return _to_dashboards(forms, args)
     folders = named.runs(args.run)
-    out = args.out and of_user(args.out)
+    out = args.out and user_path(args.out)
     if args.set or args.json:
         given = f"--set {args.set[0]}" if args.set else "--json"
         raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(dashboards.names())}: omit it")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, text_table
-from bench.base.paths import of_user, results_root
+from bench.base.paths import results_root, user_path
 from bench.cli import arguments
 from bench.record import run_folder, step_files
 from bench.record.importers import dialects
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] not in dialects.NAMES and Path(argv[0]).exists():
         raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(dialects.NAMES)} {argv[0]}")
     args = _parser().parse_args(argv)
-    files = dialects.files_of([of_user(word) for word in args.path])
+    files = dialects.files_of([user_path(word) for word in args.path])
     summary = dict.fromkeys(COUNTS, 0)
     report: Report = {kind: [] for kind in REPORTED}
     seen, num_written = set(), 0  # sha256 of files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.analysis.memory import page, pickles
 from bench.base import atomic
-from bench.base.paths import of_user, shown
+from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.record import named
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     summaries = []
     for path in paths:
         answer = page.document_of_file(path)
-        out = of_user(args.out) if args.out else path.with_suffix(".html")
+        out = user_path(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
             atomic.write_out(out, answer.html())
             print(f"{shown(out)}\n{answer.terminal()}")

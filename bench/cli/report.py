@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from bench.base import atomic
-from bench.base.paths import of_user, published_root, results_root, shown
-from bench.base.reading.damage import of_record
+from bench.base.paths import published_root, results_root, shown, user_path
+from bench.base.reading.damage import reading_record
 from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.record import ledger, named, sweep
@@ -60,7 +60,7 @@ def _made(args: argparse.Namespace) -> Made:
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
-    return _site(folder, of_user(args.out) if args.out else folder / "site", args)
+    return _site(folder, user_path(args.out) if args.out else folder / "site", args)
 
 
 def _curves(args: argparse.Namespace) -> Made:
@@ -72,7 +72,7 @@ def _curves(args: argparse.Namespace) -> Made:
         raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
     names = args.names or [str(results_root())]
     arms = selection.of_each(names, lambda message: named.report_excluded("report", message))
-    path = of_user(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
+    path = user_path(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
     made = _pictures(curves.charts_of_arms(arms), path) if args.png else {"page": os.path.abspath(path)}
     if not args.png:
         atomic.write_out(path, curves.html(arms, path))
@@ -96,11 +96,11 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
         print(module.block(folder), end="")
         return {}
     if args.png:
-        out = of_user(args.out) if args.out else folder / "plots"
-        with of_record(folder):
+        out = user_path(args.out) if args.out else folder / "plots"
+        with reading_record(folder):
             answer = module.document(folder)
         return _pictures(answer.charts, out, answer.drawings)
-    path = of_user(args.out) if args.out else folder / module.NAME
+    path = user_path(args.out) if args.out else folder / module.NAME
     if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)
     atomic.write_out(path, module.html(folder, at=path.parent))

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.analysis.diagnosis import between_runs
 from bench.base.reading import json_file, yaml_file
-from bench.base.reading.damage import Damaged, of_record
+from bench.base.reading.damage import Damaged, reading_record
 from bench.compare import calibration, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.compare.verdict import Comparison, Difference
@@ -42,7 +42,7 @@ def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options: Any) -> list[
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
-    with contextlib.nullcontext() if baseline.race is None else of_record(f"race {baseline.race}"):
+    with contextlib.nullcontext() if baseline.race is None else reading_record(f"race {baseline.race}"):
         comparisons = [_compared(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
         verdict.adjust(comparisons)
         if len(comparisons) == 1 and baseline.race == candidates[0].race is not None:
@@ -196,7 +196,7 @@ def _facts_of_run(run: Mapping[str, Any], folder: str | None) -> Facts:
             config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
         with contextlib.suppress(Damaged):
             environment = json_file.read(f"{folder}/environment.json")
-        with contextlib.suppress(Damaged), of_record(folder):
+        with contextlib.suppress(Damaged), reading_record(folder):
             return facts(run, config, environment)
     return facts(run)
 

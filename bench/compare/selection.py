@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import PUBLISHED, results_root
-from bench.base.reading.damage import Damaged, of_record
+from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
 from bench.compare.eligibility import index_of_runs
 from bench.record import index, named, race_folder, run_folder, step_files
@@ -204,7 +204,7 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
     race = race_folder.read(folder)
     arms: dict[str, Arm] = {}
     against = race_folder.verdicts_of(race)
-    with of_record(Path(folder) / "race.json"):
+    with reading_record(Path(folder) / "race.json"):
         about = race_folder.about(race["arms"])
         folders_of = {
             name: [race_folder.run_folder_of(folder, run) for run in arm["runs"] or ()]

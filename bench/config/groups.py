@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.base.paths import CONF, MARK, of_user, own_conf, working_folder
+from bench.base.paths import CONF, MARK, own_conf, user_path, working_folder
 
 # fmt: off
 GROUPS = (
@@ -64,7 +64,7 @@ def _roots() -> dict[str, Path]:
 def own_folders() -> tuple[Path, ...]:
     """The user's folders, without this program's.  ValueError: one that is named is not there, or has no group."""
     named = os.environ.get(VARIABLE)
-    return _own_folders(own_conf(), of_user(named).absolute() if named else None)
+    return _own_folders(own_conf(), user_path(named).absolute() if named else None)
 
 
 def as_typed() -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bench.base.reading import yaml_file
-from bench.base.reading.damage import of_record
+from bench.base.reading.damage import reading_record
 from bench.config.typed import AtLeast1, Name, Repository, ShardNumbers, between
 from bench.config.typed import build as build
 from models import optimizers
@@ -247,7 +247,7 @@ def read(folder: Path | str, secrets: Iterable[tuple[list[Any], str]] = ()) -> C
     secrets: (path, text) of what is to stand in place of a credential that config.yaml does not show.
     """
     path = Path(folder) / "config.yaml"
-    with of_record(path):
+    with reading_record(path):
         values = upgraded(yaml_file.read(path))
         for keys, text in secrets:
             part = values

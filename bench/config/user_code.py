@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.base.paths import CODE, REPO, of_user, working_folder
+from bench.base.paths import CODE, REPO, user_path, working_folder
 
 OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
 CLASS = "class"  # the setting of an instrument of the user's own
@@ -132,7 +132,7 @@ def _copy_of(path: Path, otherwise: Path) -> Path:
 def _file(module_name: str) -> Path | None:
     """The file that is meant, or None where a module's dotted name is."""
     is_file = module_name.endswith(".py") or os.sep in module_name
-    return Path(os.path.normpath(of_user(module_name))) if is_file else None
+    return Path(os.path.normpath(user_path(module_name))) if is_file else None
 
 
 def _import_failure(module_name: str, error: Exception) -> str:
@@ -185,7 +185,7 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
-            script = of_user(import_path.removesuffix(SCRIPT_MAIN)).absolute()
+            script = user_path(import_path.removesuffix(SCRIPT_MAIN)).absolute()
             found |= script_sources(Path(os.path.normpath(script)))
             continue
         name = import_path.partition(":")[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import credentials, private
-from bench.base.paths import CODE, REPO, of_user
+from bench.base.paths import CODE, REPO, user_path
 from bench.config import compose, resolve, schema, stages, user_code
 from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
@@ -144,7 +144,7 @@ def prepare(
     data = config.data
     for name in GLOBS:
         if getattr(data, name) is not None:
-            setattr(data, name, str(of_user(getattr(data, name))))
+            setattr(data, name, str(user_path(getattr(data, name))))
     dataset = datasets.prepare(data, fetch=fetch, say=say)
     datasets.check_val_tokens(dataset, config.goal.val_tokens)
     for name in GLOBS:  # from here on only for the record, where no home folder belongs

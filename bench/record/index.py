@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from bench.base import atomic
 from bench.base.reading import damage, json_file, plain_file, yaml_file
-from bench.base.reading.damage import Damaged, of_record
+from bench.base.reading.damage import Damaged, reading_record
 from bench.machine import processes
 from bench.record import configs, metrics, run_folder, shape, validity
 from bench.record import rows as rows_module
@@ -115,7 +115,7 @@ def _read_part(parent: str, names: Sequence[str]) -> bytes:
 def _read(parent: str, name: str) -> Answer:
     folder = f"{parent}/{name}"
     try:
-        with of_record(folder):
+        with reading_record(folder):
             return name, row_of(run_folder.read(folder), configs.read(folder)), None
     except Damaged as error:
         return name, None, str(error)
@@ -128,7 +128,7 @@ def _load(parent: str) -> Entries:
     """The index of this folder; {} for one that is missing, damaged or of other code."""
     path = Path(parent, NAME)
     try:
-        with of_record(path):
+        with reading_record(path):
             with plain_file.opened(path) as file:
                 is_own = plain_file.is_own(file)  # what somebody else may have written is not a copy of these runs
             return _parsed(path, *_signature(path.stat())) if is_own else {}

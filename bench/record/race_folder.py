@@ -7,7 +7,7 @@ from typing import Any, Required, TypedDict, cast
 
 from bench.base.paths import REPO, results_root
 from bench.base.reading import json_file
-from bench.base.reading.damage import of_record
+from bench.base.reading.damage import reading_record
 
 FOLDER = "races"
 STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
@@ -93,7 +93,7 @@ def read(folder: Path | str) -> Race:
     if not path.is_file():
         name = Path(folder).name
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
-    with of_record(path):
+    with reading_record(path):
         race = json_file.read(path, Race)
         against = verdicts_of(race)
         _rename(race, "peeked", "unplanned_look")

@@ -23,7 +23,7 @@ from typing import Any, cast
 from bench.base import atomic, utc
 from bench.base.paths import PUBLISHED
 from bench.base.reading import json_file
-from bench.base.reading.damage import Damaged, of_record
+from bench.base.reading.damage import Damaged, reading_record
 from bench.machine import processes
 from bench.record import shape, validity
 from bench.record.shape import Record, Section
@@ -123,7 +123,7 @@ def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator
 def read(folder: Path | str) -> Record:
     """A run folder -> effective() of its record, newest version; nothing is written.  ValueError."""
     run = read_raw(folder)
-    with of_record(folder):
+    with reading_record(folder):
         return effective(run)
 
 

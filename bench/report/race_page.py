@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from bench.base import atomic
 from bench.base.reading import plain_file
-from bench.base.reading.damage import Damaged, of_record
+from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.report import curves, run_page, verdicts
@@ -68,13 +68,13 @@ def block(folder: Path | str) -> str:
 
 def document(folder: Path | str, at: Path | str | None = None) -> Document:
     """A race's folder -> its answer, with all that a page shows.  at: where that will lie, None: in the folder."""
-    with of_record(folder):
+    with reading_record(folder):
         return document_of(race_folder.read(folder), folder, at or folder, Options(patch=True, why=True))
 
 
 def html(folder: Path | str, at: Path | str | None = None) -> str:
     """document() as a page."""
-    with of_record(folder):  # what is damaged in it may show only as it is drawn
+    with reading_record(folder):  # what is damaged in it may show only as it is drawn
         return document(folder, at).html()
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from bench.analysis.memory import page as memory_page
 from bench.analysis.memory import pickles
 from bench.base import text_table
-from bench.base.reading.damage import of_record
+from bench.base.reading.damage import reading_record
 from bench.record import race_folder, run_folder, step_files
 from bench.record.shape import Record
 from bench.report import run_charts, run_facts, trace_page
@@ -60,7 +60,7 @@ def html(
     at: the folder that the page will lie in, None: the run's.  repeats: (text, link) of each other run of its config.
     explained: with where a step's time goes, for which traces are read: up to a second.
     """
-    with of_record(folder):  # what is damaged in it may show only as it is drawn
+    with reading_record(folder):  # what is damaged in it may show only as it is drawn
         return document(folder, at, back, repeats, explained).html(assets)
 
 
@@ -126,7 +126,7 @@ def link_to(folder: Path | str | None, at: Path | str) -> str | None:
 
 def block(folder: Path | str) -> str:
     """A run in Markdown, for a pull request."""
-    with of_record(folder):
+    with reading_record(folder):
         return _block(folder)
 
 

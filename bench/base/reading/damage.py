@@ -25,8 +25,8 @@ def one_line(text: object) -> str:
 
 
 @contextlib.contextmanager
-def of_record(where: object) -> Iterator[None]:
-    """with of_record(folder): ...   Turns errors that a damaged record causes inside into a Damaged that names it.
+def reading_record(where: object) -> Iterator[None]:
+    """with reading_record(folder): ...   Turns errors that a damaged record causes inside into a Damaged that names it.
 
     Use it where a record is turned into a row, a page or a line, so that the next one is still shown.  Errors that the
     types of the fields did not catch end here, with the line of code that failed, as it may also be our fault.

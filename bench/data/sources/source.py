@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.base import atomic
-from bench.base.paths import of_user, project_folder
+from bench.base.paths import project_folder, user_path
 from bench.base.units import format_bytes
 from bench.config import user_code
 from bench.config.schema import DataConfig
@@ -39,7 +39,7 @@ class Expected:
 
 def data_root() -> Path:
     """Where data live: SPEEDRUN_DATA, or .data in project_folder()."""
-    return of_user(os.environ.get("SPEEDRUN_DATA") or project_folder() / ".data")
+    return user_path(os.environ.get("SPEEDRUN_DATA") or project_folder() / ".data")
 
 
 def need_bytes(folder: Path, num_bytes: int, what: str) -> None:

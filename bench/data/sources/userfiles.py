@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.base.paths import of_user
+from bench.base.paths import user_path
 from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
@@ -115,7 +115,7 @@ def split_globs(data: DataConfig) -> dict[str, list[Path]]:
 
 def _matches(name: str, glob_of_user: str | None) -> list[Path]:
     assert glob_of_user is not None  # needs
-    pattern = str(of_user(glob_of_user))
+    pattern = str(user_path(glob_of_user))
     paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
     if not paths:
         raise CheckFailed(f"data.{name}={pattern}: no file matches: check the pattern, and quote it for the shell")

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bench.base import credentials, private
-from bench.base.paths import REPO, of_user
+from bench.base.paths import REPO, user_path
 from bench.config import schema, user_code
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
@@ -86,7 +86,7 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     if settings is None or settings.path is None:
         return None
     _set_instruments(config, overrides)
-    path, python = Path(os.path.normpath(of_user(settings.path).absolute())), _python(settings.python)
+    path, python = Path(os.path.normpath(user_path(settings.path).absolute())), _python(settings.python)
     if not path.is_file():
         raise ValueError(f"script={settings.path}: there is no such file: give the training script, e.g. train_gpt.py")
     settings.env = {name: _value(name, value) for name, value in (settings.env or {}).items()} or None
@@ -97,7 +97,7 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     from bench.record.importers import dialects  # numpy, which a launcher of our own runs does not need
 
     if dialect is not None and dialect not in dialects.NAMES:
-        dialect = str(of_user(dialect).absolute())
+        dialect = str(user_path(dialect).absolute())
         dialects.read_yaml(dialect, f"script.dialect={settings.dialect}")
         settings.dialect = private.redact(dialect, REPO)
     args = tuple(settings.args or ())
@@ -124,7 +124,7 @@ def _python(word: str | None) -> str:
     """The interpreter, absolute; a link of a virtual environment stays one."""
     if word is None:
         return sys.executable
-    found = shutil.which(os.path.expanduser(word)) or shutil.which(str(of_user(word)))
+    found = shutil.which(os.path.expanduser(word)) or shutil.which(str(user_path(word)))
     if found is None:
         raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
     return str(Path(found).absolute())

@@ -10,7 +10,7 @@ from typing import Any
 from bench.base import atomic, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file
-from bench.base.reading.damage import of_record
+from bench.base.reading.damage import reading_record
 from bench.compare import eligibility, target
 from bench.launch import ready
 from bench.machine.preflight import Check
@@ -74,7 +74,7 @@ def enter(folder: Path, results: Path) -> None:
 
     ValueError: the plan cannot be read.  OSError: nothing is entered.
     """
-    with of_record(folder / "plan.json"):
+    with reading_record(folder / "plan.json"):
         made = json_file.read(folder / "plan.json", state.Plan)
         if (folder / "race.json").exists() or ledger.read(results).of_race(made["race_id"]):
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from bench.base.reading import json_file
-from bench.base.reading.damage import of_record
+from bench.base.reading.damage import reading_record
 from bench.plans.race import plan
 from bench.record import ledger, race_folder, run_folder
 
@@ -117,7 +117,7 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     """
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
-    with of_record(folder / "plan.json"):
+    with reading_record(folder / "plan.json"):
         known = json_file.read(folder / "plan.json", Plan)
         slots = [
             Slot(number, turn["arm"], turn["seed"], turn["discarded"]) for number, turn in enumerate(known["order"])

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from bench.base import utc
 from bench.base.paths import shown
 from bench.base.reading import damage, plain_file, yaml_file
-from bench.base.reading.damage import Damaged, of_record
+from bench.base.reading.damage import Damaged, reading_record
 from bench.base.units import ms_from_s
 from bench.record import named, run_folder, step_files
 from bench.record.metrics import step_avg_ms
@@ -42,7 +42,7 @@ def of_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence
     made, folders = [], list(folders)
     for folder in folders:
         try:
-            with of_record(folder):
+            with reading_record(folder):
                 made.append(make(folder))
         except Damaged as error:
             named.report_excluded("export", str(error))
