@@ -22,7 +22,7 @@ def two_commits(tmp_path):
 
 def test_each_revision_has_its_own_code_and_the_working_tree_keeps_its_own(two_commits):
     commits = {name: worktrees.commit_of(two_commits, rev) for name, rev in (("old", "HEAD~1"), ("new", "HEAD"))}
-    with worktrees.of(two_commits, commits) as paths:
+    with worktrees.checked_out(two_commits, commits) as paths:
         assert {name: (path / "bench" / "a.py").read_text() for name, path in paths.items()} == {
             "old": "x = 1\n",
             "new": "x = 2\n",
@@ -39,7 +39,7 @@ def test_each_revision_has_its_own_code_and_the_working_tree_keeps_its_own(two_c
 
 def test_it_is_removed_when_the_race_fails_and_with_all_that_was_written_into_it(two_commits):
     commit = worktrees.commit_of(two_commits, "HEAD")
-    with pytest.raises(RuntimeError), worktrees.of(two_commits, {"a": commit}) as paths:
+    with pytest.raises(RuntimeError), worktrees.checked_out(two_commits, {"a": commit}) as paths:
         (paths["a"] / "left.txt").write_text("by a run")
         raise RuntimeError
     assert not paths["a"].exists()
@@ -48,7 +48,7 @@ def test_it_is_removed_when_the_race_fails_and_with_all_that_was_written_into_it
 def test_what_a_killed_race_left_behind_is_made_anew(two_commits):
     path = worktrees.add(two_commits, "a", worktrees.commit_of(two_commits, "HEAD"))
     (path / "bench" / "a.py").write_text("damaged")
-    with worktrees.of(two_commits, {"a": worktrees.commit_of(two_commits, "HEAD~1")}) as paths:
+    with worktrees.checked_out(two_commits, {"a": worktrees.commit_of(two_commits, "HEAD~1")}) as paths:
         assert (paths["a"] / "bench" / "a.py").read_text() == "x = 1\n"
 
 
@@ -68,7 +68,7 @@ def test_a_data_lock_that_a_revision_lacks_is_lent_to_it(two_commits):
     git(two_commits, "commit", "-qm", "3")
     (locks / "a.lock.json").write_text("newer")
     (locks / "b.lock.json").write_text("fetched")
-    with worktrees.of(two_commits, {"new": worktrees.commit_of(two_commits, "HEAD")}) as paths:
+    with worktrees.checked_out(two_commits, {"new": worktrees.commit_of(two_commits, "HEAD")}) as paths:
         found = {path.name: path.read_text() for path in (paths["new"] / "conf" / "data").iterdir()}
         assert found == {"a.lock.json": "committed", "b.lock.json": "fetched"}
         assert code_state.state(paths["new"])["dirty"] is False

@@ -113,7 +113,7 @@ class _Search:
 
     def _identity(self, commit: str) -> tuple[str, str]:
         if commit not in self._facts:
-            with worktrees.of(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
+            with worktrees.checked_out(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
                 (path,) = paths.values()
                 overrides = [word for word in self._settings if word.partition("=")[0] not in plan.SETTINGS]
                 facts = arm_process.facts(path, overrides, results_root())

@@ -138,7 +138,7 @@ def prepare(
     None: all of this one.
     """
     config = requested_config(overrides, machine)
-    its_script = script.of(config, overrides)
+    its_script = script.from_config(config, overrides)
     if check_own and its_script is None:
         own_model.check(config)
     data = config.data

@@ -76,7 +76,7 @@ class Script:
         }
 
 
-def of(config: schema.Config, overrides: list[str]) -> Script | None:
+def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     """The script that a composed config asks for, None without one; instruments that only see our own are dropped.
 
     In config, in place, paths lose what is private, and variables that the shell gives get their value.  Raises

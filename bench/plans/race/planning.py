@@ -33,7 +33,7 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     wanted = request.pop("arms")
     settings = {"n": plan.N, **request}
     prefix = f"facts-{secrets.token_hex(4)}-"
-    with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
+    with worktrees.checked_out(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
         code_and_overrides = {
             name: (paths.get(f"{prefix}{name}", REPO), arm["overrides"]) for name, arm in wanted.items()
         }

@@ -65,7 +65,7 @@ def remove(repo: Path | str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def of(repo: Path | str, commits: Mapping[str, str]) -> Iterator[dict[str, Path]]:
+def checked_out(repo: Path | str, commits: Mapping[str, str]) -> Iterator[dict[str, Path]]:
     """{name: commit} -> {name: path of its worktree}, for as long as this block lasts.  ValueError: git refuses."""
     made = {}
     try:

@@ -73,7 +73,7 @@ def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
     if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
         raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")
     answers: dict[str, str] = {}
-    with worktrees.of(repo, {"bisect": bad}) as paths:
+    with worktrees.checked_out(repo, {"bisect": bad}) as paths:
         folder = paths["bisect"]
         try:
             output = git.run(folder, "bisect", "start", "--no-checkout", bad, good)

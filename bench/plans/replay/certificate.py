@@ -69,7 +69,7 @@ def impossible(record: Recorded, why: str) -> Certificate:
     }
 
 
-def of(record: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
+def from_replays(record: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
     """The certificate of one or more replays of the same seed, or of fresh seeds, whose outcome has no losses."""
     first, cause, why = replayed[0], None, outcome.why
     fields = differences(record.environment, first.environment)

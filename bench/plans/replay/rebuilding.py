@@ -42,7 +42,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
     """The record's code, for as long as the block lasts.  ValueError: the difference does not apply."""
     code, name = recorded.run["code"], _worktree_name(recorded.run["run_id"])
     temporary = tempfile.TemporaryDirectory
-    with worktrees.of(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
+    with worktrees.checked_out(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
         if code["diff_sha256"]:
             try:
                 git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", given=recorded.patch())

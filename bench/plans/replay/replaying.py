@@ -128,12 +128,12 @@ def fresh_seeds(record: Recorded, num_runs: int) -> list[int]:
 def judged(record: Recorded, replayed: list[Recorded]) -> Certificate:
     """What these replays show of the record: some of its own seed, or several of fresh seeds."""
     if replayed[0].run["seed"] == record.run["seed"]:
-        return certificate.of(record, replayed, outcome_of(record, replayed), time_of(record, replayed))
+        return certificate.from_replays(record, replayed, outcome_of(record, replayed), time_of(record, replayed))
     metrics, losses = record.run["metrics"], [run.run["metrics"]["val_loss"] for run in replayed]
     target = (record.run.get("goal") or {}).get("target_val_loss")
     of_track = record.config["track"]["p_value"], metrics.get("target_reached")
     word, why, facts = repeats.judged_losses(metrics["val_loss"], losses, target, *of_track)
-    return certificate.of(record, replayed, Outcome(word, why, facts=facts), _time(record, replayed))
+    return certificate.from_replays(record, replayed, Outcome(word, why, facts=facts), _time(record, replayed))
 
 
 def outcome_of(record: Recorded, replayed: list[Recorded]) -> Outcome:

@@ -236,7 +236,7 @@ def source_sha256(overrides: Sequence[str]) -> str:
     """The fingerprint of the code that a sweep runs.  overrides: those that all its runs have."""
     config = requested_config(list(overrides))
     no_data = datasets.Dataset("", 0, (), ())
-    return Job(config, no_data, list(overrides), [], script.of(config, list(overrides))).source_sha256
+    return Job(config, no_data, list(overrides), [], script.from_config(config, list(overrides))).source_sha256
 
 
 def _read(folder: Path | str) -> Run:
