@@ -576,7 +576,7 @@ def _lists_certificates(capsys, published, copy):
         (row,) = table_groups.groups(named.rows_of_words([str(folder)]))
         assert row["certificate"] == cell.strip()
     one, *others = map(str, sorted(published.glob("cpu_nano/*")))
-    ((_, compared),) = comparison.of_arms(selection.of_words([one, "vs", *others]))
+    ((_, compared),) = comparison.compare_arms(selection.arms_from_words([one, "vs", *others]))
     assert compared["certificates"] == [f"1 {claimed}", f"2 {claimed}"]
     assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in verdicts.document_of((), [compared]).terminal()
     for path in copy.glob("cpu_nano/*/certificate.json"):

@@ -98,7 +98,7 @@ class Options:
     names: Sequence[str] = ("A", "B")  # what the baseline and the candidate are called
 
 
-def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Comparison:
+def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Comparison:
     """Rows (bench/record/rows.py) of all started runs; options: of Options.
 
     Runs that the machine disturbed are excluded, unless fewer than two others of an arm would remain: then they count,

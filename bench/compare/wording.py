@@ -1,4 +1,4 @@
-"""A comparison in words, for text, pages and CSV: what is measured, the cells of a table, the verdict as a sentence."""
+"""The wording of a comparison, for text, pages and CSV: what is measured, the cells of a table, the verdict as a sentence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,8 +96,8 @@ def p_words(p: float | None) -> str:
 
 def p_sentence(p: float | None) -> str:
     """ "p = 0.011", "p < 1e-16"; "p = -" for None."""
-    words = p_words(p)
-    return f"p < {words[1:]}" if words.startswith("<") else f"p = {words or '-'}"
+    text = p_words(p)
+    return f"p < {text[1:]}" if text.startswith("<") else f"p = {text or '-'}"
 
 
 def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
@@ -113,20 +113,22 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
         needed = f"needed p < {loss['target_p_value']:g}"
         lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
     rise, p = f"a rise of {loss['margin_nats']:g} nats", p_sentence(loss.get("p_not_worse"))
-    words = {
+    sentences = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
         "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded ({p})",
         "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
         "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded ({p})",
     }
-    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + list(loss.get("remarks") or ())
+    return (
+        lines + ([sentences[loss["verdict"]]] if loss["verdict"] in sentences else []) + list(loss.get("remarks") or ())
+    )
 
 
 def standalone_verdict(comparison: Mapping[str, Any]) -> str:
     """The sentence for where the verdict itself is not shown beside it.  comparison: a Comparison of any version."""
-    verdict, words = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
-    says_it = verdict in ("faster", "slower", "equivalent") or words.startswith((verdict, "no verdict"))
-    return words if says_it else f"{verdict}: {words}"
+    verdict, sentence = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
+    says_it = verdict in ("faster", "slower", "equivalent") or sentence.startswith((verdict, "no verdict"))
+    return sentence if says_it else f"{verdict}: {sentence}"
 
 
 def verdict_sentence(comparison: Mapping[str, Any]) -> str:

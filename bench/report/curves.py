@@ -259,7 +259,7 @@ def page_of(index: Mapping[str, Any], back: str | None = None, assets: str | Non
 
 
 def html(arms: Iterable[Arm], path: Path) -> str:
-    """Arms (compare/selection.of_each) -> a page that holds all it needs.  path: where it will lie, for links."""
+    """Arms (compare/selection.arm_from_each) -> a page that holds all it needs.  path: where it will lie, for links."""
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
     lines: list[list[Any]] = []

@@ -130,7 +130,7 @@ def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:
         if row is baseline:
             row.update(dict.fromkeys(CHANGE_COLUMNS))
             continue
-        compared = verdict.of_rows(*(one.get("members") or [one] for one in (baseline, row)))
+        compared = verdict.compare_rows(*(one.get("members") or [one] for one in (baseline, row)))
         time, loss = compared["time"], compared["val_loss"]
         changes = time["change_pct"], time["ci95_pct"], loss["change_nats"], loss["ci95_nats"]
         row.update(zip(CHANGE_COLUMNS, changes, strict=True))
