@@ -591,7 +591,7 @@ def test_the_words_of_certificates_are_those_of_outcomes():
 
 
 def test_repeats_are_certified_together():
-    assert certificates.of_several([None, None]) is None
-    assert certificates.of_several(["identical"] * 3) == "3 identical"
-    found = certificates.of_several(["identical", None, "identical", "not reproduced"])
+    assert certificates.summarized([None, None]) is None
+    assert certificates.summarized(["identical"] * 3) == "3 identical"
+    found = certificates.summarized(["identical", None, "identical", "not reproduced"])
     assert found == "2 of 4 identical, 1 of 4 not reproduced"

@@ -60,7 +60,7 @@ class Entry:
     @functools.cached_property
     def certificate(self) -> str | None:
         """The outcome of its runs' replays."""
-        return certificates.of_several(map(certificates.outcome, self.folders))
+        return certificates.summarized(map(certificates.outcome, self.folders))
 
     @functools.cached_property
     def losses(self) -> target.Decision:

@@ -82,7 +82,7 @@ def _compared(
     compared["calibration"] = {name: kept[name] for name in OF_CALIBRATION} if kept else None
     compared["code_change"] = _code_change(a, b)
     replayed = [
-        certificates.of_several(certificates.outcome(folder) for folder in arm.folders if folder) for arm in (a, b)
+        certificates.summarized(certificates.outcome(folder) for folder in arm.folders if folder) for arm in (a, b)
     ]
     if any(replayed):
         compared["certificates"] = replayed

@@ -1,4 +1,4 @@
-"""The wording of a comparison, for text, pages and CSV: what is measured, the cells of a table, the verdict as a sentence."""
+"""The wording of comparisons in text, pages and CSV: the measures, a table's cells, the verdict as a sentence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
