@@ -122,7 +122,7 @@ def page_of(title: str, about: str, timelines: dict[str, Timeline], phases: list
 
 
 def _alive_chart(timeline: Timeline, phases: list[Phase]) -> dict[str, Any]:
-    """Bytes alive over time.  Each phase is a series of its own, so that the curve has its colour there."""
+    """Bytes alive over time.  Each phase is a separate series, so that the curve has its colour there."""
     points = _points(timeline, phases)
     start_ns = points[0][0]
     names = dict.fromkeys([*(name for name, _, _ in phases), NO_PHASE])
