@@ -113,7 +113,7 @@ def waterfall_of_difference(difference: Answer, a: str, b: str) -> waterfall.Wat
     of_a, of_b = difference[of]
     ends = (plain(a, 60), of_a), (plain(b, 60), of_b)
     about = f"{difference['change_ms']:+.3f} ms, by {difference['by']}s; the steps add up to it"
-    return waterfall.of_changes(f"What changed in {what}, ms:", about, ends, steps, "difference")
+    return waterfall.from_changes(f"What changed in {what}, ms:", about, ends, steps, "difference")
 
 
 def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:
