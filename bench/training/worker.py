@@ -1,7 +1,7 @@
 """One rank of one run as a process: its log, its end with its launcher, its failure.  run.py is the run itself.
 
-Started by bench/launch/ranks.py, or by hand with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER
-holds config.yaml, run.json and, if a launcher started this, .launch.tmp.  Writes logs/rankN.log (by hand: to the
+Started by bench/launch/ranks.py, or directly with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER
+holds config.yaml, run.json and, if a launcher started this, .launch.tmp.  Writes logs/rankN.log (then: to the
 terminal); rank 0 writes steps.csv, events.jsonl and .result.tmp; a rank that fails writes logs/rankN.failure.json.
 Needs no Hydra.
 """

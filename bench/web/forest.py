@@ -107,7 +107,7 @@ def _bands(panel: Panel, at: Place, bottom: float) -> Iterator[Safe]:
 
 def _axis(panel: Panel, at: Place, low: float, high: float, bottom: float) -> Iterator[Safe]:
     yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
-    dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"  # not through the text
+    dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"  # not through text
     yield tag("line", x1=at(0), x2=at(0), y1=TOP - 6, y2=bottom, class_="zero", style=dashes)
     for value in ticks(low, high):
         yield tag("line", x1=at(value), x2=at(value), y1=bottom, y2=bottom + 4, class_="axis")
