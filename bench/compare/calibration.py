@@ -33,7 +33,7 @@ class Flagged(TypedDict):
 
 
 class Kept(TypedDict):
-    """Of a calibration's file what is looked up."""
+    """The fields of a calibration file that are looked up."""
 
     session_id: str | None
     comparability_id: str | None

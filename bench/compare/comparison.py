@@ -181,7 +181,7 @@ def differing_folders(a: str, b: str) -> list[Difference]:
 
 
 def _facts(arm: Arm) -> list[Facts]:
-    """Of one run for each kind in the arm: what differs inside a kind is chance, not a difference."""
+    """The facts of one run for each kind in the arm: what differs within a kind is chance, not a difference."""
     kinds: dict[tuple[Any, ...], int] = {}
     for number, row in enumerate(arm.rows):
         kinds.setdefault(tuple(dict(row)[column] for column in KNOWN_BY), number)

@@ -32,7 +32,7 @@ Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
 
 
 class Change(TypedDict):
-    """Of B against A."""
+    """The change from A to B."""
 
     change_pct: float | None  # of the geometric means
     ci95_pct: list[float] | None  # low, high
@@ -43,7 +43,7 @@ class Change(TypedDict):
 
 
 class Secondary(Change, total=False):
-    """Of energy, memory or compile time, with the pair of means."""
+    """The change in energy, memory or compile time, with the pair of means."""
 
     mean_j: list[float | None]
     mean_gib: list[float | None]

@@ -22,7 +22,7 @@ OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are
 
 
 class LossTest(TypedDict):
-    """Of losses of independent runs, one-sided t; None where there is nothing to test: no target, or one loss."""
+    """One-sided t test of the losses of independent runs; None where nothing can be tested: no target, or one loss."""
 
     n: int
     mean: float | None
@@ -94,7 +94,7 @@ def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = N
 
 
 def mean_losses(groups: Sequence[Sequence[Row]]) -> list[float]:
-    """Of each group of independent() its mean val_loss."""
+    """The mean val_loss of each group of independent()."""
     return [stats.mean([row["val_loss"] for row in group if row["val_loss"] is not None]) for group in groups]
 
 

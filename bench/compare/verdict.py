@@ -176,7 +176,7 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
 
 
 def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tuple[list[list[Row]], list[Excluded]]:
-    """By their telemetry and never by their times."""
+    """Judges disturbance by the runs' telemetry, never by their times."""
     kept = [[row for row in rows if not row["machine_doubts"]] for rows in arms]
     if kept == arms or min(map(len, kept)) < 2:
         return arms, []

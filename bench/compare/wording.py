@@ -90,7 +90,7 @@ def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
 
 
 def p_words(p: float | None) -> str:
-    """As many digits as say something; "" for None."""
+    """As many digits as are meaningful; "" for None."""
     return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
@@ -165,7 +165,7 @@ def _numbers(time: Mapping[str, Any]) -> str:
 
 
 def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
-    """Of two clocks the one that says less leads: what an arm spends outside its own is part of the difference."""
+    """Leads with the clock that shows less: time that an arm spends outside its own clock is part of the difference."""
     by_launcher, own_pct = time.get("outside"), abs(time["change_pct"])
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
@@ -208,7 +208,7 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
 
 
 def _words_of_losses(comparison: Mapping[str, Any]) -> str:
-    """Of times that are not comparable: why; and what the losses say all the same."""
+    """Why the times are not comparable, and what the losses show all the same."""
     (a, b), loss, why = comparison["arms"], comparison["val_loss"], str(comparison["reasons"][0])
     of_losses = {
         "waived": f"{b} has those of {a}, bit for bit",

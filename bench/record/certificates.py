@@ -125,7 +125,7 @@ def outcome(folder: Path | str) -> str | None:
 
 
 def summarized(outcomes: Iterable[str | None]) -> str | None:
-    """Of the repeats of one thing: 3 identical, or 2 of 3 identical; None where none has a certificate."""
+    """Summarize the outcomes of repeats: 3 identical, or 2 of 3 identical; None where none has a certificate."""
     outcomes = list(outcomes)
     counts = Counter(outcome for outcome in outcomes if outcome is not None)
     if not counts:

@@ -108,7 +108,7 @@ def _read_all(parent: str, names: Sequence[str]) -> list[Answer]:
 
 
 def _read_part(parent: str, names: Sequence[str]) -> bytes:
-    """By marshal, which takes a third of pickle's time, from one process of ours to the other."""
+    """Uses marshal, which takes a third of pickle's time, between two of our own processes."""
     return marshal.dumps([_read(parent, name) for name in names])
 
 

@@ -63,7 +63,7 @@ class OfRace(TypedDict):
 
 
 class Line(TypedDict):
-    """Of what the lines above say that which is read."""
+    """The fields of the lines above that are read."""
 
     sha256: str
     event: str
@@ -209,7 +209,7 @@ def ended(results: Path | str, folder: Path | str, run: Record) -> Line:
 
 
 def sha256_of(path: Path | str) -> str:
-    """Of a file's content, as hex."""
+    """The SHA-256 of a file's content, as hex."""
     return hashlib.sha256(plain_file.content(path)).hexdigest()
 
 

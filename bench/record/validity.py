@@ -201,7 +201,7 @@ def _mismatch(checked: Section, where: str, bound: float) -> str | None:
 
 
 def _unknown(checked: Section, where: str) -> str | None:
-    """Of tokens that no run is given: a model that gives no number there cannot be asked what it knows."""
+    """Why the check on unseen tokens is unknown: a model that gives no number there cannot be tested."""
     is_number = checked.get("claimed_nats") is not None or checked.get("from_logits_nats") is not None
     if checked.get("not_checked") or is_number:
         return None

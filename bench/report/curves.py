@@ -113,7 +113,7 @@ def train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
 
 
 def _printed_s(train_time_ms: Sequence[float | None]) -> list[float | None]:
-    """Of a log that prints the time so far; what its clock took back after the warm-up steps is not counted."""
+    """The seconds of a log that prints the time so far; time that its clock took back after warm-up is not counted."""
     least_s, so_far_s = math.inf, []
     for ms in reversed(train_time_ms):
         least_s = least_s if ms is None else min(least_s, s_from_ms(ms))

@@ -183,7 +183,7 @@ def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
 
 
 def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
-    """By stream, and of several ranks the sum over each one's streams."""
+    """By stream; for several ranks, the sum over the streams of each."""
     if len(ranks) > 1:
         groups = {f"rank {number}, all streams": rank["idle"] for number, rank in ranks.items()}
     else:
@@ -244,7 +244,7 @@ def _kernels(rank: Answer, of_rank: str, id: str) -> Panels:
 
 
 def _host(rank: Answer, of_rank: str, id: str) -> Panels:
-    """Of a trace without a device: operators by own time, modules; of any: phases."""
+    """For a trace without a device, operators by own time and modules; for any trace, phases."""
     if not rank["num_device_rows"]:
         by_time = sorted(rank["operators"], key=lambda line: -line["self_cpu_us"])
         total_us = sum(line["self_cpu_us"] for line in by_time) or 1.0

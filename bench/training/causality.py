@@ -72,7 +72,7 @@ class Ask:
 
 
 def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of check() of each rank, the one that says least good of the model."""
+    """The least favourable of the ranks' answers of check()."""
     return min(by_rank, key=lambda rank: ("not causal", "not checked", "causal").index(rank["found"]))
 
 
@@ -102,7 +102,7 @@ def check(
     backends: set[str] = set()
 
     def answered(way: Way, shape: tuple[int, int], by: list[str], watch: "_Watch | None") -> Ask:
-        """By logits of the model as it is written, where they are watched; else by losses of what the run calls."""
+        """Uses the logits of the model as written where they are watched, else the losses of what the run calls."""
         ask = Ask(way.mode, by, is_compiled and watch is None, *shape)
         call = way.call if watch is None else model
         return _Asking(ask, call, watch, vocab_size, device, seed, model).answered()
@@ -200,7 +200,7 @@ class _Asking:
             self.question.unchecked = "logits or losses are not finite"
 
     def _cuts(self) -> Iterator[list[int]]:
-        """Of the rows, pass after pass: MIN_CUTS or more in all, one in each part of a row, in a random order."""
+        """The cuts of the rows in each pass: MIN_CUTS or more in all, one in each part of a row, in random order."""
         num_rows, seq_len = self.question.num_rows, self.question.seq_len
         has_first = num_rows > 1  # a row of which all tokens change: the others must not see it
         num_groups = -(-MIN_CUTS // (num_rows - has_first))

@@ -68,7 +68,7 @@ class Shown(str):
 
 
 def code(text: str) -> Shown:
-    """As code."""
+    """Text shown as code."""
     return Shown(text, tag("code", text))
 
 

@@ -52,7 +52,7 @@ def plot(
 
 
 def height_px(num_lines: int) -> int:
-    """Of a picture of so many lines."""
+    """The height of a picture with so many lines."""
     return HEAD_PX + (num_lines + 1) * (ROW_PX + 18)
 
 

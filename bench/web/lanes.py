@@ -63,7 +63,7 @@ class Panel:
 
     @property
     def height_px(self) -> int:
-        """Of a picture."""
+        """The height of the picture."""
         return HEAD_PX + AXIS_PX + len(self.lanes) * (LANE_PX + self.num_rows * (ROW_PX + GAP_PX))
 
 

@@ -75,7 +75,7 @@ class Waterfall:
 
     @property
     def height_px(self) -> int:
-        """Of a picture."""
+        """The height of the picture."""
         return HEAD_PX + len(self.bars) * ROW_PX
 
 

@@ -186,7 +186,7 @@ class NanoChat(Form):
         return row
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """As the program counts it; to the millisecond where every step was printed, else in hundredths of a minute."""
+        """The program's own clock; to the millisecond where every step was printed, else in hundredths of a minute."""
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
         add_train_time(by_step, untimed)

@@ -106,7 +106,7 @@ def read_yaml(path: str, where: str) -> Patterns:
 
 
 def edge(path: str) -> tuple[str, int]:
-    """Of a readable yaml of patterns: that of a step's line, its number the first group, and what to add to it."""
+    """From a yaml of patterns: the one for a step's line, whose first group is the number, and what to add to it."""
     described = yaml_file.read(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", described["step"]), 1 - described.get("first_step", 1)
 

@@ -166,7 +166,7 @@ def read(data: bytes) -> tuple[Metrics, Text, Array]:
 
 
 def _others(text: Text, in_table: Array) -> tuple[dict[int, bytes], list[int]]:
-    """Of the lines in no table: {number: metric line}, and the numbers of those with the middle of one in them."""
+    """{number: metric line} of the lines in no table, and the numbers of lines that have one in their middle."""
     metric_lines, strays = {}, []
     others = text.without(in_table)
     may_stray = any(stray.search(others) for stray in STRAYS)

@@ -154,7 +154,7 @@ def _same_run_id(run: Run) -> str | None:
 
 
 def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
-    """Of every run of the file: to which of them the lines that were not understood belong is not known."""
+    """The same for every run of the file: which run an unrecognised line belongs to is not known."""
     if not unmatched:
         return []
     number, text = unmatched[0]

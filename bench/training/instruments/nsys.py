@@ -91,7 +91,7 @@ class Nsys(Nvtx):
         self._end()
 
     def flags(self) -> dict[int, str]:
-        """Of every rank's steps in the window, and the one after it: ranks wait for those that record."""
+        """Flags every rank's steps in the window and the one after it: ranks wait for those that record."""
         rows = range(self._window.first_step, min(self._window.last_step + 1, self.context.num_steps) + 1)
         return dict.fromkeys(rows, windows.FLAG)
 
