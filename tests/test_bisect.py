@@ -28,7 +28,7 @@ def history(tmp_path):
 def test_the_first_bad_commit_is_found_in_few_races(history, first_bad):
     repo, commits = history
     ended = bisect.search(repo, commits[0], commits[8], lambda commit: BAD if commit in commits[first_bad:] else GOOD)
-    assert ended.commits == [commits[first_bad]] and len(ended.asked) <= 3
+    assert ended.commits == [commits[first_bad]] and len(ended.outcome_by_commit) <= 3
     assert git(repo, "status", "--porcelain") == "" and git(repo, "worktree", "list").count("\n") == 0
     assert git(repo, "for-each-ref", "refs/bisect") == ""
 
@@ -38,7 +38,7 @@ def test_what_could_not_be_decided_stays_in_the_answer(history):
     words = {commits[number]: GOOD for number in (1, 2, 3)} | {commits[number]: BAD for number in (6, 7)}
     ended = bisect.search(repo, commits[0], commits[8], lambda commit: words.get(commit, UNDECIDED))
     assert sorted(ended.commits) == sorted(commits[4:7])  # 4 and 5 are undecided, 6 is bad
-    assert {commit for commit, word in ended.asked.items() if word == UNDECIDED} == set(commits[4:6])
+    assert {commit for commit, word in ended.outcome_by_commit.items() if word == UNDECIDED} == set(commits[4:6])
 
 
 def test_a_good_commit_that_is_no_ancestor_is_refused(history):

@@ -46,22 +46,24 @@ def test_three_true_runs_are_accepted_with_evidence_for_every_rule(results, caps
     folders = three(results)
     assert judge.main([str(folder) for folder in folders]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == f"   judge  accepted: 17 rules passed, {len(rulebook.RULES) - 17} not applicable"
+    first = out.splitlines()[0]
+    assert first.startswith("   judge  accepted: ") and " on track cpu_nano, 3 runs: " in first
+    assert first.endswith(f": 17 rules passed, {len(rulebook.RULES) - 17} not applicable")
     assert out.count("    pass  ") == 17 and out.count("FAIL") == 0
     assert "seeds 0, 1, 2" in out and "p=" in out
 
 
-def test_what_failed_stands_last_with_its_evidence_then_the_count(results, capsys):
+def test_the_verdict_and_the_count_stand_first_then_what_failed_with_its_evidence(results, capsys):
     folders = three(results)
     assert judge.main([str(folders[0])]) == 1
-    head, *lines, last = capsys.readouterr().out.splitlines()
-    assert head.endswith("on track cpu_nano, 1 run")
+    head, *lines = capsys.readouterr().out.splitlines()
     marks = [line.split()[0] for line in lines]
     num_failed = marks.count("FAIL")
     assert num_failed >= 2
-    assert set(marks[-num_failed:]) == {"FAIL"}
-    assert "    FAIL  there are enough runs: 1 valid of 1 run, the track needs 3" in lines[-num_failed:]
-    assert last == f"   judge  refused: {num_failed} of {len(rulebook.RULES)} rules failed"
+    assert set(marks[:num_failed]) == {"FAIL"}
+    assert "    FAIL  there are enough runs: 1 valid of 1 run, the track needs 3" in lines[:num_failed]
+    assert head.startswith("   judge  refused: ")
+    assert head.endswith(f" on track cpu_nano, 1 run: {num_failed} of {len(rulebook.RULES)} rules failed")
 
 
 def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):

@@ -182,7 +182,7 @@ def test_a_rung_that_cannot_run_is_excluded_from_all_and_refused_by_name(monkeyp
 
 
 def test_the_size_follows_the_machine():
-    assert [sizes.of_machine(num).name for num in (0, 1, 7, 8)] == ["nano", "short", "short", "record"]
+    assert [sizes.for_machine(num).name for num in (0, 1, 7, 8)] == ["nano", "short", "short", "record"]
 
 
 @pytest.mark.parametrize(("name", "num_gpus", "batch_tokens"), [("short", 1, 131_072), ("record", 8, 524_288)])
@@ -193,7 +193,7 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
     for rung in map(sizes.rung_named, ("r01", "r04", "r11", "r12", "r13", "r20", "r21", "simple")):
         record = compose.compose([f"experiment={rung.name}"], machine)
         own = sizes._derived(rung, record, size, [])
-        config = compose.compose([*size.words, f"experiment={rung.name}", *own], machine)
+        config = compose.compose([*size.all_overrides, f"experiment={rung.name}", *own], machine)
         assert deviations_of(config) == []
         resolved, of_tokens = resolve.resolve(config, machine, 50257), 0.75 if rung.name == "r21" else 1
         assert (resolved.model.width, resolved.data.batch_tokens) == (768, of_tokens * batch_tokens)
@@ -232,7 +232,7 @@ def test_the_target_is_reached_at_the_first_validation_at_or_below_it():
 
 def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
     code, _ = raced()
-    found = staircase.of_race(folder_of(tmp_path))
+    found = staircase.from_race(folder_of(tmp_path))
     assert (code, found["target_val_loss"], found["val_every_steps"]) == (0, 3.3, [40])
     assert "what r01 reaches at its last step, the highest of 2 runs" in found["target_words"]
     r01, r04, r11 = found["rungs"]
@@ -255,7 +255,7 @@ def test_its_intervals_and_p_are_welchs_on_logarithms_and_p_is_adjusted_for_all_
     from math import exp, log
 
     raced()
-    steps = [rung["step"]["to_target"] for rung in staircase.of_race(folder_of(tmp_path))["rungs"][1:]]
+    steps = [rung["step"]["to_target"] for rung in staircase.from_race(folder_of(tmp_path))["rungs"][1:]]
     ways_s = [[12.0, 13.0], [8.0, 8.4], [8.0, 8.2]]
     logs = [[log(value) for value in values] for values in ways_s]
     tests = [scipy.stats.ttest_ind(logs[k + 1], logs[k], equal_var=False) for k in (0, 1)]
@@ -271,21 +271,21 @@ def test_the_verdict_of_a_step_is_a_races(raced, tmp_path):
     """About 12 s against 8 s is shown; 8.0 and 8.001 s against 8.0 and 8.002 s is no change."""
     steady = {"R01": [12.0, 12.001], "R04": [12.0, 12.0015], "R11": [24.0, 24.006]}  # to the target a third
     raced(train_s=steady)
-    steps = [rung["step"] for rung in staircase.of_race(folder_of(tmp_path))["rungs"][1:]]
+    steps = [rung["step"] for rung in staircase.from_race(folder_of(tmp_path))["rungs"][1:]]
     assert steps[0]["verdict"] == "faster"
     assert steps[1]["verdict"] in ("equivalent", "inconclusive")
 
 
 def test_rungs_whose_steps_are_of_different_sizes_are_compared_on_their_way_to_the_target(raced, tmp_path):
     raced({"R21": LOSSES["R11"]}, {"R01": [12.0, 12.001], "R21": [24.0, 24.006]}, names=("r01", "r21"))
-    (step,) = [rung["step"] for rung in staircase.of_race(folder_of(tmp_path))["rungs"][1:]]
+    (step,) = [rung["step"] for rung in staircase.from_race(folder_of(tmp_path))["rungs"][1:]]
     assert (step["verdict"], step["why"]) == ("faster", [])
     assert step["step_ms"]["change_pct"] is None  # a step is 1,024 tokens in one and 768 in the other
 
 
 def test_a_rung_of_which_one_run_misses_the_target_has_no_time_to_it(raced, tmp_path, capsys):
     raced(losses={"R04": [LOSSES["R04"][0], {0: 5.6, 40: 4.5, 80: 4.0, 120: 3.4}]})
-    r01, r04, r11 = staircase.of_race(folder_of(tmp_path))["rungs"]
+    r01, r04, r11 = staircase.from_race(folder_of(tmp_path))["rungs"]
     assert (r04["num_reached"], r04["levels"]["to_target_s"]["mean"]) == (1, None)
     assert r04["step"]["verdict"] == r11["step"]["verdict"] == "not_comparable"
     assert r04["step"]["why"] == r11["step"]["why"] == ["1 of 2 runs of r04 do not reach the target"]
@@ -297,14 +297,14 @@ def test_a_rung_of_which_one_run_misses_the_target_has_no_time_to_it(raced, tmp_
 
 def test_a_target_of_the_users_own_is_the_target(raced, tmp_path):
     raced(words=["goal.target_val_loss=3.55"])
-    found = staircase.of_race(folder_of(tmp_path))
+    found = staircase.from_race(folder_of(tmp_path))
     assert (found["target_val_loss"], found["target_words"]) == (3.55, "the runs' own target (goal.target_val_loss)")
     assert [rung["runs"][0]["steps_to_target"] for rung in found["rungs"]] == [80, 80, 40]
 
 
 def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):
     raced(words=["n=3"], hurt={6: "fail"})
-    found = staircase.of_race(folder_of(tmp_path))
+    found = staircase.from_race(folder_of(tmp_path))
     assert sorted(rung["num_reached"] for rung in found["rungs"]) == [2, 3, 3]
     assert any("1 of 9 runs failed" in note for note in found["notes"])
 
@@ -321,7 +321,7 @@ def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path
         return arm
 
     monkeypatch.setattr(staircase.selection, "arm_from_folders", doubted)
-    found = staircase.of_race(folder_of(tmp_path))
+    found = staircase.from_race(folder_of(tmp_path))
     assert f"the machine disturbed 3 of {3 * n} runs, which {says}" in found["notes"][0]
     for rung in found["rungs"]:
         ns = [rung["levels"][key]["n"] for key in ("to_target_s", "step_ms", "steps_to_target", "val_loss")]
@@ -371,7 +371,7 @@ def test_a_race_of_other_arms_is_no_ladder(raced, tmp_path):
     del found["plan"]["ladder"]
     (folder / "race.json").write_text(json.dumps(found))
     with pytest.raises(ValueError, match="is a race of other arms"):
-        staircase.of_race(folder)
+        staircase.from_race(folder)
 
 
 def test_a_dry_run_says_what_it_would_run_and_runs_nothing(raced, tmp_path, capsys, monkeypatch):

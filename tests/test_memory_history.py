@@ -10,7 +10,7 @@ from snapshots import FORWARD, frames
 from bench.analysis.memory import pickles
 from bench.base.paths import REPO
 from bench.config import windows as config_windows
-from bench.launch.prepare import asked
+from bench.launch.prepare import requested_config
 from bench.training import memory as device_memory
 from bench.training.instruments.base import InstrumentSet
 from bench.training.instruments.registry import load
@@ -302,7 +302,7 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
 )
 def test_settings_that_cannot_be_are_refused_before_the_run(override, says):
     with pytest.raises(ValueError, match=says):
-        asked(["instruments=[regions,memory_history]", f"instruments.memory_history.{override}"])
+        requested_config(["instruments=[regions,memory_history]", f"instruments.memory_history.{override}"])
 
 
 def test_a_window_takes_from_the_common_settings_what_it_does_not_say():

@@ -13,7 +13,7 @@ import torch
 
 from bench.config import compose
 from bench.launch import ranks
-from bench.launch.prepare import asked, prepare
+from bench.launch.prepare import prepare, requested_config
 from bench.machine import processes
 from bench.training.clock import HostMarks
 from bench.training.instruments import registry
@@ -38,7 +38,7 @@ def nsys(tmp_path, monkeypatch):
 
 
 def settings(*words):
-    return asked(["track=cpu_nano", "profile=nsys", *words]).instruments
+    return requested_config(["track=cpu_nano", "profile=nsys", *words]).instruments
 
 
 def test_each_rank_runs_within_nsys_with_a_report_of_its_own(nsys, tmp_path):
@@ -54,7 +54,7 @@ def test_each_rank_runs_within_nsys_with_a_report_of_its_own(nsys, tmp_path):
         "--force-overwrite=true",
         f"--output={tmp_path}/traces/late_rank%q{{RANK}}",
     ]
-    assert registry.program(asked(["track=cpu_nano"]).instruments, tmp_path, "cuda") == []
+    assert registry.program(requested_config(["track=cpu_nano"]).instruments, tmp_path, "cuda") == []
 
 
 def test_without_nsys_or_a_gpu_it_is_refused_with_a_remedy(tmp_path, monkeypatch):

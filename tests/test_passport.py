@@ -56,13 +56,13 @@ def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **more):
 
 def test_a_sample_is_a_mean_over_enough_calls_and_the_first_two_only_guess():
     device = MadeUp(1e-4)  # 5 ms a sample on a GPU: 50 calls
-    assert works.of_work(lambda: None, device, device.now_s) == pytest.approx([1e-4] * works.NUM_SAMPLES)
+    assert works.call_seconds(lambda: None, device, device.now_s) == pytest.approx([1e-4] * works.NUM_SAMPLES)
     assert device.blocks == [1, 1] + [50] * works.NUM_SAMPLES
 
 
 def test_slow_work_gets_fewer_samples_but_never_less_than_the_least():
     device = MadeUp(1.0)
-    assert works.of_work(lambda: None, device, device.now_s) == [1.0] * works.MIN_SAMPLES
+    assert works.call_seconds(lambda: None, device, device.now_s) == [1.0] * works.MIN_SAMPLES
 
 
 def test_a_product_is_two_flop_a_multiplication_and_a_copy_is_read_and_written():
@@ -128,12 +128,16 @@ def test_bus_bandwidth_is_that_of_nccl_tests():
 
 
 def test_gpus_are_measured_in_every_precision_that_they_have_and_ranks_only_together():
-    names = {case.precision for case in works.of_device("cuda", has_float8=True) if case.kind == "gemm"}
+    names = {case.precision for case in works.cases_of_device("cuda", has_float8=True) if case.kind == "gemm"}
     assert names == {"bfloat16", "tf32", "float16", "float32", "float8"}
-    assert all(case.precision != "float8" for case in works.of_device("cuda"))
-    assert works.of_ranks("cuda", 1) == []
-    assert {case.world_size for case in works.of_ranks("cuda", 8)} == {8}
-    every = [*works.of_device("cuda", has_float8=True), *works.of_device("cpu", [1, 2]), *works.of_ranks("cpu", 2)]
+    assert all(case.precision != "float8" for case in works.cases_of_device("cuda"))
+    assert works.cases_of_ranks("cuda", 1) == []
+    assert {case.world_size for case in works.cases_of_ranks("cuda", 8)} == {8}
+    every = [
+        *works.cases_of_device("cuda", has_float8=True),
+        *works.cases_of_device("cpu", [1, 2]),
+        *works.cases_of_ranks("cpu", 2),
+    ]
     assert len({case.what for case in every if case.kind != "clock"}) == len(every) - 2
 
 
@@ -195,12 +199,12 @@ def test_a_run_gets_the_passport_of_its_device_that_is_nearest_in_time(machine):
     for day, rate in (("01", 500.0), ("20", 700.0)):
         kept.write(passport([gemm("bfloat16", (64, 64, 64), rate)], at=f"2026-11-{day}T10:00:00.000Z"))
     (machine / kept.FOLDER / "damaged.json").write_text("{")
-    assert kept.of_run(run_on("id-0", "2026-11-02T00:00:00Z")).peak_flops("bfloat16") == 500e12
-    newer = kept.of_run(run_on("id-0", "2026-11-19T00:00:00Z"))
+    assert kept.ceilings_of_run(run_on("id-0", "2026-11-02T00:00:00Z")).peak_flops("bfloat16") == 500e12
+    newer = kept.ceilings_of_run(run_on("id-0", "2026-11-19T00:00:00Z"))
     assert newer.peak_flops("bfloat16") == 700e12
     assert newer.source == "measured, passport of 2026-11-20"
-    assert kept.of_run(run_on("another", "2026-11-19T00:00:00Z")) is None
-    assert kept.of_run(run_on("id-0", None), rank=1) is None
+    assert kept.ceilings_of_run(run_on("another", "2026-11-19T00:00:00Z")) is None
+    assert kept.ceilings_of_run(run_on("id-0", None), rank=1) is None
 
 
 def test_of_a_cpu_the_figures_with_the_runs_threads_count(machine):
@@ -211,7 +215,7 @@ def test_of_a_cpu_the_figures_with_the_runs_threads_count(machine):
     kept.write(passport(collectives=both) | {"device": "cpu", "devices": [device]})
 
     def of(num_threads):
-        return kept.of_run({"environment": env | {"num_threads": num_threads}, "started_at": None})
+        return kept.ceilings_of_run({"environment": env | {"num_threads": num_threads}, "started_at": None})
 
     assert of(1).peak_flops("float32") == pytest.approx(0.1e12)
     assert of(2).peak_flops("float32") == pytest.approx(0.1e12)  # not measured: the most below
@@ -227,7 +231,7 @@ def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(m
         device = {"id": kept.cpu_id(env), "name": "A CPU", "index": 0, "figures": mine, "under_load": {}}
         at = f"2026-11-{day}T10:00:00.000Z"
         kept.write(passport(at=at, foreign_cpu_cores=cores) | {"device": "cpu", "devices": [device]})
-        found = kept.of_run(run)
+        found = kept.ceilings_of_run(run)
         assert found.peak_flops("float32") == pytest.approx(1e12 * rate)
         beside = " beside programs that took 1.5 cores" if cores > 1 else ""
         assert found.source == f"measured{beside}, passport of 2026-11-{day}"

@@ -9,7 +9,7 @@ from bench.base.paths import CONF
 from bench.config import compose, overrides
 from bench.config import windows as config_windows
 from bench.config.windows import ProfilerWindow, described, kempner_window
-from bench.launch.prepare import asked
+from bench.launch.prepare import requested_config
 from bench.training.instruments import registry
 
 
@@ -26,7 +26,7 @@ def windows(**changes):
 
 def composed(*overrides):
     """The instruments of these overrides, checked as a run's are."""
-    return asked([*overrides]).instruments
+    return requested_config([*overrides]).instruments
 
 
 def span(window):
@@ -214,4 +214,4 @@ def test_what_is_looked_at_ends_with_the_last_window(words, step):
 def test_a_run_without_a_window_cannot_stop_after_it():
     words = ["track=cpu_nano", "profile.stop_after_window=true"]
     with pytest.raises(ValueError, match="stop_after_window=true: no chosen instrument has a window of steps: choose"):
-        asked(words)
+        requested_config(words)

@@ -89,55 +89,55 @@ def test_losses_of_another_machine_are_judged_by_what_rounding_does(losses, word
     if len(losses) < len(RECORDED):
         losses[-1]["val_loss"] = None
     moved = [row | {name: row[name] and row[name] * (1 + 2e-7) for name in outcomes.LOSSES} for row in losses]
-    found = outcomes.of_losses(RECORDED, losses, ELSEWHERE, perturbed=[moved, moved])
+    found = outcomes.from_losses(RECORDED, losses, ELSEWHERE, perturbed=[moved, moved])
     assert (found.word, found.num_equal_losses, found.num_losses, found.needs) == (word, num_equal, 6, None)
     assert sentence in found.why
 
 
 def test_a_word_that_needs_a_further_replay_says_which():
-    assert outcomes.of_losses(RECORDED, RECORDED, ELSEWHERE).needs is None
-    first = outcomes.of_losses(RECORDED, CLOSE, ELSEWHERE)
+    assert outcomes.from_losses(RECORDED, RECORDED, ELSEWHERE).needs is None
+    first = outcomes.from_losses(RECORDED, CLOSE, ELSEWHERE)
     assert (first.word, first.needs) == ("undecided", "perturbed")
-    near = outcomes.of_losses(RECORDED, CLOSE, ELSEWHERE, perturbed=[RECORDED])
+    near = outcomes.from_losses(RECORDED, CLOSE, ELSEWHERE, perturbed=[RECORDED])
     assert (near.word, near.needs) == ("equal within rounding", None), "a run that rounding moves as far itself"
-    assert outcomes.of_losses(RECORDED, FAR, ELSEWHERE, perturbed=[FAR]).needs == "perturbed", "it had no effect"
-    assert outcomes.of_losses(RECORDED, FAR, ELSEWHERE, perturbed=[FAR, FAR]).needs is None
-    refused = outcomes.of_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.6001, 4.251, 4.13, 4.07)])
+    assert outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[FAR]).needs == "perturbed", "it had no effect"
+    assert outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[FAR, FAR]).needs is None
+    refused = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.6001, 4.251, 4.13, 4.07)])
     assert (refused.word, refused.needs) == ("not reproduced", "perturbed"), "before it is said for good"
     gpu = dataclasses.replace(ELSEWHERE, is_cpu=False)
-    assert outcomes.of_losses(RECORDED, FAR, gpu).needs == "twin"
+    assert outcomes.from_losses(RECORDED, FAR, gpu).needs == "twin"
 
 
 def test_on_the_same_machine_and_software_nothing_but_identical_holds():
-    assert outcomes.of_losses(RECORDED, RECORDED, SAME).word == "identical"
-    alone = outcomes.of_losses(RECORDED, CLOSE, SAME)
+    assert outcomes.from_losses(RECORDED, RECORDED, SAME).word == "identical"
+    alone = outcomes.from_losses(RECORDED, CLOSE, SAME)
     assert (alone.word, alone.needs) == ("undecided", "twin") and "only a second replay" in alone.why
-    found = outcomes.of_losses(RECORDED, CLOSE, SAME, twins=[CLOSE])
+    found = outcomes.from_losses(RECORDED, CLOSE, SAME, twins=[CLOSE])
     assert found.word == "not reproduced" and "two replays here agree with each other" in found.why
-    assert outcomes.of_losses(RECORDED, CLOSE, ELSEWHERE, perturbed=[RECORDED]).word == "equal within rounding"
+    assert outcomes.from_losses(RECORDED, CLOSE, ELSEWHERE, perturbed=[RECORDED]).word == "equal within rounding"
 
 
 def test_a_run_that_differs_from_itself_is_no_cheat():
     """As with a GPU's atomic additions: the record may be honest, and nobody can tell here."""
-    found = outcomes.of_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
+    found = outcomes.from_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
     assert (
         found.word == "undecided"
         and "two replays here also differ from each other, in train_loss of step 3: 4.251 and 4.2" in found.why
     )
     gpu = dataclasses.replace(ELSEWHERE, is_cpu=False)
-    found = outcomes.of_losses(RECORDED, FAR, gpu, twins=[FAR])
+    found = outcomes.from_losses(RECORDED, FAR, gpu, twins=[FAR])
     assert found.word == "undecided" and "all replays gave the same losses" in found.why and "--times" in found.why
-    found = outcomes.of_losses(RECORDED, rows(9.0, 4.6, 4.25, 4.1, 4.0), gpu, twins=[rows(9.1, 4.6, 4.25, 4.1, 4.0)])
+    found = outcomes.from_losses(RECORDED, rows(9.0, 4.6, 4.25, 4.1, 4.0), gpu, twins=[rows(9.1, 4.6, 4.25, 4.1, 4.0)])
     assert found.word == "undecided", "another GPU's rounding was not measured by it"
     other_torch = dataclasses.replace(ELSEWHERE, is_other_software=True)
     near_far = rows(5.0, 4.600001, 4.251, 4.13, 4.07)
-    assert outcomes.of_losses(RECORDED, FAR, other_torch, perturbed=[near_far, near_far]).word == "undecided"
-    assert outcomes.of_losses(RECORDED, FAR, ELSEWHERE, perturbed=[near_far, near_far]).word == "not reproduced"
+    assert outcomes.from_losses(RECORDED, FAR, other_torch, perturbed=[near_far, near_far]).word == "undecided"
+    assert outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[near_far, near_far]).word == "not reproduced"
 
 
 def test_a_run_that_rounding_scatters_is_not_certified_by_it():
     """With too high a learning rate: a loss lowered by a tenth of a nat would lie within what rounding does."""
-    found = outcomes.of_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
+    found = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
     assert (found.word, found.needs) == (
         "undecided",
         None,
@@ -149,7 +149,7 @@ def test_the_last_digit_that_a_script_prints_is_rounding():
     other = rows(5.0124, 4.5, val=4.1235)
     for is_script, word in ((True, "equal within rounding"), (False, "not reproduced")):
         conditions = dataclasses.replace(ELSEWHERE, is_script=is_script)
-        assert outcomes.of_losses(printed, replay, conditions, perturbed=[other, other]).word == word
+        assert outcomes.from_losses(printed, replay, conditions, perturbed=[other, other]).word == word
 
 
 # ---- what this sees, on real runs of cpu_nano (tests/rounding_losses.json)
@@ -170,7 +170,7 @@ def across(recorded, dtype, seed=0):
     conditions = dataclasses.replace(ELSEWHERE, dtype=dtype)
     at, perturbed = AT[dtype]
     rows_of = {name: kept_rows(f"gpt2-{dtype}-s{seed}-{name}") for name in (at, *perturbed)}
-    return outcomes.of_losses(recorded, rows_of[at], conditions, perturbed=[rows_of[name] for name in perturbed])
+    return outcomes.from_losses(recorded, rows_of[at], conditions, perturbed=[rows_of[name] for name in perturbed])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -240,7 +240,7 @@ def timed(train_s, **changed):
     ],
 )
 def test_the_time_has_a_word_of_its_own(recorded, replayed, word, sentence):
-    found = repeats.of_rows(recorded, replayed)
+    found = repeats.from_rows(recorded, replayed)
     assert found.word == word and sentence in found.why, found
     assert repeats.needs_twin(found) == (word == "undecided" and len(replayed) == 1)
 

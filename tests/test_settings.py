@@ -11,7 +11,7 @@ from bench.cli import run
 from bench.config import compose, explain, meanings, overrides, schema, typed
 from bench.config.typed import leaves
 from bench.launch import cluster as job
-from bench.launch.prepare import asked
+from bench.launch.prepare import requested_config
 from bench.training.instruments import registry
 
 COMPOSITIONS = [
@@ -40,7 +40,7 @@ def test_every_setting_has_a_meaning_and_says_what_it_may_be(key):
 
 @pytest.mark.parametrize("words", COMPOSITIONS, ids=" ".join)
 def test_every_value_comes_from_where_it_is_said_to_come_from(words):
-    values, origins = dict(leaves(schema.to_dict(asked(words)))), explain.Origins(words)
+    values, origins = dict(leaves(schema.to_dict(requested_config(words)))), explain.Origins(words)
     for key, setting in meanings.settings().items():
         if key not in values:
             continue
@@ -74,7 +74,7 @@ def test_what_is_typed_wins_over_every_file():
 def test_the_commented_config_reads_as_the_plain_one(words, capsys):
     assert run.main([*words, "--cfg", "job"]) == 0
     text = capsys.readouterr().out
-    assert yaml.safe_load(text) == schema.to_dict(asked(words))
+    assert yaml.safe_load(text) == schema.to_dict(requested_config(words))
     assert max(map(len, text.splitlines())) <= 125
 
 
@@ -182,7 +182,7 @@ def test_the_cluster_has_help_and_its_values_are_checked():
 )
 def test_words_of_a_cluster_that_cannot_be_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
-        job.asked(words)
+        job.request_from(words)
 
 
 @pytest.mark.parametrize(
@@ -215,18 +215,18 @@ def test_wrong_words_are_refused_before_a_job_is_submitted(words, message, monke
 )
 def test_what_can_run_is_submitted(words, monkeypatch):
     submitted = []
-    monkeypatch.setattr(job, "go", lambda verb, want: submitted.append([verb, *want.words]) or 0)
+    monkeypatch.setattr(job, "go", lambda verb, want: submitted.append([verb, *want.arguments]) or 0)
     assert program.main([*words.split(), "cluster=slurm"]) == 0 and submitted == [words.split()]
 
 
 def test_what_sbatch_is_asked_for():
     words = ["A=x hardware.nodes=2", "cluster=slurm", "cluster.requeue=false", "cluster.gpus_per_node=h100:8"]
-    found = job.asked([*words, "cluster.options=--exclusive --qos=high"])
-    assert found.words == words[:1] and found.num_nodes == 2
+    found = job.request_from([*words, "cluster.options=--exclusive --qos=high"])
+    assert found.arguments == words[:1] and found.num_nodes == 2
     assert found.options == [
         *("--job-name=speedrun", "--gpus-per-node=h100:8", "--no-requeue", "--exclusive", "--qos=high")
     ]
-    assert job.asked([*words, "cluster.nodes=3"]).num_nodes == 3 and job.asked(words[:1]) is None
+    assert job.request_from([*words, "cluster.nodes=3"]).num_nodes == 3 and job.request_from(words[:1]) is None
     options = {f"cluster.{name}" for name in [*job.SBATCH, "nodes", "requeue", "options"]}
     assert options == {f"cluster.{one.name}" for one in dataclasses.fields(overrides.Cluster)}
 

@@ -51,7 +51,7 @@ def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
 
 
 def write_text(path: Path | str, text: str, durable: bool = True) -> None:
-    """As write_json."""
+    """Writes text as write_json() writes JSON."""
     try:
         _write_once(Path(path), text, durable)
     except OSError as error:
@@ -61,7 +61,7 @@ def write_text(path: Path | str, text: str, durable: bool = True) -> None:
 
 
 def write_own(path: Path | str, content: bytes) -> None:
-    """As write_text, not durable: a file of which plain_file.is_own() is true, whatever the umask."""
+    """Like write_text(), but not durable: makes a file of which plain_file.is_own() is true, whatever the umask."""
     with replacing(Path(path), durable=False) as file:
         with contextlib.suppress(OSError):  # a file system without modes: is_own() is false there
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))

@@ -94,7 +94,7 @@ _known: set[str] = set()
 
 
 def remember(value: str) -> None:
-    """From now on this process also finds this text, which holds a credential, and the credential alone."""
+    """Makes this process also find this text, which holds a credential, and the credential alone."""
     spans = found(value, {})
     login = [word for span in spans if span.shown == LOGIN for word in value[span.start : span.end].split(":", 1)[1:]]
     for word in (value, *login, *(value[span.start : span.end] for span in spans)):

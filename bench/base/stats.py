@@ -121,7 +121,7 @@ def student_t_quantile(p: float, df: float) -> float:
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """By Newton's method: to the right of 0 the tail is convex, so steps from the left never pass the root."""
+    """Newton's method: to the right of 0 the tail is convex, so steps from the left never pass the root."""
     t, high = 0.0, 1.0
     while student_t_sf(high, df) > tail:
         t, high = high, 2 * high
@@ -244,7 +244,7 @@ def welch(a: Iterable[float], b: Iterable[float]) -> Welch:
 
 
 def welch_of_samples(difference: float, sds: Sequence[float], ns: Sequence[int]) -> Welch:
-    """The same from the difference of the means, the standard deviations and the sizes of two samples."""
+    """Welch's test from the difference of the means, the standard deviations and the sizes of two samples."""
     parts = [spread * spread / n for spread, n in zip(sds, ns, strict=True)]
     se = math.sqrt(sum(parts))
     if se == 0:
@@ -359,7 +359,7 @@ def _se_and_df(sds: Sequence[float | None], ns: Sequence[int]) -> tuple[float, f
 
 
 def _power(shift: float, df: float, critical: float) -> float:
-    """Of the test that calls |t| > critical a difference, where the true difference is shift standard errors."""
+    """Power of the test that calls |t| > critical a difference; the true one is shift standard errors."""
     return 1 - noncentral_t_cdf(critical, df, abs(shift)) + noncentral_t_cdf(-critical, df, abs(shift))
 
 

@@ -46,7 +46,7 @@ def render(
     """columns: names, none for rows without a header; cells: rows of strings; right: columns of numbers, aligned right.
 
     form: simple, which fits into the terminal's width; wide, which does not; or github.
-    No rows: just the header.  Cells may be words of a foreign record: see line().
+    No rows: just the header.  Cells may be texts of a foreign record: see line().
     """
     is_md = form == "github"
     rows: Rows = []
@@ -63,7 +63,7 @@ def render(
 
 def marked(pairs: Iterable[tuple[str, str]]) -> str:
     """(mark, sentence) each -> lines such as "    FAIL  sentence"; a mark is a word of up to 8 characters."""
-    return render((), [(mark.rjust(MARK_WIDTH), words) for mark, words in pairs])
+    return render((), [(mark.rjust(MARK_WIDTH), sentence) for mark, sentence in pairs])
 
 
 def _is_too_wide(widths: Sequence[int]) -> bool:
@@ -127,10 +127,10 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 'es' if word.endswith('s') else 's'}"
 
 
-def some(words: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
-    """The first words, and how many there are besides: "a, b, c and 2 more"."""
-    more = len(words) - num_shown
-    return separator.join(words[:num_shown]) + f"{separator.rstrip().rstrip(',')} and {more} more" * (more > 0)
+def some(texts: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
+    """The first texts, and how many more there are: "a, b, c and 2 more"."""
+    more = len(texts) - num_shown
+    return separator.join(texts[:num_shown]) + f"{separator.rstrip().rstrip(',')} and {more} more" * (more > 0)
 
 
 def middle(text: str, max_chars: int) -> str:

@@ -40,7 +40,7 @@ def gib_from_bytes(num_bytes: float) -> float:
 
 
 def seconds_of(text: str) -> float:
-    """A duration as a person types it: "90s", "45m", "2h", "1h30m", "1.5h" -> seconds.  ValueError for other words."""
+    """A duration as a person types it: "90s", "45m", "2h", "1h30m", "1.5h" -> seconds.  ValueError for other text."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text}: is not a duration: write 90s, 45m, 2h or 1h30m")

@@ -31,13 +31,13 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
     answers: Answers = {}
-    for words, paths in jobs(args.path):
-        answers |= _answer(", ".join(words), paths, rules, args)
+    for names, paths in jobs(args.path):
+        answers |= _answer(", ".join(names), paths, rules, args)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     from bench.report import trace_page
 
-    markdown = [trace_text.document(one, title).markdown() + "\n" for title, one in answers.items()]
+    markdown = [trace_text.document(answer, title).markdown() + "\n" for title, answer in answers.items()]
     _write(args, "\n".join(markdown), lambda: trace_page.document(answers))
     return 0
 
@@ -109,14 +109,14 @@ def _diff(argv: list[str]) -> int:
         if by == "kernel" and not len(rank.device_rows()):
             raise ValueError(f"--by kernel: {word} has no kernels, it is a trace of the CPU alone: match by operator")
     answer = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
-    words = trace_text.difference(answer, args.a, args.b)
+    document = trace_text.difference(answer, args.a, args.b)
     if args.json:
-        print(words.json())
+        print(document.json())
     elif _prints_words(args):
-        print(words.terminal())
+        print(document.terminal())
     from bench.report import trace_page
 
-    _write(args, words.markdown() + "\n", lambda: trace_page.difference_document(answer, args.a, args.b))
+    _write(args, document.markdown() + "\n", lambda: trace_page.difference_document(answer, args.a, args.b))
     return 0
 
 
@@ -128,14 +128,14 @@ def _one_rank(word: str, number: int | None) -> Any:
     raise ValueError(f"--rank {number}: {word} has ranks {', '.join(str(rank.rank) for rank in ranks)}")
 
 
-def jobs(words: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
-    """(words, paths) of each job: all files are the ranks of one, each folder is one.  ValueError: unknown word."""
+def jobs(names: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
+    """(names, paths) of each job: all files are the ranks of one, each folder is one.  ValueError: unknown name."""
     files: list[tuple[str, Path]] = []
     folders: list[tuple[str, Path]] = []
-    for word in words:
+    for word in names:
         for path in named.find([word])[0].holders:
             (files if path.is_file() else folders).append((word, path))
-    grouped = [files] * bool(files) + [[one] for one in folders]
+    grouped = [files] * bool(files) + [[folder] for folder in folders]
     return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in grouped]
 
 
@@ -158,7 +158,7 @@ def _parser() -> arguments.Parser:
 
 
 def _forms(parser: arguments.Parser) -> None:
-    """Other forms of an answer than words on a terminal; several at once are possible."""
+    """Forms of an answer other than text on a terminal; several at once are possible."""
     parser.add_argument("--html", metavar="PAGE", help="write a page that opens offline")
     parser.add_argument("--png", metavar="FOLDER", help="write a picture of each drawing; needs a Chromium")
     parser.add_argument("--md", metavar="FILE", nargs="?", const="", help="write Markdown, without FILE: print it")

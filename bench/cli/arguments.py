@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-Main = Callable[[list[str]], int]  # of a verb: its words -> exit code
+Main = Callable[[list[str]], int]  # of a verb: its arguments -> exit code
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(*names, action="store_true", help=help)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; the words are kept for error().  args: None: the program's own."""
+        """Like argparse's, and keeps the arguments for error().  args: None: the program's own."""
         self._given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 

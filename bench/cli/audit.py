@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
             say("audit", f"{counted(len(found), 'contestant')} audited")
     if args.json:
         print(json.dumps(found, indent=1))
-    codes = [CODES[one["outcome"]] for one in found] + [2] * num_refused
+    codes = [CODES[audited["outcome"]] for audited in found] + [2] * num_refused
     return 1 if 1 in codes else max(codes, default=2)
 
 
@@ -60,11 +60,11 @@ def _show_own(folder: Path) -> None:
     parts = [(f"step {check['step']}", check) for check in loss["checked"]]
     parts += [("random tokens", loss["random_tokens"]), ("held-out slice", loss["held_out"])]
     for name, check in parts:
-        words = check.get("not_checked") or (
+        finding = check.get("not_checked") or (
             f"{check['claimed_nats']} nats by forward(), {check['from_logits_nats']} from logits, "
             f"of {check['num_tokens']} tokens"
         )
-        say("referee", f"{name}: {words}")
+        say("referee", f"{name}: {finding}")
 
 
 def _parser() -> arguments.Parser:

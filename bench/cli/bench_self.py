@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 def row(
     what: str, measured: float, sign: str | None, target: float | None, ci95: tuple[float, float] | None = None
 ) -> Row:
-    """sign: "<=" or ">=", None with target where nothing is asked; ci95: (low, high), None without."""
+    """sign: "<=" or ">=", None with target where there is no limit; ci95: (low, high), None without."""
     return {"what": what, "measured": measured, "ci95": ci95, "sign": sign, "target": target}
 
 

@@ -43,12 +43,12 @@ class _Search:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._good, self._bad = (worktrees.commit_of(REPO, rev) for rev in (args.good, args.bad))
-        self._words = [word for word in args.words if not word.startswith("n=")]
-        asked = plan.parse_request(args.words)
-        if asked["arms"]:
-            words = "give settings for all of them, without A= and B="
-            raise ValueError(f"GOOD and the commits between are the arms: {words}")
-        self._n = asked.get("n", DEFAULT_N)
+        self._settings = [word for word in args.settings if not word.startswith("n=")]
+        request = plan.parse_request(args.settings)
+        if request["arms"]:
+            remedy = "give settings for all of them, without A= and B="
+            raise ValueError(f"GOOD and the commits between are the arms: {remedy}")
+        self._n = request.get("n", DEFAULT_N)
         self._facts: dict[str, tuple[str, str]] = {}
         self._races: list[str] = []
 
@@ -64,16 +64,18 @@ class _Search:
         if len(ended.commits) == 1:
             (commit,) = ended.commits
             effect = self._effect(commit, whole)
-            words = f"{commit[:12]} {bisect.subject(REPO, commit)}: {effect or 'cannot be compared'} against its parent"
-            say("found", words, always=True)
+            message = (
+                f"{commit[:12]} {bisect.subject(REPO, commit)}: {effect or 'cannot be compared'} against its parent"
+            )
+            say("found", message, always=True)
         else:
             for commit in ended.commits:
                 say("left", f"{commit[:12]} {bisect.subject(REPO, commit)}", always=True)
             say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
-        return self._json(whole, ended.commits, ended.asked, effect)
+        return self._json(whole, ended.commits, ended.outcome_by_commit, effect)
 
     def _effect(self, commit: str, whole: bisect.Change) -> bisect.Change | None:
-        """Of the commit against its parent; None: it has none, or the two cannot be compared."""
+        """The change from the commit's parent to the commit; None: it has none, or the two cannot be compared."""
         before = bisect.parent(REPO, commit)
         if before is None:
             return None
@@ -113,16 +115,16 @@ class _Search:
         if commit not in self._facts:
             with worktrees.of(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
                 (path,) = paths.values()
-                words = [word for word in self._words if word.partition("=")[0] not in plan.SETTINGS]
-                facts = arm_process.facts(path, words, results_root())
+                overrides = [word for word in self._settings if word.partition("=")[0] not in plan.SETTINGS]
+                facts = arm_process.facts(path, overrides, results_root())
             self._facts[commit] = facts["config_id"], facts["source_sha256"]
         return self._facts[commit]
 
     def _change(self, a: str, b: str, n: int) -> bisect.Change | None:
         """B's change against A, by a race; ValueError: one of them does not run."""
-        words = [f"A.rev={a}", f"B.rev={b}", f"n={n}", *self._words]
+        race_arguments = [f"A.rev={a}", f"B.rev={b}", f"n={n}", *self._settings]
         results = results_root().absolute()
-        folder = planning.begin(plan.parse_request(words), results, self._args.anyway)
+        folder = planning.begin(plan.parse_request(race_arguments), results, self._args.anyway)
         race = runner.go(folder, results, False, self._args.anyway, is_new=True)
         if race["status"] == "interrupted":
             raise Interrupted(race["why"])
@@ -130,19 +132,19 @@ class _Search:
         return bisect.change_of(dict(race), self._args.on)
 
     def _json(
-        self, whole: bisect.Change | None, commits: Sequence[str], asked: Any, effect: bisect.Change | None
+        self, whole: bisect.Change | None, commits: Sequence[str], outcome_by_commit: Any, effect: bisect.Change | None
     ) -> dict[str, Any]:
         changes = {"whole": whole and vars(whole), "effect": effect and vars(effect)}
         ends = {"on": self._args.on, "good": self._good, "bad": self._bad}
-        return ends | changes | {"commits": commits, "asked": asked, "races": self._races}
+        return ends | changes | {"commits": commits, "asked": outcome_by_commit, "races": self._races}
 
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh bisect", main=main)
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
     parser.add_argument("bad", metavar="BAD", help="a later revision that is worse")
-    words_help = "settings of the runs, and n=, looks=, seed= of the races"
-    parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
+    settings_help = "settings of the runs, and n=, looks=, seed= of the races"
+    parser.add_argument("settings", nargs="*", metavar="key=value", help=settings_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.flag("--anyway", help=ready.ANYWAY)

@@ -17,7 +17,7 @@ from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import asked, prepare
+from bench.launch.prepare import prepare, requested_config
 from bench.record import run_folder
 from bench.record.rows import Row, row_of
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         if overrides or args.anyway:
             given = " ".join([*overrides, *["--anyway"] * args.anyway])
             raise ValueError(f"--runs with {given}: finished runs cannot be changed: give one of the two")
-        a_rows, b_rows = _of_made_runs(args.runs)
+        a_rows, b_rows = _rows_of_made_runs(args.runs)
         warm_up = None
     else:
         with console.output(args.quiet, args.json):
@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
-    asked(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
+    """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
+    requested_config(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
 
 
 def _end(noise: dict[str, Any], path: Path | None) -> str:
@@ -78,9 +78,9 @@ def keep(noise: dict[str, Any]) -> Path:
     return path
 
 
-def _n_and_overrides(words: Sequence[str]) -> tuple[int, list[str]]:
+def _n_and_overrides(given: Sequence[str]) -> tuple[int, list[str]]:
     n, overrides = DEFAULT_N, []
-    for word in words:
+    for word in given:
         if word.startswith("n="):
             if not word[2:].isdigit() or int(word[2:]) < 2:
                 raise ValueError(f"{word}: give a number of runs a side, 2 or more")
@@ -97,25 +97,25 @@ def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -
     if seeds and not seeds[-1][5:].isdigit():
         raise ValueError(f"{seeds[-1]}: the first of {2 * n} seeds: use a whole number, 0 or more")
     first_seed = int(seeds[-1][5:]) if seeds else 0
-    job = prepare([*overrides, f"seed={first_seed}"], say=lambda words: say("data", words))
+    job = prepare([*overrides, f"seed={first_seed}"], say=lambda text: say("data", text))
     jobs = [job, *(job.with_seed(seed) for seed in range(first_seed, first_seed + 2 * n))]
     ready.agree(ready.checks(job), anyway, "the noise floor")
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
-    words = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
+    labels = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
     runs = []
-    for run in launcher.launch_each(jobs, command, words, first_plan={"race": tag}):
+    for run in launcher.launch_each(jobs, command, labels, first_plan={"race": tag}):
         runs.append(run)
         if run["status"] != "complete":
             break
     return runs
 
 
-def _of_made_runs(words: Sequence[str]) -> tuple[list[Row], list[Row]]:
+def _rows_of_made_runs(names: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Runs of one config that exist already, in order of their starts, dealt out A B B A."""
-    arm = selection.arms_from_words([*words, selection.SEPARATOR, *words])[0]
+    arm = selection.arms_from_words([*names, selection.SEPARATOR, *names])[0]
     configs = {row["config_id"] for row in arm.rows}
     if len(configs) > 1:
-        raise ValueError(f"--runs {' '.join(words)}: these are {len(configs)} configs; calibrate with repeats of one")
+        raise ValueError(f"--runs {' '.join(names)}: these are {len(configs)} configs; calibrate with repeats of one")
     return _dealt(sorted(arm.rows, key=lambda row: row["started_at"] or ""))
 
 

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
-    fail_on = [_condition(word) for words in args.fail_on for word in words.split(",")]
+    fail_on = [_condition(word) for conditions in args.fail_on for word in conditions.split(",")]
     arms = selection.arms_from_words(args.runs, lambda message: named.report_excluded("compare", message))
     if args.fail_if and not fail_on:
         raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")

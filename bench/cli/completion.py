@@ -11,7 +11,7 @@ from bench.base.paths import INSTALLED
 from bench.cli import arguments
 from bench.cli.main import CHECKOUT_VERBS, VERBS
 
-OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose words are Hydra overrides
+OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose arguments are Hydra overrides
 # bash ends a word at "=", so that of model=gpt2 the part behind it is what is completed
 BASH = """
 _speedrun_overrides() {
@@ -27,8 +27,8 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     import shtab
 
-    words = " ".join(_overrides())
-    print(shtab.complete(_whole(shtab), shell=args.shell, preamble={"bash": BASH % (words, words)}))
+    candidates = " ".join(_overrides())
+    print(shtab.complete(_whole(shtab), shell=args.shell, preamble={"bash": BASH % (candidates, candidates)}))
     return 0
 
 

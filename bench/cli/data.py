@@ -30,8 +30,8 @@ COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 def main(argv: list[str]) -> int:
     """Exit codes: 0 fine, 1 data are missing or damaged, 2 usage error."""
     args = _parser().parse_args(argv)
-    names = [word for word in args.words if not word.startswith("data.")]
-    overrides = [word for word in args.words if word.startswith("data.")]
+    names = [word for word in args.arguments if not word.startswith("data.")]
+    overrides = [word for word in args.arguments if word.startswith("data.")]
     try:
         if args.verb == "show":
             return _show(names, overrides, args.json)
@@ -74,7 +74,7 @@ def _parser() -> arguments.Parser:
         ("show", "what is here, checked; of a .bin file also its header and first tokens"),
     ):
         child = verbs.add_parser(verb, help=about, description=about)
-        child.add_argument("words", nargs="*", metavar="NAME or data.KEY=VALUE")
+        child.add_argument("arguments", nargs="*", metavar="NAME or data.KEY=VALUE")
         child.flag("--json", help="print JSON, for programs")
     return parser
 
@@ -90,13 +90,13 @@ def _get(verb: str, name: str, overrides: Sequence[str], as_json: bool) -> int:
 
 def _show(names: Sequence[str], overrides: Sequence[str], as_json: bool) -> int:
     if overrides and not names:
-        words = f"name the data that these settings are for: one of {', '.join(known())}"
-        raise ValueError(f"data show {' '.join(overrides)}: {words}")
+        remedy = f"name the data that these settings are for: one of {', '.join(known())}"
+        raise ValueError(f"data show {' '.join(overrides)}: {remedy}")
     shown = [_shown(name, overrides) for name in names] or [_listed(name) for name in known()]
     if as_json:
         print(json.dumps(shown, indent=1))
     else:
-        print("\n\n".join(_lines(one) for one in shown) if names else text_table.render((), map(_row, shown)))
+        print("\n\n".join(_lines(dataset) for dataset in shown) if names else text_table.render((), map(_row, shown)))
     return 0
 
 
@@ -125,7 +125,7 @@ def _facts(name: str, dataset: datasets.Dataset) -> Facts:
 
 
 def _file_facts(path: Path) -> Facts:
-    """Of one shard file."""
+    """Facts of one shard file."""
     shard = shards.check(path)
     return {
         "file": str(path),
@@ -140,7 +140,7 @@ def _file_facts(path: Path) -> Facts:
 
 
 def _row(row: Facts) -> tuple[str, str]:
-    """Its name, and what is there or what to do about it."""
+    """(the dataset's name, what is there or what to do about it)."""
     if not row["there"]:
         return row["name"], row["why"]
     num_files = len(row["train"]) + len(row["val"])

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for words that are no settings: said before they are submitted (cluster=slurm), not in the job."""
+    """ValueError for arguments that are no settings: raised before the job is submitted (cluster=slurm), not in it."""
     compose.compose(_parser().parse_intermixed_args(argv).overrides)
 
 

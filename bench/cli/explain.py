@@ -17,7 +17,7 @@ from bench.base import atomic
 from bench.base.paths import of_user, shown
 from bench.cli import analyze, arguments
 
-Jobs = list[tuple[list[str], list[Path]]]  # (words, paths) of each
+Jobs = list[tuple[list[str], list[Path]]]  # (names, paths) of each
 
 
 def main(argv: list[str]) -> int:
@@ -27,13 +27,13 @@ def main(argv: list[str]) -> int:
     passport = of_user(args.passport) if args.passport else None
     jobs = _jobs(args.path)
     if len(jobs) == 2:
-        sides = (_one(words, paths, rules, args.include_last_step, passport, jobs) for words, paths in jobs)
+        sides = (_side(names, paths, rules, args.include_last_step, passport, jobs) for names, paths in jobs)
         (a_title, a), (b_title, b) = sides
         answer = document.from_differences({f"{a_title} -> {b_title}": account.difference(a, b)})
     else:
         answers: dict[str, dict[str, Any]] = {}
-        for words, paths in jobs:
-            answers |= explained.explain_paths(", ".join(words), paths, rules, args.include_last_step, passport)
+        for names, paths in jobs:
+            answers |= explained.explain_paths(", ".join(names), paths, rules, args.include_last_step, passport)
         answer = document.from_accounts(answers)
     if args.html:
         path = of_user(args.html)
@@ -44,18 +44,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _jobs(words: list[str]) -> Jobs:
-    """As analyze.jobs(); two files are A and B, but for those that say they are different ranks of one job."""
-    jobs = analyze.jobs(words)
-    if len(words) == 2 and len(jobs) == 1 and len(jobs[0][1]) == 2:
+def _jobs(names: list[str]) -> Jobs:
+    """Like analyze.jobs(), but two files are A and B, unless they say that they are different ranks of one job."""
+    jobs = analyze.jobs(names)
+    if len(names) == 2 and len(jobs) == 1 and len(jobs[0][1]) == 2:
         files = jobs[0][1]
         if all(path.is_file() for path in files) and not explained.are_of_one_job(files):
-            return [([word], [path]) for word, path in zip(words, files)]
+            return [([word], [path]) for word, path in zip(names, files)]
     return jobs
 
 
-def _one(
-    words: list[str],
+def _side(
+    names: list[str],
     paths: list[Path],
     rules: tuple[categories.Rule, ...],
     include_last_step: bool,
@@ -63,7 +63,7 @@ def _one(
     jobs: Jobs,
 ) -> tuple[str, dict[str, Any]]:
     """The account of a side of a difference: its first window; of its record where the other side has no trace."""
-    title = ", ".join(words)
+    title = ", ".join(names)
     is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
     if is_run and not all(explained.has_trace(of_job) for _, of_job in jobs):
         return title, explained.explain_record(paths[0], passport)

@@ -82,8 +82,8 @@ def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
             done.append(export)
             facts = f"{name}: {', '.join(f'{key} {value}' for key, value in (export['facts'] or {}).items())}"
             if not args.json:
-                words = f"no export to {name}: {export['error']}" if export["error"] else facts
-                print(f"{export['run_id']}: {words}", flush=True)
+                outcome = f"no export to {name}: {export['error']}" if export["error"] else facts
+                print(f"{export['run_id']}: {outcome}", flush=True)
     if args.json:
         print(json.dumps(done, indent=1))
     return 0 if all(export["error"] is None for export in done) else 1
@@ -99,9 +99,9 @@ def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) ->
     except ValueError:
         raise
     except Exception as error:  # their packages raise what they like
-        words = f"{type(error).__name__}: {error}"
-        dashboards.note(exported.folder, name, words)
-        return of_run | {"error": words, "facts": None}
+        message = f"{type(error).__name__}: {error}"
+        dashboards.note(exported.folder, name, message)
+        return of_run | {"error": message, "facts": None}
     dashboards.note(exported.folder, name, **facts)
     return of_run | {"error": None, "facts": facts}
 

@@ -43,21 +43,21 @@ def main(argv: list[str]) -> int:
     return 0 if all(verdict["accepted"] for verdict in verdicts) else 1
 
 
-def _claims(words: Sequence[str]) -> list[tuple[str, claims.Claim]]:
+def _claims(names: Sequence[str]) -> list[tuple[str, claims.Claim]]:
     """Words of the user -> [(name, Claim)]"""
-    if len(words) == 1 and len(found := named.find(words)) == 1:
+    if len(names) == 1 and len(found := named.find(names)) == 1:
         chosen = found[0]
         if chosen.race:
-            return _of_race(chosen.race, chosen.arm)
+            return _claims_of_race(chosen.race, chosen.arm)
         if chosen.claim:
-            return [(words[0], claim_folder.read(chosen.claim))]
+            return [(names[0], claim_folder.read(chosen.claim))]
         if claim_folder.lacks_claim(chosen.paths[0]):
-            words = "its README.md has a claim's table, but claim.yaml is missing: restore it"
-            raise ValueError(f"{chosen.paths[0]}: {words}")
-    return [(" ".join(words), claims.from_folders(named.runs(words)))]
+            remedy = "its README.md has a claim's table, but claim.yaml is missing: restore it"
+            raise ValueError(f"{chosen.paths[0]}: {remedy}")
+    return [(" ".join(names), claims.from_folders(named.runs(names)))]
 
 
-def _of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
+def _claims_of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
     """[(name, Claim)] of one arm, or without one of every arm that was raced against the baseline."""
     book = ledger.read(folder.parent.parent)
     race = state.read(folder, book=book)
@@ -75,12 +75,12 @@ def _text(verdict: dict[str, Any]) -> str:
 
 def _parser() -> arguments.Parser:
     about = {rule.__name__.replace("_", " "): str(rule.__doc__).splitlines()[0] for rule in rulebook.RULES}
-    lines = "\n".join(f"  {name}: {words}" for name, words in about.items())
+    lines = "\n".join(f"  {name}: {about_rule}" for name, about_rule in about.items())
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
-    words = "with --claim: include FILE although something in it looks like a credential or names this machine"
-    parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
+    help_text = "with --claim: include FILE although something in it looks like a credential or names this machine"
+    parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=help_text)
     parser.flag("--replayed", help="require that replays made on this machine reproduce each run")
     parser.flag("--json", help="an object instead of text")
     return parser

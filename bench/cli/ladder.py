@@ -34,13 +34,13 @@ def main(argv: list[str]) -> int:
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:
-            planned = request.forecast(*request.parse(args.words))
+            planned = request.forecast(*request.parse(args.arguments))
             print(json.dumps(planned, indent=1) if args.json else request.forecast_text(planned))
             return 0
         folder = _ended(args, results)
         if folder is None:
             return 1
-        found = staircase.of_race(folder, args.interpolate)
+        found = staircase.from_race(folder, args.interpolate)
         answer = page.document(folder, found)
         atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))
@@ -54,14 +54,14 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for words that make no ladder: said before they are submitted (cluster=slurm), not in the job.
+    """ValueError for arguments that make no ladder: raised before they are submitted (cluster=slurm), not in the job.
 
-    Which rungs fit is not asked: the machine of the job chooses the size, and to compose them all takes half a minute.
+    Which rungs fit is left open: the machine of the job chooses the size, and to compose them all takes half a minute.
     """
     args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:
         request.unfinished(results_root().absolute(), args.resume)
-    request.check(args.words)
+    request.check(args.arguments)
 
 
 def _ended(args: argparse.Namespace, results: Path) -> Path | None:
@@ -71,11 +71,11 @@ def _ended(args: argparse.Namespace, results: Path) -> Path | None:
     if args.resume is not None:
         folder = request.unfinished(results, args.resume)
     else:
-        _, fitted, asked = request.parse(args.words)
+        _, fitted, race_request = request.parse(args.arguments)
         for fit in fitted:
             if fit.fault:
                 say("ladder", f"{fit.rung.name} is excluded, it cannot run at this size: {fit.fault}", always=True)
-        folder = planning.begin(asked, results, args.anyway)
+        folder = planning.begin(race_request, results, args.anyway)
     race = runner.go(folder, results, anyway=args.anyway, is_new=args.resume is None)
     if race["result"] is not None:
         return folder
@@ -88,7 +88,7 @@ def _ended(args: argparse.Namespace, results: Path) -> Path | None:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh ladder", main=main)
     parser.add_argument(
-        "words",
+        "arguments",
         nargs="*",
         metavar="WORD",
         help="rungs, the lowest first (default: all); n=3 (runs a rung), size=nano, short or record, seed=0 (the "

@@ -81,11 +81,11 @@ def main(argv: list[str]) -> int:
         if verb in SUBMITTED and not {"-h", "--help"} & set(rest):
             from bench.launch import cluster
 
-            if want := cluster.asked(rest):
+            if want := cluster.request_from(rest):
                 if not any(word.startswith(("--cfg", "--info")) for word in rest):
-                    module.check(_use_config(want.words))
+                    module.check(_use_config(want.arguments))
                     return cluster.go(verb, want)
-                rest = want.words
+                rest = want.arguments
         if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
             from bench.launch.nodes import joining
 
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except ValueError as error:
-        if _interrupts:  # what failed was the wait for it, not what was asked
+        if _interrupts:  # the interrupted wait failed, not the verb
             raise KeyboardInterrupt from None
         from bench.base.reading.damage import one_line
 
@@ -113,17 +113,17 @@ def main(argv: list[str]) -> int:
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:
-    """A library may call what this raises an error of its own, as Hydra does while it composes."""
+    """Notes the interrupt: a library may turn the exception into its own error, as Hydra does while it composes."""
     _interrupts.append(number)
     raise KeyboardInterrupt
 
 
-def _use_config(words: list[str]) -> list[str]:
-    """The words without --config-dir DIR and --config-name NAME, which this process and those that it starts use."""
+def _use_config(argv: list[str]) -> list[str]:
+    """The arguments without --config-dir DIR and --config-name NAME, which this process and its children then use."""
     wanted = {"--config-dir": (groups.VARIABLE, "name a folder that holds groups of your own, such as model/mine.yaml")}
     wanted["--config-name"] = wanted["-cn"] = (groups.NAME_VARIABLE, "name a yaml, as config of conf/config.yaml")
     rest = []
-    waiting = iter(words)
+    waiting = iter(argv)
     for word in waiting:
         name, equals, value = word.partition("=")
         if name not in wanted:

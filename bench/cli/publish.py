@@ -48,6 +48,6 @@ def _parser() -> arguments.Parser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
     parser.flag("--dry-run", help="list and search the files that would be published; write nothing")
-    words = "include FILE, as listed, although something in it looks like a credential or names this machine"
-    parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=words)
+    help_text = "include FILE, as listed, although something in it looks like a credential or names this machine"
+    parser.add_argument("--allow", action="append", default=[], metavar="FILE", help=help_text)
     return parser

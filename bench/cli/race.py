@@ -18,7 +18,7 @@ from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.config import groups
 from bench.launch import allocation, console, ready
-from bench.launch.prepare import asked
+from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, plan, planning, runner, state
 from bench.plans.sweep import points
 from bench.record import named
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for words that make no race: said before they are submitted (cluster=slurm), not in the job.
+    """ValueError for arguments that make no race: raised before they are submitted (cluster=slurm), not in the job.
 
     The settings of an arm of another revision are for that revision's code to check.
     """
@@ -58,13 +58,13 @@ def check(argv: list[str]) -> None:
     if given := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
         _chosen(results, given[0])
         return
-    wanted = plan.parse_request(_words(args))
+    wanted = plan.parse_request(_requested(args))
     planning.check(wanted)
     configs = {}
     for name, arm in wanted["arms"].items():
         try:
             if arm["rev"] is None:
-                configs[name] = asked(arm["overrides"])
+                configs[name] = requested_config(arm["overrides"])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     for config in configs.values():
@@ -101,7 +101,7 @@ def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
         folder = of_this_job
         console.say("race", f"job requeued: {folder.name} goes on")
     else:
-        folder, is_new = planning.begin(plan.parse_request(_words(args)), results, args.anyway), True
+        folder, is_new = planning.begin(plan.parse_request(_requested(args)), results, args.anyway), True
     return folder, runner.go(folder, results, args.show, args.anyway, is_new)
 
 
@@ -122,21 +122,21 @@ def _requeued(results: Path) -> Path | None:
     return None
 
 
-def _words(args: argparse.Namespace) -> list[str]:
-    """Of a race that is to begin; with --from-sweep the best points of the sweep as arms, and what is typed beside."""
+def _requested(args: argparse.Namespace) -> list[str]:
+    """The arguments of a race that is to begin; --from-sweep puts the best points of the sweep behind them, as arms."""
     if args.from_sweep is None:
-        if not args.words:
+        if not args.arguments:
             raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
-        return args.words
+        return args.arguments
     folder = named.sweep_folder(args.from_sweep).absolute()
-    given = [word for word in args.words if word[:1].isupper() and word[1:2] in ("=", ".")]
+    given = [word for word in args.arguments if word[:1].isupper() and word[1:2] in ("=", ".")]
     if given:
         remedy = "write key=value for all of them, or no --from-sweep"
         raise ValueError(f"{given[0]}: --from-sweep makes the arms: {remedy}")
     arms = points.winning_arms(folder, args.top)
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")
-    return [*args.words, *arms]
+    return [*args.arguments, *arms]
 
 
 def _chosen(results: Path, word: str) -> Path:
@@ -157,7 +157,7 @@ def _chosen(results: Path, word: str) -> Path:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh race", main=main)
     parser.add_argument(
-        "words",
+        "arguments",
         nargs="*",
         metavar="WORD",
         help="A=overrides, A.rev=REVISION, A.python=PATH (of a script), n=5, looks=3,5, alpha=0.05, margin=0.002 "

@@ -50,8 +50,8 @@ def main(argv: list[str]) -> int:
         made = [answer for answer in answers if answer is not None]
         if len(folders) > 1 and made:
             numbers = Counter(answer["outcome"] for answer in made)
-            words = ", ".join(f"{number} {word}" for word, number in numbers.items())
-            say("replay", f"{counted(len(made), 'record')}: {words}")
+            counts = ", ".join(f"{number} {word}" for word, number in numbers.items())
+            say("replay", f"{counted(len(made), 'record')}: {counts}")
     if args.json:
         print(json.dumps(made, indent=1))
     if args.check:
@@ -111,8 +111,8 @@ def _parser() -> arguments.Parser:
     parser.flag("--check", help="only report what is missing here and what differs")
     parser.flag("--keep-env", help="use this shell's OMP_..., ONEDNN_..., not the record's")
     parser.flag("--trust", help="run code contained in someone else's record")
-    words = "the value of a setting recorded as SECRET; repeat for each, in the order of redacted in run.json"
-    parser.add_argument("--fill", action="append", default=[], metavar="VALUE", help=words)
+    help_text = "the value of a setting recorded as SECRET; repeat for each, in the order of redacted in run.json"
+    parser.add_argument("--fill", action="append", default=[], metavar="VALUE", help=help_text)
     parser.flag("--quiet", "-q", help="hide what the runs print, as in a pipe")
     parser.flag("--json", help="print the certificates to standard output, everything else to standard error")
     return parser

@@ -46,14 +46,14 @@ def main(argv: list[str]) -> int:
 
 def _made(args: argparse.Namespace) -> Made:
     """-> {"page": path}, {"site": path} or {"pictures": [path]}, what --json prints; {} where Markdown was printed."""
-    if not args.words and not results_root().is_dir():
+    if not args.names and not results_root().is_dir():
         where = shown(results_root())
         raise ValueError(f"no runs in {where}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if args.pages is not None and args.pages < 0:
         raise ValueError(f"--pages {args.pages}: a number of pages, 0 for none")
-    if args.curves or len(args.words) > 1:
+    if args.curves or len(args.names) > 1:
         return _curves(args)
-    folder = named.folder(args.words[0]) if args.words else results_root()
+    folder = named.folder(args.names[0]) if args.names else results_root()
     for file, module in PAGES.items():
         if (folder / file).exists():
             return _one(folder, args, importlib.import_module(f"bench.report.{module}"))
@@ -64,14 +64,14 @@ def _made(args: argparse.Namespace) -> Made:
 
 
 def _curves(args: argparse.Namespace) -> Made:
-    """The overlay of what the words name, one line an arm."""
+    """The overlay of what the arguments name, one line an arm."""
     from bench.compare import selection
     from bench.report import curves
 
     if args.md:
         raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
-    words = args.words or [str(results_root())]
-    arms = selection.arm_from_each(words, lambda message: named.report_excluded("report", message))
+    names = args.names or [str(results_root())]
+    arms = selection.arm_from_each(names, lambda message: named.report_excluded("report", message))
     path = of_user(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
     made = _pictures(curves.charts_of_arms(arms), path) if args.png else {"page": os.path.abspath(path)}
     if not args.png:
@@ -136,17 +136,17 @@ def _ask(folder: Path, paged: Sequence[tuple[str, Row]], out: Path) -> None:
     from bench.report.site import packed_pages
 
     size = format_bytes(packed_pages.estimated_bytes(paged))
-    words = f"{folder} is not a results folder: {len(paged):,} pages, about {size}, would go to {out}"
+    question = f"{folder} is not a results folder: {len(paged):,} pages, about {size}, would go to {out}"
     if not sys.stdin.isatty():
-        raise ValueError(f"{words}: add --anyway, or name a folder of results")
-    if input(f"{words}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError(f"{question}: add --anyway, or name a folder of results")
+    if input(f"{question}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError("nothing was written")
 
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh report", main=main)
-    words_help = "a run, a race or a folder of many runs; default results/; several: curves"
-    parser.add_argument("words", nargs="*", metavar="WORD", help=words_help)
+    names_help = "a run, a race or a folder of many runs; default results/; several: curves"
+    parser.add_argument("names", nargs="*", metavar="WORD", help=names_help)
     parser.flag("--curves", help="overlay the curves in one chart")
     parser.add_argument("--out", metavar="PATH", help="the page's path, or the folder of the site or the pictures")
     parser.flag("--png", help="pictures of the charts instead of a page; needs Chromium")

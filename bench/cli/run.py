@@ -12,7 +12,7 @@ from bench.config import compose, explain, groups, overrides
 from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.nodes import joining, member
-from bench.launch.prepare import Job, asked, frozen, prepare, this_machine
+from bench.launch.prepare import Job, frozen, prepare, requested_config, this_machine
 from bench.plans.sweep import packing
 
 Answer = dict[str, Any] | int  # what --json prints; or the exit code, where another node has the record
@@ -62,15 +62,15 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
+    """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
     _is_sweep(args)
     for point in _points(args) or ():
-        asked(point)
+        requested_config(point)
 
 
 def _is_sweep(args: argparse.Namespace) -> list[str]:
-    """Puts into args.multirun whether it is one, of options and of yamls -> the words of the sweep that is stored."""
+    """Sets args.multirun from the options and yamls -> the overrides of the sweep that is stored."""
     mode, stored = (None, []) if args.multirun or args.race else compose.stored_sweep(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
     if args.anyway and not args.multirun:
@@ -85,7 +85,7 @@ def _is_sweep(args: argparse.Namespace) -> list[str]:
 
 
 def _points(args: argparse.Namespace) -> list[list[str]] | None:
-    """The words of every run; None: a search chooses them as it goes."""
+    """The overrides of every run; None: a search chooses them as it goes."""
     if not args.multirun:
         return [args.overrides]
     from bench.config import multirun
@@ -105,7 +105,7 @@ def _show_cfg(args: argparse.Namespace) -> None:
         raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
     for point in points:
         header = f"---\n# {' '.join(point)}\n" if args.multirun else ""
-        print(header + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+        print(header + explain.commented(requested_config(point), explain.Origins(point, this_machine())), end="")
 
 
 def _follow(started_by: Any, overrides: list[str]) -> int:

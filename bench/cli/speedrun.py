@@ -17,7 +17,7 @@ from bench.config import explain, groups
 from bench.config.overrides import spelled
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import Job, asked, prepare, this_machine
+from bench.launch.prepare import Job, prepare, requested_config, this_machine
 from bench.machine import preflight
 from bench.record import run_folder, step_files
 from bench.record.rows import row_of
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
         ready.agree(checks, args.anyway, are_shown=not args.quiet)
         say("plan", _cost(job, args.overrides))
         jobs = [job.with_seed(seed) for seed in fresh_seeds(job, args.overrides)]
-        words = [f"seed {one.config.seed}" for one in jobs]
-        runs = list(launcher.launch_each(jobs, ["speedrun", *argv], words))
+        labels = [f"seed {job.config.seed}" for job in jobs]
+        runs = list(launcher.launch_each(jobs, ["speedrun", *argv], labels))
     if _is_one_look(job, args.overrides):
         if args.json:
             print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": None}, indent=1))
@@ -67,8 +67,8 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
-    asked(_parser().parse_intermixed_args(spelled(argv)).overrides)
+    """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
+    requested_config(_parser().parse_intermixed_args(spelled(argv)).overrides)
 
 
 def _prepared(args: argparse.Namespace) -> Job:
@@ -117,11 +117,11 @@ def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:
     num_all = len(runs) + len(others.dropped)
     if not others.dropped:
         return num_all, ""
-    words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone"
+    rule = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone"
     # the config_id would name runs of other code too
     has_more = others.excused or others.other_code
     which = f"{runs[0]['run_id']} names the others" if has_more else runs[0]["config_id"]
-    return num_all, f"{words}: ./run.sh judge {which}"
+    return num_all, f"{rule}: ./run.sh judge {which}"
 
 
 def fresh_seeds(job: Job, overrides: Sequence[str]) -> range:

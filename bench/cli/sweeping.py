@@ -11,7 +11,7 @@ from bench.base.paths import results_root
 from bench.config import compose, multirun, overrides
 from bench.launch import console, summary
 from bench.launch.console import say
-from bench.launch.prepare import asked, this_machine
+from bench.launch.prepare import requested_config, this_machine
 from bench.machine.signals import Interrupted
 from bench.plans.sweep import packing
 from bench.plans.sweep.elsewhere import Unfinished
@@ -25,7 +25,7 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     command, budget_s = ["run", *argv], args.budget_s
     known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
     for point in known:
-        asked(point)
+        requested_config(point)
     same = [word for word in overrides.split_sweep(args.overrides)[1] if overrides.plain(word)]
     _, stored = compose.stored_sweep(same)
     sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
@@ -50,7 +50,7 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
 
 
 def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
-    """What the sweep found, in words and as its page -> what --json prints."""
+    """What the sweep found, as text and as its page -> what --json prints."""
     none: dict[str, Any] = dict.fromkeys(summary.KEYS)
     points = sweep.points(folder)
     answers = []
@@ -60,8 +60,8 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
     sweep.end(folder, why)
     found = sweep_results.read(folder)
     console.show(sweep_results.table(found))
-    for words in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
-        say("sweep", words)
+    for line in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
+        say("sweep", line)
     page = sweep_page.write(folder, found)
     num_complete = sum(answer["status"] == "complete" for answer in answers)
     say("sweep", sweep_results.ended(found, page, num_complete, len(answers)), always=True)

@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
     for alone, others in ALONE.items():
         for option in others if getattr(args, alone) else ():
             if getattr(args, option):
-                words = option.replace("_", "-")
-                raise ValueError(f"--{words} with --{alone}: it has no effect there: give one of the two")
+                flag = option.replace("_", "-")
+                raise ValueError(f"--{flag} with --{alone}: it has no effect there: give one of the two")
     if args.leaderboard:
         from bench.claims import leaderboard_views
 
@@ -57,14 +57,14 @@ def main(argv: list[str]) -> int:
 
 
 def _rows(args: argparse.Namespace) -> tuple[list[TableRow], list[Condition]]:
-    """-> (the rows of the runs that are asked for, the conditions)."""
+    """-> (the rows of the requested runs, the conditions)."""
     rows: list[Any] = named.rows_of_words(args.folder)
     if args.sweep:
         from bench.record import sweep
 
         rows = sweep.chosen(rows, args.sweep)
     columns = Columns(rows)
-    conditions = [columns.condition(words) for words in args.where]
+    conditions = [columns.condition(condition) for condition in args.where]
     return table_columns.chosen(rows, conditions), conditions
 
 
@@ -74,7 +74,7 @@ def _table(args: argparse.Namespace, rows: list[TableRow], conditions: list[Cond
     rows = [*table_groups.groups(rows)] if args.group else rows
     columns = Columns(rows, fixed)
     orders = columns.orders(args.sort, args.reverse)
-    given = [key for words in args.columns for key in words.split(",") if key]
+    given = [key for names in args.columns for key in names.split(",") if key]
     chosen = columns.named(given, f"--columns {' '.join(args.columns)}")
     notes, changes = [], []
     if args.baseline:
@@ -100,8 +100,8 @@ def _table(args: argparse.Namespace, rows: list[TableRow], conditions: list[Cond
         print(table_text.render(rows, shown, "wide"))
     else:  # what a user asks about is shown, of a group its mean
         keys = [key for condition in conditions for key in (condition.key, f"{condition.key}_mean") if key in rows[0]]
-        asked = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
-        print(table_text.fit(rows, shown, chosen or asked, varied))
+        requested = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
+        print(table_text.fit(rows, shown, chosen or requested, varied))
     num_hidden = 0 if chosen or args.all_columns or args.md else columns.num_varied - table_columns.MAX_VARIED
     if num_hidden > 0:
         notes.append(f"{num_hidden} more settings differ: --columns run_id,'optim.*' or --all-columns shows them")

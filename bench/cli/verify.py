@@ -37,10 +37,12 @@ def main(argv: list[str]) -> int:
 
 
 def checked(what: str, rules: Rules, mark: str, verdict: str = "") -> str:
-    """What was checked; its rules, the failed ones last, to be seen; behind the mark the verdict and the count."""
-    ordered = sorted(rules, key=lambda rule: rule["passed"] is False)
-    lines = text_table.marked((MARKS[rule["passed"]], f"{rule['rule']}: {rule['evidence']}") for rule in ordered)
-    return f"{text_table.printable(what)}\n{lines}\n{mark:>{text_table.MARK_WIDTH}}  {verdict}{_count(rules)}"
+    """The verdict, what was checked and how many rules passed; then each rule with its evidence, failed ones first."""
+    head = mark, f"{verdict}{text_table.printable(what)}: {_count(rules)}"
+    ordered = sorted(rules, key=lambda rule: rule["passed"] is not False)
+    return text_table.marked(
+        [head, *((MARKS[rule["passed"]], f"{rule['rule']}: {rule['evidence']}") for rule in ordered)]
+    )
 
 
 def _count(rules: Rules) -> str:

@@ -49,8 +49,8 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package = importlib.import_module(top)
         ours = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run the latter is a copy
         if not (package.__file__ or "").startswith(tuple(map(str, ours))):
-            words = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
-            raise ImportError(f"{words} ({package.__file__})")
+            remedy = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
+            raise ImportError(f"{remedy} ({package.__file__})")
         module = importlib.import_module(origin)
         self._first_specs[spec.name] = module.__spec__
         return module

@@ -52,7 +52,7 @@ TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
-    """Config as asked, not resolved.  machine chooses the track where none is named.  Raises ValueError."""
+    """The config of these overrides, not resolved.  machine chooses the track where none is named.  ValueError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -112,8 +112,8 @@ def app(loader: Callable[[Any], Any] | None = None) -> Any:
 
 
 @contextlib.contextmanager
-def refusals(words: list[str]) -> Iterator[None]:
-    """In this block what Hydra cannot do with words is a ValueError in one line."""
+def refusals(arguments: list[str]) -> Iterator[None]:
+    """In this block what Hydra cannot do with the arguments is a ValueError in one line."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -128,7 +128,7 @@ def refusals(words: list[str]) -> Iterator[None]:
                 raise ValueError(f"{'='.join(choice.rsplit('/', 1))}: it is not installed here: {remedy}") from None
         if "Could not override 'model/size'" in text:
             text += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
-        raise ValueError(f"{' '.join(words)}: {text}" if words else text) from None
+        raise ValueError(f"{' '.join(arguments)}: {text}" if arguments else text) from None
 
 
 def _with_bases(group: str, name: str) -> Iterator[str]:
@@ -139,25 +139,25 @@ def _with_bases(group: str, name: str) -> Iterator[str]:
             yield from _with_bases(group, base)
 
 
-def group_words(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
-    """Of the words of a run those that choose groups, a track among them: what Hydra composes."""
+def group_overrides(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
+    """The overrides of a run that choose groups, a track among them: what Hydra composes."""
     return list(_split(overrides, machine)[0])
 
 
 def stored_sweep(overrides: list[str]) -> tuple[str | None, list[str]]:
-    """(hydra.mode of the yamls chosen, or None; the sweep that they store, as words).  ValueError.  MULTIRUN: as -m."""
+    """(hydra.mode of the chosen yamls, or None; the sweep they store, as overrides).  ValueError.  MULTIRUN: as -m."""
     groups, _, _ = _split(overrides, None)
     hydra = _whole(groups, own_folders(), config_name()).hydra
-    return hydra.mode and hydra.mode.name, stored_words(hydra)
+    return hydra.mode and hydra.mode.name, stored_overrides(hydra)
 
 
-def stored_words(hydra: Any) -> list[str]:
-    """Hydra's node -> the words of its hydra.sweeper.params."""
+def stored_overrides(hydra: Any) -> list[str]:
+    """Hydra's node -> the overrides in its hydra.sweeper.params."""
     return [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
 
 
 def _split(overrides: list[str], machine: schema.Machine | None) -> tuple[tuple[str, ...], list[Any], list[Any]]:
-    """-> (words that choose groups, sorted, with a track; overrides that change a list; those of single settings)."""
+    """-> (overrides that choose groups, sorted, with a track; those that change a list; those of single settings)."""
     groups, lists, settings = {}, [], []
     for override in map(parsed, overrides):
         key, value = override.key_or_group, override.value()
@@ -249,7 +249,7 @@ def _whole(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Any
 
 @functools.cache
 def _composed(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Values:
-    """The same with every setting that there is, as a dict: copy it to change it."""
+    """The composed config with every setting that there is, as a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(_whole(groups, folders, name))

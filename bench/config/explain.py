@@ -25,12 +25,12 @@ class Origins:
     def __init__(self, overrides: list[str], machine: schema.Machine | None = None) -> None:
         self.overrides, self.machine = overrides, machine
         self._of_cluster, self._of_run = split_cluster(overrides)
-        self._words, self._files = compose.origins(self._of_run, machine)
-        self._words |= {word.partition("=")[0]: word for word in self._of_cluster if word.startswith("cluster.")}
+        self._override_of, self._files = compose.origins(self._of_run, machine)
+        self._override_of |= {word.partition("=")[0]: word for word in self._of_cluster if word.startswith("cluster.")}
 
     def of(self, key: str) -> tuple[str, str] | None:
         """(the override or the file that sets it, the file's comment on it); None: nothing does, it is the default."""
-        for given, word in self._words.items():
+        for given, word in self._override_of.items():
             if key == given or key.startswith(f"{given}."):
                 return f"{word} on the command line", ""
         for group, name in self._files:
@@ -57,7 +57,7 @@ class Origins:
             return MISSING
 
     def with_choice(self, choice: str) -> "Origins":
-        """Of the same run with an optimizer, schedule, instrument or exporter more."""
+        """The origins of the same run with one more optimizer, schedule, instrument or exporter."""
         group, _, name = choice.partition("=")
         if group in LISTS:
             choice = f"{group}=[{','.join([*self.values[group], name.strip('[]')])}]"
@@ -94,18 +94,18 @@ def _lines(values: dict[str, Any], path: str, comment: Callable[[str], str]) -> 
     for key, value in values.items():
         nested = isinstance(value, dict) and value
         first, *others = [f"{key}:"] if nested else yaml.safe_dump({key: value}, sort_keys=False).splitlines()
-        words = comment(path + key)
-        if len(indent) + len(first) + len(words) + 4 > WIDTH:
-            yield from textwrap.wrap(words, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-            words = ""
-        yield f"{indent}{first}" + (f"  # {words}" if words else "")
+        note = comment(path + key)
+        if len(indent) + len(first) + len(note) + 4 > WIDTH:
+            yield from textwrap.wrap(note, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+            note = ""
+        yield f"{indent}{first}" + (f"  # {note}" if note else "")
         yield from (indent + line for line in others)
         if nested:
             yield from _lines(value, f"{path}{key}.", comment)
 
 
 def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str | None:
-    """The words of a verb that takes key=value -> text, where there is a KEY beside --help; else None.
+    """The arguments of a verb that takes key=value -> text, where there is a KEY beside --help; else None.
 
     machine_of: asks the machine, which takes longer than most answers need.
     """
@@ -125,11 +125,11 @@ def help_of(word: str, overrides: list[str], machine: schema.Machine | None = No
         guess, names = groups.did_you_mean(wanted, keys), ", ".join(groups.GROUPS)
         raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {names}")
     now = Origins(overrides, machine)
-    texts = (_of_setting(known[key], now) if key in known else _of_group(key, known, now) for key in meant)
+    texts = (_setting_text(known[key], now) if key in known else _group_text(key, known, now) for key in meant)
     return "\n\n".join(texts)
 
 
-def _of_setting(setting: meanings.Setting, now: Origins) -> str:
+def _setting_text(setting: meanings.Setting, now: Origins) -> str:
     key = setting.key
     value, lacks = now.value(key), ""
     if value == MISSING:
@@ -149,14 +149,14 @@ def _of_setting(setting: meanings.Setting, now: Origins) -> str:
     return "\n".join([key, _wrapped(setting.meaning, 2, 2), *lines])
 
 
-def _of_group(key: str, known: dict[str, meanings.Setting], now: Origins) -> str:
+def _group_text(key: str, known: dict[str, meanings.Setting], now: Origins) -> str:
     about, group = meanings.groups().get(key, ""), key.replace(".", "/")
     lines = [_wrapped(f"{key}: {about}" if about else key, 0, 2)]
     if group in groups.GROUPS:
         names = groups.choices(group)
-        words = [f"{group}=[{name}]" if group in groups.LISTS else f"{group}={name}" for name in names]
-        width = max(map(len, words)) + 2
-        for name, word in zip(names, words):
+        choices = [f"{group}=[{name}]" if group in groups.LISTS else f"{group}={name}" for name in names]
+        width = max(map(len, choices)) + 2
+        for name, word in zip(names, choices):
             about = meanings.about(group, name).split(". ")[0].rstrip(".")
             lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
     inside = [(setting, now.value(name)) for name, setting in known.items() if name.startswith(f"{key}.")]
@@ -172,7 +172,7 @@ def _of_group(key: str, known: dict[str, meanings.Setting], now: Origins) -> str
 
 
 def _yaml(value: Any) -> str:
-    """As one types it."""
+    """The value as a user would type it."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 

@@ -60,20 +60,20 @@ def file_comments(path: Path) -> tuple[str, dict[str, str]]:
     comments: dict[str, str] = {}
     header = itertools.takewhile(lambda line: line.startswith("#"), lines)
     about = [line.removeprefix("#").strip() for line in header if not line.startswith("# @package")]
-    _of_node(yaml.compose(text), "", lines, comments)
+    _collect_comments(yaml.compose(text), "", lines, comments)
     return " ".join(about), comments
 
 
-def _of_node(node: yaml.Node | None, path: str, lines: list[str], comments: dict[str, str]) -> None:
+def _collect_comments(node: yaml.Node | None, path: str, lines: list[str], comments: dict[str, str]) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
         dotted = path + str(key.value)
         is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
         end = (key if is_block else value).end_mark
-        _, mark, words = lines[end.line][end.column :].partition("#")
-        comments[dotted] = words.strip() if mark else ""
-        _of_node(value, f"{dotted}.", lines, comments)
+        _, mark, note = lines[end.line][end.column :].partition("#")
+        comments[dotted] = note.strip() if mark else ""
+        _collect_comments(value, f"{dotted}.", lines, comments)
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Setting:
 
     key: str
     meaning: str
-    allowed: str  # in words that follow "use"
+    allowed: str  # as text that follows "use"
     default: Any  # of the schema; typed.MISSING: some yaml of conf/ gives it
     brought_by: tuple[str, ...] = ()  # choices that have it, "optim=muon"; (): every run does
 
     @property
     def unit(self) -> str | None:
-        """In words; None for what has none, or no number."""
+        """The unit as text; None for a setting without one, or that is no number."""
         last = self.key.rpartition(".")[2].removeprefix("val_every_").removeprefix("gc_every_")
         return UNITS.get(last.rpartition("_")[2]) if "number" in self.allowed and not last.startswith("num_") else None
 
@@ -96,16 +96,18 @@ class Setting:
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     known: dict[str, Setting] = {}
-    of_cluster = _of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
-    for setting in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
+    of_cluster = _settings_of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
+    for setting in [*_settings_of_class(schema.Config, ""), *_settings_of_lists(), *of_cluster]:
         before = known.setdefault(setting.key, setting)
         if before is not setting:
             known[setting.key] = dataclasses.replace(before, brought_by=before.brought_by + setting.brought_by)
     return known
 
 
-def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()) -> Iterator[Setting]:
-    """Of a dataclass and of those within; known: names of fields that another class has shown already."""
+def _settings_of_class(
+    cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()
+) -> Iterator[Setting]:
+    """The settings of a dataclass and of those in it; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
     for field in dataclasses.fields(cls):
         key, hint = path + field.name, parts_of(hints[field.name])[0]
@@ -117,17 +119,17 @@ def _of_class(cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iter
                 group, _, choice = brought_by[0].partition("=")
                 rows = yaml.safe_load(path_of(group, choice).read_text())[field.name]
                 for name, values in rows.items():
-                    yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
+                    yield from _settings_of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
             continue
-        yield from _of_class(hint, f"{key}.")
+        yield from _settings_of_class(hint, f"{key}.")
         shared = {field.name for field in dataclasses.fields(hint)}
         for name in variants(hint):
             choice = f"{key.replace('.', '/')}={name}"
-            yield from _of_class(variant(hint, name), f"{key}.", (choice,), shared)
+            yield from _settings_of_class(variant(hint, name), f"{key}.", (choice,), shared)
 
 
-def _of_lists() -> Iterator[Setting]:
-    """Of instruments and exporters: their yaml is their schema, what is allowed stands in [] behind the meaning."""
+def _settings_of_lists() -> Iterator[Setting]:
+    """The settings of instruments and exporters: their yaml is their schema, with what is allowed in [] at the end."""
     for group in LISTS:
         for name in choices(group):
             path = path_of(group, name)
@@ -145,15 +147,15 @@ def about(group: str, name: str) -> str:
 
 def groups() -> dict[str, str]:
     """What each group of settings is for, by its dotted key; of an instrument or exporter what it is."""
-    about_groups = dict(_of_groups(schema.Config, ""))
+    about_groups = dict(_abouts_of_groups(schema.Config, ""))
     for group in LISTS:
         about_groups |= {group: class_comments(schema.Config)[group]}
         about_groups |= {f"{group}.{name}": about(group, name) for name in choices(group)}
     return about_groups | {"cluster": overrides.CLUSTER_ABOUT}
 
 
-def _of_groups(cls: Any, path: str) -> Iterator[tuple[str, str]]:
+def _abouts_of_groups(cls: Any, path: str) -> Iterator[tuple[str, str]]:
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
             yield path + name, class_comments(cls)[name]
-            yield from _of_groups(hint, f"{path}{name}.")
+            yield from _abouts_of_groups(hint, f"{path}{name}.")

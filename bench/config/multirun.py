@@ -27,8 +27,8 @@ from bench.base.paths import CHECKOUT, REPO
 from bench.config import compose, groups, overrides, schema
 from bench.config.overrides import is_of_hydra, plain
 
-# Of Hydra's own settings, where the user's words and yamls do not say otherwise: what it writes goes into the sweep's
-# folder alone, and what a person sees is this program's to say.
+# Hydra's own settings, unless the user's overrides and yamls change them: it writes into the sweep's folder alone, and
+# this program decides what a person sees.
 QUIET = {"hydra/job_logging": "none", "hydra/hydra_logging": "none"}
 OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -49,21 +49,21 @@ class SweepLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> Any:
-        """As Hydra's.  In a sweep's own config the settings of its runs are only words; in a run's they are values."""
-        words = [word for word in overrides if not is_of_hydra(word)]
+        """Hydra's, but the settings of runs are only text in a sweep's own config, and values in a run's."""
+        task = [word for word in overrides if not is_of_hydra(word)]
         of_hydra = [word for word in overrides if is_of_hydra(word)]
-        choices = compose.group_words([word for word in words if plain(word)], self.machine)
+        choices = compose.group_overrides([word for word in task if plain(word)], self.machine)
         config = super().load_configuration(config_name, [*of_hydra, *choices], run_mode, from_shell)
         with read_write(config), open_dict(config):
-            config.hydra.overrides.task = words
+            config.hydra.overrides.task = task
             how = config.hydra.job.config.override_dirname
             config.hydra.job.override_dirname = get_overrides_dirname(
-                OverridesParser.create().parse_overrides(words), how.exclude_keys, how.item_sep, how.kv_sep
+                OverridesParser.create().parse_overrides(task), how.exclude_keys, how.item_sep, how.kv_sep
             )
             if run_mode == RunMode.RUN:
                 for key in [key for key in config if key != "hydra"]:  # what Hydra alone made of the run's groups
                     del config[key]
-                config.merge_with(OmegaConf.create(schema.to_dict(compose.compose(words, self.machine))))
+                config.merge_with(OmegaConf.create(schema.to_dict(compose.compose(task, self.machine))))
         return config
 
 
@@ -75,12 +75,12 @@ class Runner(Protocol):
     def elsewhere(
         self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around the launcher of that name, not ours, which calls one().
+        """Around the launcher of that name, not ours, which calls run_one().
 
-        settings: hydra.launcher.*; refusals: the errors of Hydra that a person's words are to blame for.
+        settings: hydra.launcher.*; refusals: the errors of Hydra that the user's overrides caused.
         """
 
-    def one(self, words: list[str], number: int) -> float | None:
+    def run_one(self, overrides: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
 
     def all(self, points: list[list[str]], first_number: int, launcher: dict[str, Any]) -> list[float | None]:
@@ -88,7 +88,7 @@ class Runner(Protocol):
 
 
 class Task:
-    """What Hydra calls a task function: of one point, whose words Hydra keeps."""
+    """What Hydra calls a task function: of one point, whose overrides Hydra keeps."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -96,16 +96,16 @@ class Task:
     def __call__(self, config: Any) -> float | None:
         """config: the run's, composed."""
         hydra = HydraConfig.get()
-        return self.runner.one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
+        return self.runner.run_one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
 
 
-def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
+def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
-    of_hydra, mine = overrides.split_sweep(words)
+    of_hydra, mine = overrides.split_sweep(arguments)
     given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
     of_hydra = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
-    with compose.refusals(words), _importable():
+    with compose.refusals(arguments), _importable():
         config, _ = _checked(of_hydra, mine, machine)
         settings = config.hydra.launcher
         is_ours = settings._target_ == OUR_LAUNCHER
@@ -116,37 +116,37 @@ def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine |
             _app(machine).multirun(groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine])
 
 
-def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
-    """The words of every run of a sweep, in order; None where a search chooses them as it goes.  Raises ValueError."""
-    of_hydra, mine = overrides.split_sweep(words)
-    with compose.refusals(words):
+def points(arguments: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
+    """The overrides of every run of a sweep, in order; None where a search chooses them as it goes.  ValueError."""
+    of_hydra, mine = overrides.split_sweep(arguments)
+    with compose.refusals(arguments):
         hydra = _app(machine)
         config, stored = _checked(of_hydra, mine, machine)
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             return None
         parser = OverridesParser.create(config_loader=hydra.config_loader)
-        (points_words,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
-    return [list(point) for point in points_words]
+        (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
+    return [list(point) for point in combinations]
 
 
-def show_cfg(words: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
+def show_cfg(arguments: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
     """Print Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
-    of_hydra, mine = _of_one_run(words)
-    with compose.refusals(words):
+    of_hydra, mine = _split_one_run(arguments)
+    with compose.refusals(arguments):
         _app(machine).show_cfg(groups.config_name(), [*of_hydra, *mine], what, None, resolve)
 
 
-def show_info(words: list[str], what: str) -> None:
+def show_info(arguments: list[str], what: str) -> None:
     """Print what Hydra knows: compose.INFO."""
-    of_hydra, mine = _of_one_run(words)
-    with compose.refusals(words), _logging_as_before():
-        compose.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_words(mine)])
+    of_hydra, mine = _split_one_run(arguments)
+    with compose.refusals(arguments), _logging_as_before():
+        compose.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_overrides(mine)])
 
 
-def _of_one_run(words: list[str]) -> tuple[list[str], list[str]]:
-    """(words of Hydra, those of every run of the sweep)."""
-    of_hydra = [word for word in words if overrides.is_of_hydra(word)]
-    return of_hydra, [word for word in words if word not in of_hydra and overrides.plain(word)]
+def _split_one_run(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(overrides of Hydra, those of every run of the sweep)."""
+    of_hydra = [word for word in arguments if overrides.is_of_hydra(word)]
+    return of_hydra, [word for word in arguments if word not in of_hydra and overrides.plain(word)]
 
 
 @contextlib.contextmanager
@@ -162,10 +162,10 @@ def _logging_as_before() -> Iterator[None]:
 
 
 def _checked(of_hydra: list[str], mine: list[str], machine: schema.Machine | None) -> tuple[Any, list[str]]:
-    """-> (the sweep's own config, its stored words).  Refuses a sweep of nothing, and of what it cannot go through."""
+    """-> (the sweep's config, its stored overrides).  Refuses a sweep of nothing, and of what it cannot go through."""
     hydra = _app(machine)
     config = hydra.compose_config(groups.config_name(), [*of_hydra, *mine], RunMode.MULTIRUN)
-    stored = compose.stored_words(config.hydra)
+    stored = compose.stored_overrides(config.hydra)
     is_basic = config.hydra.sweeper._target_ == BASIC_SWEEPER
     if not stored and not mine:
         raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")

@@ -1,4 +1,4 @@
-"""The user's words -> overrides, one by one or as a sweep's points, in Hydra's grammar; and what they ask of SLURM.
+"""The user's arguments -> overrides, one by one or as a sweep's points, in Hydra's grammar; and what they ask of SLURM.
 
 Every slip becomes a ValueError that says what, the value, and what to try.
 
@@ -29,15 +29,17 @@ CLUSTER_ABOUT = (
 )
 
 
-def spelled(words: list[str]) -> list[str]:
-    """The user's words with nanochat's --enable_profiling=True as what it means here, profile=stages."""
+def spelled(overrides: list[str]) -> list[str]:
+    """The user's overrides with nanochat's --enable_profiling=True as what it means here, profile=stages."""
     spelled_out = []
-    for word in words:
+    for word in overrides:
         key, _, value = word.partition("=")
         if key.lstrip("-").replace("-", "_") != "enable_profiling":
             spelled_out.append(word)
         elif value.lower() in ("", "true", "1"):
-            other = [given for given in words if given.startswith("profile=") and given != "profile=stages"]
+            other = [
+                override for override in overrides if override.startswith("profile=") and override != "profile=stages"
+            ]
             if other:
                 raise ValueError(f"{word}: it means profile=stages, and {other[0]} is given too: keep one of them")
             spelled_out.append("profile=stages")
@@ -76,15 +78,15 @@ def is_of_hydra(word: str) -> bool:
     return bool(re.match(r"[+~]*hydra[./]", word))
 
 
-def split_sweep(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a sweep -> (those of Hydra, those of its runs as Hydra's grammar reads them).  Raises ValueError."""
-    of_hydra = [word for word in words if is_of_hydra(word)]
+def split_sweep(overrides: list[str]) -> tuple[list[str], list[str]]:
+    """The overrides of a sweep -> (Hydra's, those of its runs as Hydra's grammar reads them).  Raises ValueError."""
+    of_hydra = [word for word in overrides if is_of_hydra(word)]
     for word in of_hydra:
         key = word.lstrip("+~").partition("=")[0].replace("/", ".")
         if not key.startswith(SWEEP_KEYS):
             taken = ", ".join(SWEEP_KEYS)
             raise ValueError(f"{word}: of Hydra's settings a sweep takes only {taken}; output folders are fixed")
-    mine = [word for word in words if word not in of_hydra]
+    mine = [word for word in overrides if word not in of_hydra]
     for word in mine:
         _parsed(word)
     return of_hydra, [_quoted(word) for word in mine]
@@ -175,15 +177,15 @@ class Cluster:
     options: str | None = None  # any other of sbatch's, in quotes: '--exclusive --constraint=h100'; null: none
 
 
-def split_cluster(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The words of a command -> (those of the cluster, all others)."""
-    words = list(words)
-    of_cluster = [word for word in words if word.startswith(("cluster=", "cluster."))]
-    return of_cluster, [word for word in words if word not in of_cluster]
+def split_cluster(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The overrides of a command -> (those of the cluster, all others)."""
+    overrides = list(overrides)
+    of_cluster = [word for word in overrides if word.startswith(("cluster=", "cluster."))]
+    return of_cluster, [word for word in overrides if word not in of_cluster]
 
 
 def cluster_of(of_cluster: Iterable[str]) -> Cluster:
-    """Those words, checked.  Raises ValueError."""
+    """The cluster's overrides, checked.  Raises ValueError."""
     values = {}
     for word in of_cluster:
         key, _, value = word.partition("=")
@@ -197,5 +199,5 @@ def cluster_of(of_cluster: Iterable[str]) -> Cluster:
 
 
 def cluster_settings(of_cluster: Iterable[str]) -> dict[str, Any]:
-    """The settings by name; {} where no cluster is asked for."""
+    """The settings by name; {} where no cluster is requested."""
     return dataclasses.asdict(cluster_of(of_cluster)) if CLUSTER_CHOICE in of_cluster else {}

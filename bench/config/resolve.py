@@ -65,7 +65,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
 
 
 def _resolve_script(config: schema.Config, vocab_size: int) -> None:
-    """Of what a script decides itself, dtype, compilation and reduction among it, nothing is known."""
+    """Sets to None what a script decides itself, such as dtype, compilation and reduction: nothing is known of it."""
     config.data.vocab_size = vocab_size
     config.hardware.dtype = config.hardware.compile = config.hardware.micro_batch_seqs = None
     config.hardware.reducer = None
@@ -80,7 +80,7 @@ def _refuse(what: str, value: Any, remedy: str) -> NoReturn:
 
 
 def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -> None:
-    """In place: what was left to the machine, derived; of several nodes each is like it.  Raises ValueError."""
+    """Derives in place what was left to the machine; with several nodes, each is like it.  Raises ValueError."""
     if hardware.device == "auto":
         hardware.device = "cuda" if machine.num_gpus else "cpu"
     on_gpu = hardware.device == "cuda"
@@ -228,7 +228,7 @@ def _refusals(config: schema.Config) -> Iterator[Refusal]:
 
 
 def refusals_of_ranks(instruments: dict[str, Any], num_processes: int) -> Iterator[Refusal]:
-    """Of instruments that are to record ranks which the run does not have: nothing would be recorded."""
+    """Refuses instruments that are to record ranks which the run does not have: nothing would be recorded."""
     for name, settings in instruments.items():
         chosen = [(f"instruments.{name}.ranks", settings.get("ranks"))]
         windows = settings.get("windows") or ()
@@ -305,9 +305,9 @@ def deviations_of(config: schema.Config) -> list[str]:
         is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
         if is_fixed and rules.get(key) != value and key not in UNFIXED:
             deviations.append(f"{key}: {value} instead of {rules.get(key)}")
-    for key, words in resolved_stages.changed(config).items():
+    for key, change in resolved_stages.changed(config).items():
         if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
-            deviations.append(f"{words} in the place of {key}, which the track fixes")
+            deviations.append(f"{change} in the place of {key}, which the track fixes")
     return deviations
 
 

@@ -1,4 +1,4 @@
-"""Every setting as a typed dataclass: what a run is asked to do.
+"""Every setting as a typed dataclass: what a run is to do.
 
 bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine; `config_id()`
 names the result.  None means off, unknown or "derive it", never 0 or -1.
@@ -6,7 +6,7 @@ The comment of a field is its meaning, what null means last: bench/config/meanin
 
 config.yaml's versions, all read by `read()`:
 1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
-2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
+2  optim has the settings of the chosen optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
 import copy
@@ -30,8 +30,8 @@ from models.stages import Stage
 CONFIG_ID_CHARS = 8
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
 # its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
-# All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
-# found where one that it names is not installed.  Telemetry's are paces of a process of its own.
+# All other settings of instruments are hashed.  Not read from the instruments' classes, because a record's id must be
+# found where one that it names is not installed.  Telemetry's are paces of a separate process.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
 UNHASHED = ("name", "seed", "exporters", "profile", "checkpoint")  # they change no step that a run makes
 NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
@@ -86,7 +86,7 @@ class DataConfig:
 
     @property
     def shard_numbers(self) -> list[int] | None:
-        """Of shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
+        """The numbers in shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
         if self.shards is None:
             return None
         numbers: list[int] = []
@@ -147,7 +147,7 @@ class HardwareConfig:
 
     @property
     def ranks_of_node(self) -> int:
-        """Of a resolved config: how many ranks each node has."""
+        """How many ranks each node has; only of a resolved config."""
         assert self.num_processes is not None
         return self.num_processes // (self.nodes or 1)
 
@@ -338,7 +338,7 @@ def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:
 
 
 def _hashed(values: dict[str, Any]) -> dict[str, Any]:
-    """Of all settings, changed in place, those that config_id hashes."""
+    """The settings that config_id hashes; changes values in place."""
     for name in UNHASHED:
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none

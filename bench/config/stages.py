@@ -28,7 +28,7 @@ INSTEAD_OF = {
 
 
 def stages_of(config: schema.Config) -> list[Stage]:
-    """Of a resolved config, each with its batch; without stages the one that all of the run is."""
+    """The stages of a resolved config, each with its batch; without any, one stage that is the whole run."""
     data, seqs = config.data, config.hardware.micro_batch_seqs
     return config.stages or [Stage(batch_tokens=data.batch_tokens, seq_len=data.seq_len, micro_batch_seqs=seqs)]
 

@@ -192,15 +192,15 @@ def row_class(hint: typing.Any) -> type | None:
 
 
 def allowed(hint: typing.Any) -> str:
-    """What a field of that type may be, in words that follow "use": "a whole number above 0, or null"."""
+    """What a field of that type may be, as text that follows "use": "a whole number above 0, or null"."""
     plain, ranges, may_be_none = parts_of(hint)
     kind = typing.get_origin(plain) or plain
-    words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
+    parts = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
     if kind is list and not ranges:
         item = typing.get_args(plain)[0]
         is_plain = item in KINDS
-        words = [f"a list of {KINDS[item].removeprefix('a ')}s" if is_plain else f"a list, each {allowed(item)}"]
-    return " ".join(words + [limit.words for limit in ranges]) + (", or null" if may_be_none else "")
+        parts = [f"a list of {KINDS[item].removeprefix('a ')}s" if is_plain else f"a list, each {allowed(item)}"]
+    return " ".join(parts + [limit.words for limit in ranges]) + (", or null" if may_be_none else "")
 
 
 def parts_of(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:

@@ -68,7 +68,7 @@ _copied: Path | None = None  # the folder of copies of the user's sources, in a 
 
 
 def use_copies(folder: Path | str) -> None:
-    """From now on this process imports the user's own code from these copies: sources()' "own/" of a run."""
+    """Makes this process import the user's own code from these copies: sources()' "own/" of a run."""
     global _copied
     _copied = Path(folder)
 
@@ -191,9 +191,9 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
         name = import_path.partition(":")[0]
         path = _file(name)
         roots = [Root(Path(working_folder()))] + ([] if path is None else [Root(path.parent)])
-        if path is None and not _of_module(name, roots):
+        if path is None and not _files_of_module(name, roots):
             roots = _installed(name)
-        waiting = _of_module(name, roots) if path is None else [path]
+        waiting = _files_of_module(name, roots) if path is None else [path]
         while waiting:
             file = waiting.pop()
             base = next((root.folder for root in roots if file.is_relative_to(root.folder)), file.parent)
@@ -242,7 +242,7 @@ def _installed(name: str) -> list[Root]:
     return [Root(Path(folders[0]).parent, top)] if folders else []
 
 
-def _of_module(name: str, roots: Iterable[Root]) -> list[Path]:
+def _files_of_module(name: str, roots: Iterable[Root]) -> list[Path]:
     """The files that importing a dotted name reads, of the first root that has one of them."""
     parts = name.split(".")
     for root in roots:
@@ -271,7 +271,7 @@ def _named_in(path: Path, base: Path, roots: Iterable[Root]) -> list[Path]:
             names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(KERNELS):
             files += [path.parent / node.value, Path(working_folder(), node.value)]
-        files += [file for name in names for file in _of_module(name, roots)]
+        files += [file for name in names for file in _files_of_module(name, roots)]
     return files
 
 

@@ -29,7 +29,7 @@ _FILE_NAME = "letters, digits, '-', '_' and '.', because it becomes part of a fi
 def hints() -> dict[str, Any]:
     """{setting: what it may be}: a name means the same in every instrument.
 
-    Made when it is asked for: a program of the user's that imports this for its profiler may have a module `models`.
+    Made at first use: a program of the user's that imports this for its profiler may have a module `models`.
     """
     from bench.config.typed import AtLeast1
     from models.settings import NotNegativeInt, Range, one_of
@@ -114,7 +114,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilerWindow(Window):
-    """Its steps are recorded after warmup_steps in which the profiler runs and records nothing."""
+    """A window whose steps are recorded after warmup_steps in which the profiler runs and records nothing."""
 
     warmup_steps: int = 0
     options: Options = field(default_factory=Options)

@@ -23,7 +23,7 @@ SCAN_TOKENS = 1 << 20  # searched for documents at once
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Of consecutive steps.  num_steps: None in the last, which has no end."""
+    """The batch of consecutive steps.  num_steps: None in the last, which has no end."""
 
     num_steps: int | None
     batch_tokens: int
@@ -32,7 +32,7 @@ class BatchShape:
 
     @property
     def num_seqs(self) -> int:
-        """Of a step, all ranks together."""
+        """Sequences of a step, all ranks together."""
         return self.batch_tokens // self.seq_len
 
 
@@ -100,7 +100,7 @@ class Stream:
 
     @property
     def num_tokens(self) -> int:
-        """Of one epoch."""
+        """Tokens of one epoch."""
         return self._starts[-1]
 
     def read(self, start: int, num_tokens: int) -> np.ndarray:
@@ -121,7 +121,7 @@ class Stream:
 class DocumentStarts:
     """Where each sequence of a run begins if it must be at a document.  Not for two threads at once.
 
-    Searches only as far as it is asked, and keeps what it found: 8 bytes a sequence.
+    Searches only as far as is needed, and keeps what it found: 8 bytes a sequence.
     """
 
     def __init__(self, stream: Stream, eos_token: int, shapes: Sequence[BatchShape]) -> None:

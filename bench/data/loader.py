@@ -65,7 +65,7 @@ class Loader:
 
     @property
     def num_tokens(self) -> int:
-        """Of one epoch."""
+        """Tokens of one epoch."""
         return self._stream.num_tokens
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,7 +143,7 @@ class Loader:
         self._left = len(self._block)
 
     def _to_gpu(self, pair: torch.Tensor) -> torch.Tensor:
-        """Copy on a stream of its own: it waits for no compute, and the host for neither."""
+        """Copy on a separate stream: it waits for no compute, and the host for neither."""
         with torch.cuda.stream(self._copies):
             pair = pair.to(self._device, non_blocking=True)
             self._copied.record()

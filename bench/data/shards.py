@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
 
 
 class CheckFailed(ValueError):
-    """The data are missing, damaged or not what they should be; the user asked for nothing wrong."""
+    """The data are missing, damaged or not what they should be; the user's settings are not at fault."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Facts:
                 atomic.write_own(self._path, json.dumps(self._known, indent=1).encode())
 
     def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
-        """Of the file as it is now."""
+        """Hash of the file as it is now."""
         return str(self._fact(path, "sha256", lambda: sha256(path), say))
 
     def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:

@@ -52,7 +52,7 @@ class Allocation:
 
 
 def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
-    """None outside of a job of SLURM's."""
+    """The allocation of this process; None outside of a SLURM job."""
     if "SLURM_JOB_ID" not in environ:
         return None
     num_nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
@@ -64,11 +64,11 @@ class Ending:
     """What SLURM says of a job that it is ending."""
 
     is_requeued: bool  # SLURM starts it again
-    words: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
+    why: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
 
 
 def ending(environ: Mapping[str, str] = os.environ) -> Ending:
-    """Of the job that this process runs in; outside of one nothing."""
+    """How SLURM ends the job that this process runs in; outside of a job nothing is known."""
     job = found(environ)
     if job is None:
         return Ending(False, "")
@@ -80,13 +80,13 @@ def ending(environ: Mapping[str, str] = os.environ) -> Ending:
 
 
 def first_hostname(word: str) -> str | None:
-    """Of a host list, "n[01-03,7],gpu-a" -> "n01".  None: it is empty."""
+    """The first name of a host list, "n[01-03,7],gpu-a" -> "n01".  None: it is empty."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", word)
     return first and re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
 
 
 def address_of_first(environ: Mapping[str, str]) -> str | None:
-    """Of the first node of this step, where rank 0 is: its NodeAddr, else its name if that can be looked up."""
+    """Address of the step's first node, where rank 0 is: its NodeAddr, else its name if that can be looked up."""
     name = first_hostname(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
     if name is None:
         return None
@@ -135,7 +135,7 @@ class Adopted:
         first = int(hashlib.sha256(self.key.encode()).hexdigest(), 16)
         return [PORTS[(first + number) % len(PORTS)] for number in range(NUM_PORTS)]
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """E.g. "torchrun started 2 ranks"."""
         return f"{self.by} started {self.world_size} ranks"
 

@@ -54,17 +54,17 @@ SBATCH = {  # cluster.NAME: the option of sbatch
 
 
 @dataclass
-class Asked:
-    """What the words of a command say of the cluster."""
+class Request:
+    """What a command's arguments ask of the cluster."""
 
-    words: list[str]  # without them
+    arguments: list[str]  # the others, for the job itself
     num_nodes: int = 1
     options: list[str] = field(default_factory=list)  # of sbatch
 
 
-def asked(words: list[str]) -> Asked | None:
+def request_from(arguments: list[str]) -> Request | None:
     """None without cluster=slurm.  ValueError: another cluster, or a setting that there is not."""
-    of_cluster, rest = overrides.split_cluster(words)
+    of_cluster, rest = overrides.split_cluster(arguments)
     if not of_cluster:
         return None
     wanted = overrides.cluster_of(of_cluster)
@@ -77,21 +77,21 @@ def asked(words: list[str]) -> Asked | None:
     num_nodes = max(counts, default=1)
     if wanted.nodes and wanted.nodes < num_nodes:
         raise ValueError(f"cluster.nodes={wanted.nodes}: a run of it has hardware.nodes={num_nodes}: give as many")
-    return Asked(rest, wanted.nodes or num_nodes, options + shlex.split(wanted.options or ""))
+    return Request(rest, wanted.nodes or num_nodes, options + shlex.split(wanted.options or ""))
 
 
-def script_of(verb: str, want: Asked, log: Path) -> str:
+def script_of(verb: str, want: Request, log: Path) -> str:
     """The text that sbatch gets, for a person to read and to submit again."""
     options = [f"--nodes={want.num_nodes}", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append"]
     lines = [f"#SBATCH {option}" for option in [*options, *want.options]]
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept |= {"SPEEDRUN_RESULTS": str(results_root().absolute()), "SPEEDRUN_CWD": working_folder()}
-    command = shlex.join([sys.executable, "-m", "bench", verb, *want.words])
+    command = shlex.join([sys.executable, "-m", "bench", verb, *want.arguments])
     return "\n".join(
         [
             "#!/bin/bash",
             *lines,
-            f"# {shlex.join(['./run.sh', verb, *want.words])}, as a job: sbatch THIS_FILE submits it again",
+            f"# {shlex.join(['./run.sh', verb, *want.arguments])}, as a job: sbatch THIS_FILE submits it again",
             "# SIGTERM, of scancel or a preemption, reaches the launcher, which ends its ranks and writes the record",
             *(f"export {name}={shlex.quote(value)}" for name, value in kept.items()),
             f"cd {shlex.quote(str(REPO))}",
@@ -101,7 +101,7 @@ def script_of(verb: str, want: Asked, log: Path) -> str:
     )
 
 
-def go(verb: str, want: Asked) -> int:
+def go(verb: str, want: Request) -> int:
     """Submit, follow to the end, say what records it left.  Exit code: the job's own, 1 where it was ended."""
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
     folder = results_root() / FOLDER
@@ -141,14 +141,14 @@ def _submit(path: Path) -> str:
 
 def _follow(job_id: str, log: Path, before: set[Path], signals: Signals) -> tuple[str, int]:
     """To the end of the job -> (its state, its exit code)."""
-    offset, told, progress = 0, None, None
+    offset, reported, progress = 0, None, None
     with Bars() as bars:
         while True:
             signals.check()
             state, exit_code, why = _state(job_id)
             offset = _show_new(log, offset)
-            if state in WAITING and (state, why) != told:
-                told = state, why
+            if state in WAITING and (state, why) != reported:
+                reported = state, why
                 say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")
             if progress is None and bars.are_live:
                 progress = _progress(job_id, before, bars)

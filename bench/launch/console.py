@@ -57,7 +57,7 @@ def is_live() -> bool:
 
 
 def confirmed(question: str) -> bool | None:
-    """Whether the person at the terminal answers yes; None where nobody can be asked."""
+    """Whether the person at the terminal answers yes; None where nobody is there to answer."""
     if not (sys.stdin.isatty() and text_table.is_terminal()):
         return None
     print(f"{question} [y/N] ", end="", flush=True)
@@ -91,18 +91,18 @@ class Bars:
             self._progress.stop()
             self._progress = None
 
-    def draw(self, name: str, num_done: float, num_all: float | None, words: str) -> None:
-        """Bring one bar up to date.  num_all: None where it is not known yet; words: beside the bar."""
+    def draw(self, name: str, num_done: float, num_all: float | None, text: str) -> None:
+        """Bring one bar up to date.  num_all: None where it is not known yet; text: beside the bar."""
         if self._progress is None:
             return
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=None, words="")
-        self._progress.update(self._tasks[name], completed=num_done, total=num_all, words=words)
+            self._tasks[name] = self._progress.add_task(name, total=None, text="")
+        self._progress.update(self._tasks[name], completed=num_done, total=num_all, text=text)
         self._progress.refresh()
 
 
 def _progress() -> "Progress":
-    """No thread redraws it: the run beside it would pay.  On a narrow terminal the words are cut, not the bar."""
+    """No thread redraws it: the run beside it would pay.  On a narrow terminal the text is cut, not the bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
@@ -110,7 +110,7 @@ def _progress() -> "Progress":
 
     class Words(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(task.fields["words"], no_wrap=True, overflow="ellipsis")
+            return Text(task.fields["text"], no_wrap=True, overflow="ellipsis")
 
     return Progress(
         TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True)),

@@ -50,10 +50,10 @@ def finish(
         _write(folder, run)
 
 
-def _unfinished(folder: Path, error: OSError, words: str) -> Section:
+def _unfinished(folder: Path, error: OSError, what: str) -> Section:
     """The failure of a run whose last files cannot be written."""
     if folder.is_dir() and not isinstance(error, FileNotFoundError):
-        return failures.failure(failures.kind_of(error), f"{words} ({error})")
+        return failures.failure(failures.kind_of(error), f"{what} ({error})")
     return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
 
 
@@ -103,11 +103,11 @@ def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, ed
     run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)
     if edges and failure is None:
         run["referee"]["clock"] = edges.clock((run["measured"].get("train_s_by_rank") or [None])[0])
-    of_clock = [("clock", words) for words in clock.doubts()]
+    of_clock = [("clock", doubt) for doubt in clock.doubts()]
     if failure is None and "clock" in run["referee"]:
         of_clock += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
     run["doubts"] = measured.get("doubts", [])
-    run["doubts"] += [{"rank": None, "instrument": name, "doubt": words} for name, words in of_clock]
+    run["doubts"] += [{"rank": None, "instrument": name, "doubt": doubt} for name, doubt in of_clock]
     run["warnings"] += measured.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
 
@@ -155,7 +155,7 @@ def _write(folder: Path, run: Run) -> None:
 
 
 def _twice(write: Callable[[], object]) -> None:
-    """A disk that refuses once may take it when it is written anew; a run is not to be lost for that."""
+    """A disk that refuses once may take it when it is written again: a run must not be lost to that."""
     try:
         write()
     except OSError:

@@ -1,8 +1,8 @@
 """The guard of a run's processes, their ancestor, which ends them all:  python -m bench.launch.guard FOLDER [member]
 
 The launcher starts it, and gives it on its standard input, a pipe that only the launcher holds, a line of JSON: what to
-start, {"words", "env", "log"} (ranks.py).  Whatever loses its parent below it, a daemon with a session and an
-environment of its own too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets away.
+start, {"words", "env", "log"} (ranks.py).  Whatever loses its parent below it, a daemon with its own session
+and environment too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets away.
 
 When what it started has ended, it kills what is left and answers with a line, {"exit_code", "left": pids that the
 kernel does not let go}.  Then it waits for GOODBYE.  STOP ends the run's processes.  The end of the pipe without
@@ -85,11 +85,11 @@ class _Orders:
         self.is_stop |= STOP in orders
 
 
-def _run(words: list[str], env: dict[str, str], orders: _Orders) -> int | None:
+def _run(command: list[str], env: dict[str, str], orders: _Orders) -> int | None:
     """Start it, wait for it -> its exit code, of a signal negative; None where the kernel does not let it go."""
     # its own session: Ctrl-C and a closed terminal are the launcher's to act upon
     child = subprocess.Popen(
-        words,
+        command,
         env=env,
         cwd=os.getcwd(),
         stdin=subprocess.DEVNULL,

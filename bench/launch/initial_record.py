@@ -145,8 +145,8 @@ def _data(job: Job) -> dict[str, Any]:
     } | ({"origin": dataset.origin} if dataset.origin else {})
 
 
-def of_secrets(job: Job) -> dict[str, Any]:
-    """Of the launch file: what workers must know that config.yaml does not show."""
+def secrets_of(job: Job) -> dict[str, Any]:
+    """The part of the launch file that workers need and config.yaml does not show."""
     secrets = [] if job.script else [[list(path), text] for path, text in job.secrets.items()]
     return {"secrets": secrets} if secrets else {}
 
@@ -187,7 +187,7 @@ def write_inputs(
         "started_s": started_s,
         "shards": paths,
     }
-    launched |= of_secrets(job) | ({"edge_pipe": edge_pipe} if edge_pipe else {})
+    launched |= secrets_of(job) | ({"edge_pipe": edge_pipe} if edge_pipe else {})
     if job.own_folder:
         launched["own"] = job.own_folder
     if job.config.hardware.nodes:
@@ -196,7 +196,7 @@ def write_inputs(
         from bench.launch.script import trace_files  # numpy, as below script_run
 
         work = work_folder.make(folder, job.script, job.dataset, data_root())
-        profile = trace_files.asked(job.config.instruments, job.script.dialect)
+        profile = trace_files.profile_of(job.config.instruments, job.script.dialect)
         launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), profile)
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)
     step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "init_start"})

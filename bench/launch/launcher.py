@@ -21,7 +21,7 @@ from bench.data.sources import datasets
 from bench.launch import allocation, finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
-from bench.launch.nodes.joining import of_allocation
+from bench.launch.nodes.joining import leader_of_allocation
 from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job, frozen
 from bench.launch.progress import EdgePipe, Limits, Progress
@@ -54,16 +54,16 @@ def launch(
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
-    command: what the user typed, a list of words; series: what the run belongs to, whose bars show it and who has seen
+    command: what the user typed, as a list; series: what the run belongs to, whose bars show it and who has seen
     to the preflight; plan: what of run.json says which plan the run is of, by "race" (bench/plans/race/runner.py),
-    "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: asked with each validation, [(step,
+    "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: called with each validation, [(step,
     val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped" then; leader: of ranks that
     other launchers start too, which have gathered (None: those of a SLURM allocation are started here).
     ValueError where no record can be written at all.
     """
     with frozen(job) as job, contextlib.ExitStack() as stack:
         if leader is None and job.config.hardware.nodes:
-            leader = stack.enter_context(of_allocation(job))
+            leader = stack.enter_context(leader_of_allocation(job))
         run = _Launch(job, command, plan or {}, series, stop, leader).go()
         if leader:
             leader.bye(run)
@@ -73,7 +73,7 @@ def launch(
 def launch_each(
     jobs: Sequence[Job],
     command: Sequence[str],
-    words: Sequence[str],
+    labels: Sequence[str],
     plan: Mapping[str, Any] | None = None,
     first_plan: Mapping[str, Any] | None = None,
     budget_s: float | None = None,
@@ -82,7 +82,7 @@ def launch_each(
 ) -> Iterator[Run]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
-    command, plan: as of launch(), first_plan: the first run's; words: what each is, for the line that begins it.
+    command, plan: as of launch(), first_plan: the first run's; labels: what each is, for the line that begins it.
     budget_s: no run begins that would end later than that after the first began, as far as that is known.
     stop_of: of a run that begins, launch()'s stop; series: an open one of which these runs are some, where one that
     fails is made up for by another; None: they are all.
@@ -96,7 +96,7 @@ def launch_each(
         for number, job in enumerate(jobs):
             if not shown.fits():
                 return
-            shown.begin(words[number])
+            shown.begin(labels[number])
             run = launch(job, command, shown, plan if number else first_plan or plan, stop_of(job))
             shown.end(series is None or run["status"] in ("complete", "stopped"))
             say("run", summary.last_words(run), always=run["status"] != "complete")
@@ -154,7 +154,7 @@ class _Launch:
                     raise
                 name = str(error)
                 of_submitit = name in ("SIGUSR1", "SIGUSR2")
-                why = ", submitit's word for a time limit or a preemption" if of_submitit else allocation.ending().words
+                why = ", submitit's word for a time limit or a preemption" if of_submitit else allocation.ending().why
                 step = failures.last_step(self._folder)
                 failure = failures.failure("interrupted", f"the launcher got {name}{why}", None, step, name)
             except OSError as error:

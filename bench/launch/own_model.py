@@ -1,6 +1,6 @@
-"""Can a model class of the user's own be trained?  Asked before anything is started, and answered with all it lacks.
+"""Can a user's model class be trained?  Checked before anything is started, with all that it lacks in one message.
 
-The launcher has no torch, so a process of its own imports the class, and tries the model on torch's meta device, where
+The launcher has no torch, so a separate process imports the class, and tries the model on torch's meta device, where
 no memory is needed:  python -m bench.launch.own_model < questions.json
 """
 
@@ -57,7 +57,7 @@ def refusals(configs: Sequence[schema.Config]) -> list[str]:
     """What check() says of each config, "" of one that may be trained; one process tries all models."""
 
     tried = [
-        user_code.is_import_path(_model(config).arch) or bool(_model(config).args or _of_stages(config))
+        user_code.is_import_path(_model(config).arch) or bool(_model(config).args or _methods_of_stages(config))
         for config in configs
     ]
     faults = iter(faults_of_configs([config for config, is_tried in zip(configs, tried, strict=True) if is_tried]))
@@ -81,7 +81,7 @@ def _refusal(arch: str, faults: Sequence[str]) -> str:
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
-    """Of each config's model all that it lacks, [] for nothing; one process tries them all."""
+    """All that each config's model lacks, [] for nothing; one process tries them all."""
     if not configs:
         return []
     own = [_model(config).arch for config in configs if user_code.is_import_path(_model(config).arch)]
@@ -91,7 +91,7 @@ def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
         | {"seq_len": config.data.seq_len}
         | {
             "methods": [
-                *_of_stages(config),
+                *_methods_of_stages(config),
                 *(["hidden_matrices"] if config.optim and config.optim.name in MATRIX_OPTIMIZERS else []),
                 *(["logits"] if config.track.name != "free" else []),
             ]
@@ -101,8 +101,8 @@ def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
     return _answers(json.dumps(questions, default=str), tuple(files.items()))
 
 
-def _of_stages(config: schema.Config) -> list[str]:
-    """Methods that the model must have for them."""
+def _methods_of_stages(config: schema.Config) -> list[str]:
+    """Methods that the model must have for the stages of this config."""
     stages = config.stages or ()
     return [name for key, name in OF_STAGES.items() if any(getattr(stage, key) is not None for stage in stages)]
 
@@ -163,7 +163,7 @@ def _faults_of_arguments(model_class: type, given: Collection[str], args: Collec
 
 
 def _parameters_of(model_class: type) -> list[inspect.Parameter]:
-    """Of its __init__, and where that hands on **options, of those of its bases up to the first that does not.
+    """Parameters of its __init__, and where that passes on **options, of its bases up to the first that does not.
 
     LanguageModel and what it is made of take none: what is handed on to them the class takes itself.
     """
@@ -233,7 +233,7 @@ def _faults_of_model(
 
 
 def _shape(value: object) -> tuple[int, ...] | str:
-    """Of what a method returned; of what is no tensor its type's name."""
+    """Shape of what a method returned; the name of its type if that is no tensor."""
     import torch
 
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -24,7 +24,7 @@ GLOBS = ("train_glob", "val_glob")
 
 @dataclass(frozen=True)
 class Job:
-    """A run that may start: everything asked has been checked."""
+    """A run that may start: every setting has been checked."""
 
     config: schema.Config  # resolved
     dataset: datasets.Dataset
@@ -41,12 +41,12 @@ class Job:
 
     @property
     def data_bytes(self) -> int:
-        """Of all shards."""
+        """Bytes of all shards."""
         return sum(shard.num_bytes for shard in self.dataset.train + self.dataset.val)
 
     @property
     def num_tokens(self) -> int:
-        """That goal.num_steps train on; of a script, as far as the settings say."""
+        """Tokens that goal.num_steps train on; for a script, as far as the settings say."""
         return round(self.config.goal.num_steps * self.batch_tokens)
 
     @property
@@ -115,8 +115,8 @@ def this_machine() -> schema.Machine:
     return schema.Machine(len(sizes_gib), environment.usable_cpus(), smallest_gib)
 
 
-def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
-    """What is asked of a machine, not resolved; None: of this one.  Raises ValueError for the user."""
+def requested_config(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
+    """The config that these overrides request of a machine, not resolved; None: this one.  ValueError for the user."""
     config = compose.compose(overrides, machine or this_machine())
     registry.check(config.instruments)
     if config.profile.stop_after_window:
@@ -132,12 +132,12 @@ def prepare(
     check_own: bool = True,
     machine: schema.Machine | None = None,
 ) -> Job:
-    """Makes local data that is missing; fetches only if asked.  Raises ValueError for the user.
+    """Makes local data that is missing; downloads only with fetch.  Raises ValueError for the user.
 
     check_own: whether a model of the user's own is tried first, which takes seconds; machine: what the run may use,
     None: all of this one.
     """
-    config = asked(overrides, machine)
+    config = requested_config(overrides, machine)
     its_script = script.of(config, overrides)
     if check_own and its_script is None:
         own_model.check(config)

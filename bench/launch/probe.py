@@ -52,7 +52,7 @@ class Answers:
     def why_missing(self, timeout_s: float) -> Check:
         """Why not every rank answered, as far as it is known.  timeout_s: what the ranks were given."""
         if self.failed:
-            first = min(self.failed, key=lambda one: one["failed_at_s"])
+            first = min(self.failed, key=lambda failure: failure["failed_at_s"])
             why, hint = f"rank {first['rank']}: {first['message'][:300]}", first["hint"]
         else:
             lines = [line.strip() for line in self.output.splitlines() if line.strip()]
@@ -66,7 +66,7 @@ class Answers:
         return Check("collective", "fail", f"{len(self.found)} of {self.num_ranks} ranks answered; {why}", hint)
 
 
-def of_ranks(
+def answers_of_ranks(
     module: str,
     question: dict[str, Any],
     hardware: HardwareConfig,
@@ -119,7 +119,7 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
         return group.has_ended(START_S + 4 * timeout_s)
 
     question = {"device": hardware.device, "timeout_s": timeout_s}
-    answers = of_ranks("bench.launch.probe", question, hardware, num_ranks, 1, wait)
+    answers = answers_of_ranks("bench.launch.probe", question, hardware, num_ranks, 1, wait)
     if len(answers.found) < num_ranks:
         return [answers.why_missing(timeout_s)]
     return judge(hardware.device, answers.found)

@@ -80,7 +80,7 @@ class Progress:
         return None if left_s is None or self._seen is None else self._seen[0] - self._started_s + left_s
 
     def _left_s(self, min_steps: int) -> float | None:
-        """By the pace of the steps seen so far; None: those are fewer than min_steps."""
+        """Seconds left at the pace of the steps seen so far; None: those are fewer than min_steps."""
         if self._first is None or self._seen is None or self._num_steps is None:
             return None
         num_seen = self._seen[1] - self._first[1]
@@ -130,7 +130,7 @@ class Progress:
                     yield line
 
     def _power_w(self) -> float | None:
-        """Of all GPUs together at the last whole tick of telemetry.csv; None without."""
+        """Power of all GPUs together at the last whole tick of telemetry.csv; None without one."""
         try:
             with plain_file.opened(self._folder / "telemetry.csv") as file:
                 columns = file.readline().decode().rstrip("\n").split(",")

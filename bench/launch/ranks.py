@@ -83,8 +83,8 @@ class Place:
     master: tuple[str, int] | None = None  # where torch's process group meets; None: the environment says it
     by_torchrun: bool = False
 
-    def words(self, program: Sequence[str], folder: Path) -> list[str]:
-        """What is started, in whose words the folder is the last."""
+    def command(self, program: Sequence[str], folder: Path) -> list[str]:
+        """The command that is started; its last argument is the folder."""
         own = [*program, str(folder)]
         if not self.by_torchrun or self.master is None:
             return own
@@ -95,7 +95,7 @@ class Place:
         return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
     def variables(self) -> dict[str, str]:
-        """Of a rank that is started directly, what torchrun gives; TORCHELASTIC_USE_AGENT_STORE not: there is none."""
+        """What torchrun sets, for a rank that is started directly; not TORCHELASTIC_USE_AGENT_STORE: there is none."""
         if self.by_torchrun:
             return {}
         given: dict[str, int | str] = {
@@ -137,7 +137,7 @@ class Guard:
     """
 
     def __init__(self, folder: Path, code: Path = CODE, is_member: bool = False):
-        self._words = [sys.executable, "-m", "bench.launch.guard", str(folder), *(["member"] if is_member else [])]
+        self._command = [sys.executable, "-m", "bench.launch.guard", str(folder), *(["member"] if is_member else [])]
         self._code = code
         self._answer: bytes | None = None
         self.left: list[int] = []  # processes that the kernel keeps, in a driver or at a dead disk; after the end
@@ -147,7 +147,7 @@ class Guard:
     def __enter__(self) -> Self:
         with held():  # a signal between fork and here would leave a child without an owner
             self._process = subprocess.Popen(
-                self._words,
+                self._command,
                 cwd=self._code,
                 env=os.environ | {CHECKOUT: str(REPO)},
                 stdin=subprocess.PIPE,
@@ -169,9 +169,9 @@ class Guard:
         """The ancestor of the run's processes."""
         return self._process.pid
 
-    def start(self, words: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         """Start this program; log: for what it prints."""
-        order = {"words": list(words), "env": dict(env), "log": str(log.absolute())}
+        order = {"words": list(command), "env": dict(env), "log": str(log.absolute())}
         self._tell(json.dumps(order).encode() + b"\n")
 
     def has_ended(self, within_s: float) -> bool:
@@ -220,7 +220,7 @@ class Group:
         log: str = LOG,
     ):
         self._guard, self._place, self._folder, self._log = guarded, place, folder, folder / "logs" / log
-        self._words, self._env = place.words(program, folder), {**env, **place.variables(), IN_RUN: "1"}
+        self._command, self._env = place.command(program, folder), {**env, **place.variables(), IN_RUN: "1"}
         if place.by_torchrun:  # it takes options from there that would start ranks again, or elsewhere
             self._env = {name: value for name, value in self._env.items() if not name.startswith("PET_")}
             self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
@@ -228,7 +228,7 @@ class Group:
         self.failures: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        self._guard.start(self._words, self._env, self._log)
+        self._guard.start(self._command, self._env, self._log)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -19,7 +19,7 @@ ANYWAY = "continue although the machine is busy, or no verdict is possible"
 def checks(
     job: Job, env: dict[str, Any] | None = None, foreign_cores: float | None = None, code: dict[str, Any] | None = None
 ) -> list[preflight.Check]:
-    """The quick checks for this run, now.  code: of its record; None: asked here."""
+    """The quick checks for this run, now.  code: of its record; None: it is read here."""
     if env is None:
         env, foreign_cores = environment.environment(), preflight.sample_foreign_cores(SAMPLE_S)
     hardware = dataclasses.replace(job.config.hardware, num_processes=job.config.hardware.ranks_of_node, nodes=None)

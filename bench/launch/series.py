@@ -73,11 +73,11 @@ class Series:
     def __exit__(self, *exc_info: object) -> None:
         self.bars.__exit__(*exc_info)
 
-    def begin(self, words: str = "") -> None:
-        """The next run begins.  words: what it is; without them no line says that it begins."""
+    def begin(self, label: str = "") -> None:
+        """The next run begins.  label: what it is; without them no line says that it begins."""
         self._began_s = time.monotonic()
-        if words:
-            say("run", f"{self.position}: {words}{self._to_go()}{'' if self._has_foretold else self._in_budget()}")
+        if label:
+            say("run", f"{self.position}: {label}{self._to_go()}{'' if self._has_foretold else self._in_budget()}")
         self.tick()
 
     def tick(self) -> None:
@@ -106,7 +106,7 @@ class Series:
 
     @property
     def position(self) -> str:
-        """Of the run that is running or comes next: 3 of 12."""
+        """Position of the run that is running or comes next: 3 of 12."""
         return f"{min(self._num_done + 1, len(self._kinds))} of {len(self._kinds)}"
 
     def left_s(self) -> float | None:
@@ -138,9 +138,9 @@ class Series:
         return self._budget_s is None or self.num_fitting() != 0
 
     def _in_budget(self) -> str:
-        words = in_budget(self.num_fitting(), len(self._kinds) - self._num_done, self._budget_s)
-        self._has_foretold = self._has_foretold or bool(words)
-        return words
+        forecast = in_budget(self.num_fitting(), len(self._kinds) - self._num_done, self._budget_s)
+        self._has_foretold = self._has_foretold or bool(forecast)
+        return forecast
 
     def _seconds_by_kind(self) -> dict[str, float]:
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}

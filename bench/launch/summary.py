@@ -39,7 +39,7 @@ def last_words(run: Mapping[str, Any]) -> str:
     if run["status"] == "complete":
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
         times = f", {_times(run)}{doubt}"
-        if run.get("beside") and run["validity"] == "suspect":  # for its times, which do not count: its sweep said so
+        if run.get("beside") and run["validity"] == "suspect":  # only for its times, which its sweep has reported
             times = ""
         ended = f"complete: val_loss {run['metrics']['val_loss']:.4f}{times}"
     elif run["status"] == "stopped":

@@ -48,7 +48,7 @@ class Content:
 
     @property
     def name(self) -> str:
-        """Of the copy's folder.  It holds bytecode, so that each Python has copies of its own."""
+        """Name of the copy's folder.  It holds bytecode, so each Python version has its own copies."""
         return f"{self.sha256[:32]}-{sys.implementation.cache_tag}"
 
 

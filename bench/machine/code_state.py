@@ -45,27 +45,27 @@ def normalised(source: bytes) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d": a SyntaxWarning, which -W error makes a SyntaxError
-            return "".join(_words(ast.parse(source))).encode()
+            return "".join(_texts(ast.parse(source))).encode()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return source
 
 
-def _words(tree: ast.AST) -> list[str]:
-    words: list[str] = []
+def _texts(tree: ast.AST) -> list[str]:
+    texts: list[str] = []
     open_nodes: list[Iterator[str | ast.AST]] = [iter((tree,))]  # of each node that is begun, the parts that are left
     while open_nodes:
         for part in open_nodes[-1]:
             if not isinstance(part, str):
                 open_nodes.append(iter(_parts(part)))
                 break
-            words.append(part)
+            texts.append(part)
         else:
             open_nodes.pop()
-    return words
+    return texts
 
 
 def _parts(node: ast.AST) -> list[str | ast.AST]:
-    """A node -> words and the nodes between them."""
+    """A node -> texts and the nodes between them."""
     kind: Any = type(node)
     parts: list[str | ast.AST] = [f"{kind.__name__}("]
     for name in _field_names(kind):
@@ -96,7 +96,7 @@ def _part(value: Any) -> str | ast.AST:
 
 
 def _field(node: Any, name: str) -> Any:
-    """Of a kind in ODD."""
+    """A field of a node whose kind is in ODD."""
     value: Any = getattr(node, name, None)
     if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         return value[1:]
@@ -148,7 +148,7 @@ RACED = (
 OTHER_SOURCES = user_code.KERNELS
 SUFFIXES = (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)  # of what git may not know
 NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here
-_last_patch: dict[str, str] = {}  # {diff_sha256: code/diff.patch} of the last state(): git is asked once a run
+_last_patch: dict[str, str] = {}  # {diff_sha256: code/diff.patch} of the last state(): git runs once a run
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
@@ -176,7 +176,7 @@ def source_sha256(
 
 
 def identity_version(code: Code) -> int | None:
-    """Of a record's "code".  None: an imported log, whose source_sha256 is that of the log's own source."""
+    """Version of a record's "code".  None: an imported log, whose source_sha256 is that of the log's own source."""
     return code.get("identity_version", 1)
 
 
@@ -214,11 +214,11 @@ def state(
     untracked_excluded, git_failure.
 
     code: the folder whose sources are hashed and held against the commit, such as a run's copy; repo: whose git is
-    asked, None: of code itself.  files: raced_files(code, own), each hash cut to 12 digits.  dirty: a file of
+    run, None: that of code itself.  files: raced_files(code, own), each hash cut to 12 digits.  dirty: a file of
     code_copy.FOLDERS differs from the commit.  untracked: sources there that the commit lacks and the run uses: they
     are raced, imported by this process, or among composed_of(), the yamls of its config.  Of any other,
     untracked_excluded, a record holds the name and the hash.  The five of git are None where there is no repository,
-    and where git failed: then git_failure, else absent, holds its words.
+    and where git failed: then git_failure, else absent, holds its message.
     """
     files = raced_files(code, own)
     known: Code = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
@@ -227,7 +227,7 @@ def state(
     if not _has_repository(repo or code):
         return known
     try:
-        with git.of_folder(code, repo or code) as ask:
+        with git.folder_view(code, repo or code) as ask:
             commit, changes, names = (
                 ask.commit,
                 ask.changes(code_copy.FOLDERS),
@@ -251,7 +251,7 @@ def git_failure(repo: Path | str = REPO) -> str | None:
     if not _has_repository(repo):
         return None
     try:
-        with git.of_folder(repo, repo) as ask:
+        with git.folder_view(repo, repo) as ask:
             ask.changes(code_copy.FOLDERS)
     except git.Failed as error:
         return _one_line(error, repo)
@@ -259,7 +259,7 @@ def git_failure(repo: Path | str = REPO) -> str | None:
 
 
 def _one_line(error: git.Failed, repo: Path | str) -> str:
-    """What git said, without private paths and without its own remedy, in which the path would be missing."""
+    """The message of git, without private paths and without its own remedy, in which the path would be missing."""
     return " ".join(private.redact(str(error), repo).partition("To add an exception")[0].split())
 
 
@@ -270,7 +270,7 @@ def write(
     known: Code | None = None,
     repo: Path | str | None = None,
 ) -> None:
-    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: what state() last said of it."""
+    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  known: what state() last returned for it."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     known = known or state(code, own, repo)
@@ -295,7 +295,7 @@ def _has_repository(repo: Path | str) -> bool:
 def _used(
     names: list[str], files: Mapping[str, str], composed_of: Callable[[], Iterable[Path]], folders: Iterable[Path | str]
 ) -> list[str]:
-    """Of these untracked sources, relative to any of the folders or to CODE, those that the run uses, sorted."""
+    """The untracked sources that the run uses, sorted.  names: relative to any of the folders or to CODE."""
     if not names:
         return []
     imported = filter(None, (getattr(module, "__file__", None) for module in [*sys.modules.values()]))

@@ -65,7 +65,7 @@ def environment() -> Facts:
 
 def summary(env: Facts, hardware: HardwareConfig | SimpleNamespace) -> Facts:
     """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run used."""
-    used = gpus.of_run(env["gpus"], hardware) if hardware.device == "cuda" else []
+    used = gpus.used_by_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
     shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]
     facts = {key: env[key] for key in ("python", "os", "driver", "cpu_model", "num_cpus", "memory_gib", "governor")}
@@ -284,7 +284,7 @@ def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def passed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of these variables those that a training script, or the code of somebody's record, is run with: no tokens."""
+    """The variables that a training script, or the code of somebody's record, is run with: no tokens."""
     names = {*PASSED, *env_variables(environ)}
     return {name: value for name, value in environ.items() if name in names or name.startswith(PASSED_PREFIXES)}
 
@@ -311,7 +311,7 @@ def is_shown_whole(value: str) -> bool:
 
 
 def text_of(path: Path | str) -> str | None:
-    """Of a file of the system, without blanks around it; None: there is none."""
+    """Text of a system file, without blanks around it; None: there is no such file."""
     try:
         return Path(path).read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""git, asked from a repository's folder and never through the GIT_ variables of the process that calls."""
+"""git, run in a repository's folder and never through the GIT_ variables of the process that calls."""
 
 import contextlib
 import os
@@ -16,8 +16,10 @@ class Failed(Exception):
     """git cannot be run, or refused; the message is its own."""
 
 
-def run(repo: Path | str, *words: str, given: bytes | None = None, errors: str = "surrogateescape", **env: str) -> str:
-    """Output of `git WORDS` in this folder as text.  given: bytes for its standard input; env: variables beside ours.
+def run(
+    repo: Path | str, *arguments: str, given: bytes | None = None, errors: str = "surrogateescape", **env: str
+) -> str:
+    """Output of `git ARGUMENTS` in this folder as text.  given: bytes for its standard input; env: further variables.
 
     errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also where the harness is installed: a repository
     around it, such as that of its venv, is another project's.
@@ -26,36 +28,38 @@ def run(repo: Path | str, *words: str, given: bytes | None = None, errors: str =
         raise Failed("the installed program has no repository: use a clone")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
     try:
-        done = subprocess.run(["git", *words], cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            ["git", *arguments], cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise Failed(f"git cannot be run: {error}") from None
     if done.returncode:
-        verb = next(word for word in words if not word.startswith("-") and "=" not in word)
+        verb = next(word for word in arguments if not word.startswith("-") and "=" not in word)
         raise Failed(f"git {verb}: {done.stderr.decode(errors='replace').strip() or f'exit code {done.returncode}'}")
     return done.stdout.decode(errors=errors)
 
 
-def ask(repo: Path | str, *words: str) -> str | None:
-    """The same, or None where git, the repository or the commit is missing."""
+def ask(repo: Path | str, *arguments: str) -> str | None:
+    """Like run(), but None where git, the repository or the commit is missing."""
     try:
-        return run(repo, *words)
+        return run(repo, *arguments)
     except Failed:
         return None
 
 
 @contextlib.contextmanager
-def of_folder(code: Path | str, repo: Path | str) -> Iterator["Asked"]:
-    """A context that yields Asked, with an index of its own.
+def folder_view(code: Path | str, repo: Path | str) -> Iterator["FolderView"]:
+    """A context that yields a FolderView with a temporary index.
 
     In the repository's own index a file may be marked as not to be looked at (assume-unchanged, fsmonitor), and the
     times in it are those of another folder.
     """
     with tempfile.TemporaryDirectory(prefix="speedrun-git-") as temporary:
-        yield Asked(Path(code), Path(repo), os.path.join(temporary, "index"))
+        yield FolderView(Path(code), Path(repo), os.path.join(temporary, "index"))
 
 
-class Asked:
-    """git of repo, asked about the files of code as if they lay in repo.  Raises Failed."""
+class FolderView:
+    """git of repo, with the files of code as its work tree.  Raises Failed."""
 
     def __init__(self, code: Path, repo: Path, index: str):
         self._repo, self._env = repo.absolute(), {"GIT_INDEX_FILE": index}
@@ -84,6 +88,6 @@ class Asked:
         listed = self._ask("ls-files", "--others", "--exclude-standard", *ignored, "-z", "--", *patterns)
         return sorted(name for name in listed.split("\0") if name)
 
-    def _ask(self, *words: str) -> str:
+    def _ask(self, *arguments: str) -> str:
         options = ("-c", "core.fileMode=false", "-c", "core.fsmonitor=false")
-        return run(self._repo, *options, *words, given=None, errors="surrogateescape", **self._env)
+        return run(self._repo, *options, *arguments, given=None, errors="surrogateescape", **self._env)

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, asked through NVML: no torch, no CUDA context, nothing where there is no driver."""
+"""The NVIDIA GPUs of this machine, read through NVML: no torch, no CUDA context, nothing where there is no driver."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def num_visible() -> int:
     return len(visible())
 
 
-def of_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:
+def used_by_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:
     """Facts of all GPUs -> those that a run on this hardware uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.ranks_of_node]
@@ -71,7 +71,7 @@ def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> lis
 
 
 def nvml_facts() -> Facts:
-    """{"driver", "nvml": None or why it has no answer, "gpus": [...]}, GPUs in PCI order, asked once each."""
+    """{"driver", "nvml": None or why it has no answer, "gpus": [...]}, GPUs in PCI order, each read once."""
     try:
         import pynvml
     except ImportError:
@@ -79,7 +79,7 @@ def nvml_facts() -> Facts:
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
-        order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], asked_devices(pynvml))
+        order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], requested_devices(pynvml))
         visible = [{"visible": order.index(num) if num in order else None} for num in range(len(handles))]
         gpus = [_gpu(pynvml, handle) | position for handle, position in zip(handles, visible)]
         return {"driver": pynvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": gpus}
@@ -105,12 +105,12 @@ def call(nvml: Any, what: str, handle: Any, *args: Any) -> Any:
     raise nvml.NVMLError(FUNCTION_NOT_FOUND)
 
 
-def asked_devices(nvml: Any) -> str | None:
+def requested_devices(nvml: Any) -> str | None:
     """CUDA_VISIBLE_DEVICES, None where it is not set; of a MIG slice the GPU that it is part of."""
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if asked is None or not asked.startswith("MIG-"):
-        return asked
-    slice_handle = nvml.nvmlDeviceGetHandleByUUID(asked.partition(",")[0])
+    requested = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if requested is None or not requested.startswith("MIG-"):
+        return requested
+    slice_handle = nvml.nvmlDeviceGetHandleByUUID(requested.partition(",")[0])
     return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_handle)))
 
 

@@ -124,5 +124,5 @@ def _by_name() -> dict[str, Device]:
 
 
 def _key(name: str) -> str:
-    words = re.split(r"[\s-]+", name.strip().lower())
-    return " ".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))
+    parts = re.split(r"[\s-]+", name.strip().lower())
+    return " ".join(word for word in parts if word not in ("nvidia", "tesla", "geforce"))

@@ -137,10 +137,10 @@ def quota(num_cpus: int, quota_cores: float | None) -> Check:
 
 
 def git(failure: str | None, repo: Path) -> Check:
-    """Whether git can say which commit the code is.  failure: its words where it cannot (code_state.git_failure())."""
+    """Whether git can say which commit the code is.  failure: its message if not (code_state.git_failure())."""
     if failure is None:
         return Check("git", "ok", "works, or there is no repository: the code is identified by its hash")
-    remedy = next((one for word, one in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
+    remedy = next((remedy for word, remedy in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
     found = f"the commit is unknown, so runs cannot be claimed: {failure[:MAX_CHARS]}"
     return Check("git", "warn", found, remedy)
 
@@ -203,7 +203,7 @@ def persistent(gpus: list[Facts]) -> Check:
 
 
 def power_limit(gpus: list[Facts]) -> Check:
-    """As the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
+    """Whether it is as the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
     other = []
     for gpu in gpus:
         limit_w, default_w = gpu.get("power_limit_w"), gpu.get("default_power_limit_w")
@@ -282,5 +282,5 @@ def checks(
         return [*of_machine, waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
         of_machine.append(compiler())
-    used = gpus.of_run(env["gpus"], hardware)
+    used = gpus.used_by_run(env["gpus"], hardware)
     return [*of_machine, *gpu_checks(used)] if used else of_machine

@@ -27,9 +27,9 @@ WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 @contextlib.contextmanager
 def child(
-    words: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: IO[Any] | None, end_within_s: float
+    command: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: IO[Any] | None, end_within_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
+    """Yields a Popen in a new session, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
     killed after end_within_s.
@@ -38,7 +38,7 @@ def child(
     try:
         with held():  # a signal between fork and here would leave a child without an owner
             process = subprocess.Popen(
-                words,
+                command,
                 cwd=cwd,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -133,7 +133,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """From here on what this process' descendants leave behind becomes its child, whatever session or environment it
+    """Makes what this process' descendants leave behind its child, whatever session or environment it
     has.  Linux only; elsewhere does nothing."""
     import ctypes
 
@@ -142,7 +142,7 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Of that process, None: of this one; zombies too.  Empty where there is no /proc.
+    """Children of that process, zombies too; None: of this one.  Empty where there is no /proc.
 
     As the kernel lists them, of each thread: looking at every process of a large machine takes a tenth of a second.
     """
@@ -241,7 +241,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Of a process of this machine, for a file that it leaves: {"pid", "start_ticks", "boot_id_hash"}."""
+    """Identity of a process of this machine, for a file that it leaves: {"pid", "start_ticks", "boot_id_hash"}."""
     return {"pid": pid, "start_ticks": start_ticks(pid), "boot_id_hash": boot_id_hash()}
 
 
@@ -256,7 +256,7 @@ def is_there(mark: object) -> bool:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces.  OSError: it is gone."""
+    """Fields of /proc/PID/stat from the third, the state; the second, the name, may hold spaces.  OSError: gone."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -264,7 +264,7 @@ def stat_fields(pid: int) -> list[str]:
 def started(work: Callable[[Any], Any], jobs: Sequence[Any], are_many: bool) -> Iterator[Iterator[Any]]:
     """with started(...) as results: ...   results: work(job) of each, in the order in which they are done.
 
-    By two processes beside the block where there are many; else, and where a fork is not safe, as they are asked for.
+    By two processes beside the block where there are many; else, and where a fork is not safe, as they are iterated.
     """
     if not are_many or threading.active_count() > 1 or not hasattr(os, "fork"):
         yield map(work, jobs)

@@ -116,7 +116,7 @@ class _Schedule:
         return [(int(ran_ns), int(waited_ns)) for ran_ns, waited_ns, *_ in ran_and_waited]
 
     def delay_ns(self, before: list[tuple[int, int]], now: list[tuple[int, int]]) -> int:
-        """By how much this thread may have run too late between two readings."""
+        """Nanoseconds by which this thread may have run too late between two readings."""
         (_, own), (_, main) = now
         locked_ns = min(now[1][0] - before[1][0], round(sys.getswitchinterval() * 1e9))
         return own - before[0][1] + main - before[1][1] + locked_ns

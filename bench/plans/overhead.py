@@ -31,14 +31,14 @@ from bench.training.trainer import Trainer
 MIN_ROUNDS = 5
 
 
-# (what, measured, "<=" or ">=", target, 95 % interval) for bench-self; sign and target None: nothing is asked
+# (what, measured, "<=" or ">=", target, 95 % interval) for bench-self; sign and target None: there is no target
 Row = tuple[str, float, str | None, float | None, tuple[float, float] | None]
 
 
 def measured(
     blocks: Mapping[str, Callable[[], float]], max_rounds: int, is_spent: Callable[[], bool] = lambda: False
 ) -> dict[str, list[float]]:
-    """{name: seconds of its two blocks, of each round}; after MIN_ROUNDS only until is_spent(), asked every round."""
+    """{name: seconds of its two blocks, of each round}; after MIN_ROUNDS it stops once is_spent()."""
     seconds_of: dict[str, list[float]] = {name: [] for name in blocks}
     for number in range(max_rounds):
         if is_spent() and number >= MIN_ROUNDS:
@@ -52,8 +52,8 @@ def measured(
 
 
 def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None) -> Row:
-    """Of the seconds of two contestants, round by round."""
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    """Ratio of the seconds of two contestants, round by round."""
+    ratios = [our_s / their_s for our_s, their_s in zip(ours, theirs, strict=True)]
     return what, statistics.median(ratios), None if target is None else "<=", target, stats.median_interval(ratios)
 
 

@@ -54,8 +54,8 @@ def explain_paths(
 
     def measured_of(rank: int, device: str | None) -> kept.Ceilings | None:
         if passport is not None:
-            return kept.of_file(passport, device)
-        return kept.of_run(facts, rank) if facts else None
+            return kept.ceilings_of_file(passport, device)
+        return kept.ceilings_of_run(facts, rank) if facts else None
 
     for name, ranks in windows.items():
         if run:
@@ -125,7 +125,7 @@ def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str
     pieces = parts.Pieces(list(zip((row["step"] for row in rows), ends_ns, ends_ns[1:])))
     gpus = run["environment"].get("gpus") or [{}]
     name = gpus[0].get("name")
-    ceilings = Ceilings(name, kept.of_run(run) if passport is None else kept.of_file(passport, name))
+    ceilings = Ceilings(name, kept.ceilings_of_run(run) if passport is None else kept.ceilings_of_file(passport, name))
     for index, (row, (_, begin_ns, end_ns)) in enumerate(zip(rows, pieces.steps)):
         number = row["step"]
         rank = late[number][1] if number in late else None

@@ -43,7 +43,7 @@ def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
 
 
 def check_kind(value: Any, kind: Any, where: object) -> Any:
-    """The same plain value, if it has this type of msgspec's; else Damaged with where and the wrong field."""
+    """Returns the plain value if it has this msgspec type; else Damaged with where and the wrong field."""
     import msgspec
 
     try:
@@ -54,7 +54,7 @@ def check_kind(value: Any, kind: Any, where: object) -> Any:
 
 
 def _decoded(data: bytes) -> Any:
-    """By msgspec, which is fast; if it fails by json, which accepts lone surrogates and reports the position."""
+    """Decodes with msgspec, which is fast, else with json, which accepts lone surrogates and reports the position."""
     import msgspec
 
     try:

@@ -1,7 +1,7 @@
 """Where tokens come from: each source by name, and how its files are found, made, fetched and checked.
 
 find() trusts nothing because it exists: header, size, sha256 and largest token are checked, and checked again when a
-file has changed.  prepare() first makes what is missing, or fetches it if asked.
+file has changed.  prepare() first makes what is missing, or downloads it with fetch.
 """
 
 import contextlib

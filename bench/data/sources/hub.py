@@ -7,7 +7,7 @@ beside the data, for checkouts that have none.  From then on exactly these bytes
 What the hub says at that first fetch is believed.
 
 A file arrives as FILE.part, which the next fetch goes on with if this one is broken off, and gets its name when its
-hash is right; a part that is wrong, too long or no file of its own is thrown away.  The function http_get of
+hash is right; a part that is wrong, too long or not a file is thrown away.  The function http_get of
 huggingface_hub goes on where a file ends; its hf_hub_download (2.4) throws away what a broken call has fetched.
 """
 
@@ -132,7 +132,7 @@ class Hub(Source):
     # ---- the lock ----
 
     def _lock_path(self) -> Path:
-        """In conf/data.  A checkout that has none, as another revision's, takes the copy that lies beside the data."""
+        """The lock file in conf/data; a checkout without one, such as an older one, takes the copy beside the data."""
         path = LOCKS / f"{self.name}.lock.json"
         beside = data_root() / path.name
         return beside if not path.exists() and (INSTALLED or beside.exists()) else path

@@ -1,7 +1,7 @@
 """Synthetic text whose entropy is known exactly, so that a validation loss below it proves a bug.
 
 A mixture of Markov transitions: the next token is drawn from the mean over j of row x[t - lags[j]] of table j.  Each
-row holds integer counts that sum to 4096; for "before the document's start" there is a row of its own.  Only integers
+row holds integer counts that sum to 4096; "before the document's start" has its own row.  Only integers
 and a counter-based generator (splitmix64) are used, so the bytes are the same on every platform.  Documents of
 DOC_TOKENS tokens are drawn side by side; nothing marks their borders.
 

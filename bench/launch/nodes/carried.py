@@ -1,6 +1,6 @@
 """The files of a node's ranks, carried to the record when the run has ended: each node writes only its own.
 
-A node's ranks write into a folder of its own, .nodes/RUN_ID.nodeN in its results folder; whether that folder is shared
+A node's ranks write into their own folder, .nodes/RUN_ID.nodeN in its results folder; whether that folder is shared
 with node 0 or not, the files travel over the connection, and one process writes the record.
 """
 

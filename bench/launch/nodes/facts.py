@@ -53,7 +53,7 @@ def facts_of(job: Job) -> dict[str, Any]:
 
 
 def difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    """Of two processes' facts: what is not alike and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
+    """What differs between two processes and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
     for name, (what, remedy) in ALIKE.items():
         if theirs.get(name) != ours[name]:
             return f"{what}, {_short(theirs.get(name))} instead of {_short(ours[name])}: {remedy}"
@@ -69,10 +69,10 @@ def _short(value: object) -> str:
 
 def interface_of(address: str) -> str | None:
     """The interface that has this IPv4 address, eth0; None where that is not known."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
     return None
@@ -98,7 +98,7 @@ def network(interface: str | None) -> dict[str, Any]:
 
 
 def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """That gloo and NCCL use it too, unless the user chose: by themselves they take what the host's name leads to."""
+    """Makes gloo and NCCL use it too, unless the user chose: their default is what the host's name leads to."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: interface for name in names if interface and name not in environ}
 
@@ -110,9 +110,9 @@ def _whole(path: Path) -> int | None:
 
 def own_address(host: str) -> str:
     """The address of this machine from which that host is reached; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((host, 9))
-        return str(asked.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
 
 
 FACTS = {"environment", "used", "commit", "host_hash", "fabric", "address"}  # of a node, that the record shows
@@ -153,7 +153,7 @@ def peer_of(number: int, hello: Mapping[str, Any], is_adopted: bool) -> Peer | N
 
 
 def clock_of(message: Mapping[str, Any]) -> Clock:
-    """As measured() gives it.  KeyError, TypeError, ValueError: it is none."""
+    """The clock in a message, as measured() returns it.  KeyError, TypeError, ValueError: there is none."""
     clock = message["clock"]
     return {name: clock[name] + 0 for name in ("offset_ns", "round_trip_ns", "utc_offset_s")}
 

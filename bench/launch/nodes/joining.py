@@ -47,7 +47,7 @@ def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
         key, _, value = word.partition("=")
         if key == "hardware.rendezvous" or key in decided and value not in ("null", str(decided[key])):
             raise ValueError(
-                f"{word}: {adopted.words()} on {adopted.num_nodes} node(s): remove it, or start ./run.sh alone"
+                f"{word}: {adopted.summary()} on {adopted.num_nodes} node(s): remove it, or start ./run.sh alone"
             )
         if key not in decided:
             rest.append(word)
@@ -57,7 +57,7 @@ def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
 def check(job: Job, adopted: Adopted | None) -> None:
     """ValueError where this job cannot be what these ranks do together."""
     hardware = job.config.hardware
-    several = adopted.words() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
+    several = adopted.summary() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
     if several and job.script:
         what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
         raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
@@ -77,11 +77,11 @@ def is_follower(adopted: Adopted | None) -> bool:
     return adopted is not None and adopted.rank > 0
 
 
-def refuse(verb: str, words: list[str]) -> None:
-    """Of a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
-    by_hand = next((word for word in words if "hardware.rendezvous=" in word), None)
-    if by_hand:
-        what = f"{by_hand}: manually started nodes join for one run only"
+def refuse(verb: str, arguments: list[str]) -> None:
+    """For a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
+    manual = next((word for word in arguments if "hardware.rendezvous=" in word), None)
+    if manual:
+        what = f"{manual}: manually started nodes join for one run only"
         raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
     adopted = started_by(verb)
     if adopted is None or adopted.world_size == 1:
@@ -89,7 +89,7 @@ def refuse(verb: str, words: list[str]) -> None:
     if is_follower(adopted):
         time.sleep(SAY_S)
         sys.exit(2)
-    raise ValueError(f"{adopted.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")
+    raise ValueError(f"{adopted.summary()}, and a run is all that they can do together: start ./run.sh {verb} alone")
 
 
 # ---- who leads
@@ -102,7 +102,7 @@ def lead_adopted(adopted: Adopted) -> Leader:
     except OSError as error:
         ports = f"{adopted.ports[0]} to {adopted.ports[-1]}"
         raise ValueError(
-            f"{adopted.words()}, and no port of {ports} is free ({error.strerror}): start it again"
+            f"{adopted.summary()}, and no port of {ports} is free ({error.strerror}): start it again"
         ) from None
     return Leader(listener, adopted.key, adopted.world_size - 1, 1, adopted)
 
@@ -121,7 +121,7 @@ def lead_nodes(job: Job) -> Leader | None:
 
 
 @contextlib.contextmanager
-def of_allocation(job: Job) -> Iterator[Leader]:
+def leader_of_allocation(job: Job) -> Iterator[Leader]:
     """A context that yields the leader over the SLURM allocation that this process runs in, gathered: srun has started
     the other nodes' processes.
 

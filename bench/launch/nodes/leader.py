@@ -31,7 +31,7 @@ from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
 from bench.record import failures
 
-RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the other
+RENDEZVOUS_S = 300.0  # for nodes that a person starts manually, one after the other
 TICK_S = 0.1
 STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes to be lost
 REFUSE_S = 10.0  # for those that are still on their way
@@ -73,7 +73,7 @@ class Leader:
         self._peers: dict[int, Peer] = {}
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None
-        self._has_begun = False  # members have been told to start their ranks
+        self._has_begun = False  # members have been sent the order to start their ranks
         self._ends = _Ends()
         self._bad_files: list[str] = []
         self._exit_code = 1  # of members, where nobody says bye()
@@ -207,7 +207,7 @@ class Leader:
     def _are_ready(self, folder: Path) -> bool:
         """Whether every other node has made its folder, and measured its clock."""
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
-        launch = initial_record.of_secrets(self._job)
+        launch = initial_record.secrets_of(self._job)
         for peer in self._nodes:
             self._store.tell(peer.number, "inputs", run_id=folder.name, node=peer.node, texts=texts, launch=launch)
         until_s = time.monotonic() + LOST_AFTER_S
@@ -325,7 +325,7 @@ class Leader:
         self._exit_code = 0 if run["status"] == "complete" else 1
 
     def _interface(self) -> str | None:
-        """Of this node, to the others."""
+        """The interface of this node that leads to the others."""
         first = next((peer.facts for peer in self._nodes), None)
         return facts.interface_of(facts.own_address(first["address"])) if first else None
 

@@ -45,10 +45,10 @@ def main(overrides: list[str]) -> int:
 def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
     """A rank that another launcher started, but for the first -> exit code.
 
-    prepared(): the job as this node has it, asked by the first rank of each node alone.
+    prepared(): the job as this node has it, called by the first rank of each node alone.
     """
     if adopted.host is None:
-        raise ValueError(f"{adopted.words()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
+        raise ValueError(f"{adopted.summary()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
     is_first_of_node = adopted.local_rank == 0 and adopted.node > 0
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(frozen(prepared())) if is_first_of_node else None
@@ -128,13 +128,13 @@ class Member:
                     carried.remove(self._folder)
 
     def _make_folder(self, job: Job) -> None:
-        """Of this node, with what its ranks read."""
+        """Makes the folder of this node, with what its ranks read."""
         inputs = self._wait_for("inputs")
-        run_id, node, texts, told = _checked(inputs)
+        run_id, node, texts, shared = _checked(inputs)
         self._store.send("clock")
         clock = self._measured("start")
         shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-        launch = told | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
+        launch = shared | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
         launch |= {"own": job.own_folder} if job.own_folder else {}
         carried.clear(results_root())
         self._folder = carried.folder_of(results_root(), run_id, node)
@@ -204,7 +204,7 @@ class Member:
 def _checked(inputs: dict[str, Any]) -> tuple[str, int, dict[str, str], dict[str, Any]]:
     """-> (run id, node, {file: text}, secrets of the launch file) of a message, checked: a folder is named and removed
     by the first two.  Refused."""
-    run_id, node, texts, told = (inputs.get(name) for name in ("run_id", "node", "texts", "launch"))
+    run_id, node, texts, shared = (inputs.get(name) for name in ("run_id", "node", "texts", "launch"))
     if (
         isinstance(run_id, str)
         and RUN_ID.fullmatch(run_id)
@@ -212,9 +212,9 @@ def _checked(inputs: dict[str, Any]) -> tuple[str, int, dict[str, str], dict[str
         and 0 < node < MAX_NODES
         and isinstance(texts, dict)
         and all(isinstance(texts.get(name), str) for name in ("config.yaml", "run.json"))
-        and isinstance(told, dict)
+        and isinstance(shared, dict)
     ):
-        return run_id, node, texts, {"secrets": told["secrets"]} if "secrets" in told else {}
+        return run_id, node, texts, {"secrets": shared["secrets"]} if "secrets" in shared else {}
     raise Refused("node 0 does not say which run this is: see what it says")
 
 

@@ -47,7 +47,7 @@ GONE = "gone"  # the kind of the last message that arrives, made here: nothing m
 
 @contextlib.contextmanager
 def _quiet_torch() -> Iterator[Any]:
-    """torch.distributed, whose C++ half then prints no stack of its own where the other end is gone."""
+    """torch.distributed, whose C++ half then prints no stack trace where the other end is gone."""
     name = "TORCH_CPP_LOG_LEVEL"
     before = os.environ.get(name)
     os.environ.setdefault(name, "FATAL")
@@ -98,7 +98,7 @@ class LeaderStore:
         self._store.set("members", "0")
 
     def close(self) -> None:
-        """From here on no member reaches it."""
+        """Closes the store: no member reaches it any more."""
         self._store = self._whole = None
 
     def take(self) -> list[tuple[int, dict[str, Any]]]:
@@ -118,7 +118,7 @@ class LeaderStore:
         return came
 
     def _values(self, names: list[str]) -> list[bytes]:
-        """Of these keys; b"" of one that somebody has removed, for which the store would wait."""
+        """The values of these keys; b"" for one that was removed, for which the store would wait."""
         if not names or self._store.check(names):
             return list(self._store.multi_get(names)) if names else []
         return [self._store.get(name) if self._store.check([name]) else b"" for name in names]
@@ -136,7 +136,7 @@ class LeaderStore:
             self._num_seen[member] += 1
 
     def _meet(self) -> None:
-        """Those that have come since, once their first values are there."""
+        """Meets the members that have come since, once their first values are there."""
         for number in range(1, min(self._store.add("members", 0), MAX_MEMBERS) + 1):
             names = [f"{kind}/{number}" for kind in ("session", "sent", "alive")]
             if number not in self._num_seen and self._store.check(names):
@@ -164,7 +164,7 @@ class LeaderStore:
         """(name, piece) of the files that it sends, to the last; a str in a piece's place: why the rest of the file
         does not come.
 
-        has_left(): takes what has come, asked while nothing else does.  RuntimeError: they ended early.
+        has_left(): takes what has come, called while nothing else is done.  RuntimeError: they ended early.
         """
         number = 0
         while True:

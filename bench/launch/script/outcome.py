@@ -45,7 +45,7 @@ NO_STEPS = "the script printed no step after step 0"
 CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
 DATA = script_worker.DATA  # how the names of data files end
 MAX_SHOWN = 200
-READER_LATE_TIMES = 3.0  # what a reader says of its own lateness is an estimate (assumed; 1.0 accused one run in 94)
+READER_LATE_TIMES = 3.0  # how late a reader says it was is an estimate (assumed; 1.0 accused one run in 94)
 PRINTED_LATE_S = 0.1  # a line that another thread of the script prints (assumed)
 
 
@@ -122,7 +122,7 @@ def write(
         ]
     if opened.are_own_data:
         run["data"] = dict(OWN_DATA)
-    doubts += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
+    doubts += _doubts_of_lines(foreign, runs, rows, run["data"]["vocab_size"])
     doubts += opened.doubts()
     doubts += opened.while_training(rows, outside["reader_late_s"])
     doubts += [f"{name} changed while it ran" for name in work_folder.changed(script, folder / work_folder.WORK)]
@@ -181,7 +181,7 @@ def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: diale
 
 
 def count_wall(rows: list[StepRow]) -> None:
-    """In place: where the script prints no total, the wall time of its lines stands for it, from the first one on."""
+    """Puts the wall time of the lines, from the first one on, in place of a total that the script does not print."""
     ends_ns = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
     first_ns = next((t_ns for t_ns in ends_ns if t_ns is not None), None)
     for row, t_ns in zip(rows, ends_ns, strict=True):
@@ -206,12 +206,12 @@ def unmatched(of_file: Mapping[str, Any], dialect: str | None) -> Iterator[Secti
     """A doubt of what was read, not of the script."""
     if of_file["unmatched"]:
         number, text = of_file["unmatched"][0]
-        what = f"{len(of_file['unmatched'])} lines look like metric lines of {dialect} and are none; the first"
+        what = f"{len(of_file['unmatched'])} lines look like metric lines of {dialect} but are not; the first"
         yield {"rank": 0, "instrument": "import", "doubt": f"{what}: {text[:80]!r}"}
 
 
-def _of_lines(foreign: Run, runs: Sequence[Run], rows: list[StepRow], vocab_size: int | None) -> Iterator[str]:
-    """What the lines themselves give to doubt."""
+def _doubts_of_lines(foreign: Run, runs: Sequence[Run], rows: list[StepRow], vocab_size: int | None) -> Iterator[str]:
+    """Doubts that the lines themselves give."""
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
     last = foreign.declared_steps or foreign.num_steps
@@ -233,13 +233,13 @@ class OpenedFiles:
         self._opened = opened
         self._data = [file for file in opened if file["path"].endswith(DATA) or file["real"].endswith(DATA)]
         self._real = {file["real"] for file in self._data}
-        self._ours = {split: self._of_split(split) for split in ("train", "val")}
+        self._ours = {split: self._files_of_split(split) for split in ("train", "val")}
         self.read = [file["real"] for file in opened if not file["writes"]]
         # whether its track fixes no data, and it opened none of what it was given
         is_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)
         self.are_own_data = not is_fixed and not self._real & (self._ours["train"] | self._ours["val"])
 
-    def _of_split(self, split: str) -> set[str]:
+    def _files_of_split(self, split: str) -> set[str]:
         """True paths of the shards, and of what was made of them."""
         paths = {os.path.realpath(shard.path) for shard in getattr(self._job.dataset, split)}
         data = self._work / self._script.data / f"{split}.bin"
@@ -253,7 +253,7 @@ class OpenedFiles:
     def doubts(self) -> list[str]:
         """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.
 
-        Where the track fixes no data (are_own_data) a script's own are as good: only the code is asked for.
+        Where the track fixes no data (are_own_data) a script's own are as good: only the code matters.
         """
         written = {file["real"] for file in self._opened if file["writes"]}
         doubts = []

@@ -1,6 +1,6 @@
 """What a script's ranks print, read from outside.
 
-Every rank prints into a pipe of its own, where each line gets the time at which it came.  rank 0's metric lines are
+Every rank prints into its own pipe, where each line gets the time at which it came.  rank 0's metric lines are
 kept with their times; logs/rankN.log gets the beginning, every metric line and the end of what a rank prints, so that a
 script which prints a gigabyte fills no disk.
 """
@@ -44,7 +44,7 @@ class Output:
 
     @property
     def num_unkept_lines(self) -> int:
-        """Of rank 0: lines that its log lacks."""
+        """Lines of rank 0 that its log lacks."""
         return self._ranks[0].num_unkept if self._ranks else 0
 
     def __enter__(self) -> Self:

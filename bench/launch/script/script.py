@@ -1,4 +1,4 @@
-"""Somebody's own training script as a run: what is asked of it, checked; the environment it gets; its record's words.
+"""Somebody's own training script as a run: its settings, checked; the environment it gets; what its record says.
 
 ./run.sh run script=train_gpt.py      docs/SCRIPTS.md is the guide
 """
@@ -60,7 +60,7 @@ class Script:
 
     @functools.cached_property
     def sha256_by_name(self) -> dict[str, str]:
-        """Of every source's bytes, when first asked: before the run."""
+        """Hash of every source's bytes, taken at the first call, which is before the run."""
         return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self.sources.items()}
 
     def facts(self) -> dict[str, Any]:

@@ -78,8 +78,8 @@ class Watched:
             self._sampling.wait()
             self._started = self._sampling.start()
         except (OSError, RuntimeError, TimeoutError) as error:
-            words = f"{type(error).__name__}: {error}"
-            self._warnings.append({"rank": None, "instrument": "telemetry", "edge": "start", "error": words})
+            message = f"{type(error).__name__}: {error}"
+            self._warnings.append({"rank": None, "instrument": "telemetry", "edge": "start", "error": message})
 
     def tick(self) -> None:
         """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""

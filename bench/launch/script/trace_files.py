@@ -1,4 +1,4 @@
-"""Profiler windows on a script: what its worker is asked to record, and the traces that come of it."""
+"""Profiler windows on a script: what its worker records, and the traces that come of it."""
 
 import dataclasses
 import os
@@ -28,14 +28,14 @@ EDGES = {
 
 
 class Noted(TypedDict):
-    """Of a recorded window."""
+    """What a worker noted of a recorded window."""
 
     name: str
     raw: NotRequired[str | None]  # the trace
     disturbed: NotRequired[list[int]]  # first and last step
 
 
-def asked(chosen: Mapping[str, Section], dialect: str | None) -> Section | None:
+def profile_of(chosen: Mapping[str, Section], dialect: str | None) -> Section | None:
     """What bench/training/script_profiler.py reads of the launch file; None without a window."""
     windows = _windows(chosen)
     if not windows:
@@ -44,11 +44,11 @@ def asked(chosen: Mapping[str, Section], dialect: str | None) -> Section | None:
         [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
     )
     names = ("name", "first_step", "last_step", "begin_step", "ranks")
-    asked = [
+    window_facts = [
         {name: getattr(window, name) for name in names} | {"options": dataclasses.asdict(window.options)}
         for window in windows
     ]
-    return {"windows": asked, "edges": edges}
+    return {"windows": window_facts, "edges": edges}
 
 
 @dataclasses.dataclass

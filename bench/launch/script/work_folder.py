@@ -79,7 +79,7 @@ def _raw(files: Sequence[Path], data_root: Path) -> Path:
 
 
 def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, str]:
-    """In FOLDER/code every source that the script used -> {name: why}.  opened: true paths of files that it read.
+    """Keeps in FOLDER/code every source that the script used -> {name: why}.  opened: true paths of files that it read.
 
     Of any other source beside it, which may be anybody's, a record holds the name and the hash.
     """

@@ -1,1 +1,1 @@
-"""What a machine reaches, measured: its passports, kept with their dates, and what is asked of them."""
+"""What a machine reaches, measured: its passports, kept with their dates, and what is read from them."""

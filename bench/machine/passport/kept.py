@@ -198,7 +198,7 @@ def cpu_id(env: Mapping[str, Any]) -> str:
     return private.salted_hash(f"{env['cpu_model']}|{env['num_cpus']}|{round(env['memory_gib'] or 0)}")
 
 
-def of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
+def ceilings_of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
     """A record -> what the device of this rank reached by the passport nearest in time; None where there is none.
 
     A CPU's that was measured beside other programs only where there is no other.
@@ -213,12 +213,12 @@ def of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
         return None
     started_s = utc.seconds(run.get("started_at") or utc.now())
     passport, device = min(
-        fitting, key=lambda one: (_foreign_cores(one[0]) > 0, abs(utc.seconds(one[0]["at"]) - started_s))
+        fitting, key=lambda found: (_foreign_cores(found[0]) > 0, abs(utc.seconds(found[0]["at"]) - started_s))
     )
     return ceilings(passport, device, None if gpus else env.get("num_threads"))
 
 
-def of_file(path: Path | str, device_name: str | None) -> Ceilings:
+def ceilings_of_file(path: Path | str, device_name: str | None) -> Ceilings:
     """A passport that the user names, for a trace: its device of this name, else its first.
 
     Of a CPU the figures with the most threads.
@@ -226,7 +226,7 @@ def of_file(path: Path | str, device_name: str | None) -> Ceilings:
     passport = read(path)
     if not passport["devices"]:
         raise ValueError(f"{path}: this passport has no device: measure another, ./run.sh doctor --passport")
-    device = next((one for one in passport["devices"] if one["name"] == device_name), passport["devices"][0])
+    device = next((known for known in passport["devices"] if known["name"] == device_name), passport["devices"][0])
     threads = [figure["num_threads"] for figure in device["figures"] if "num_threads" in figure]
     return ceilings(passport, device, max(threads, default=None))
 

@@ -24,7 +24,7 @@ def changes(passport: Passport, earlier: Sequence[Passport]) -> list[Line]:
     """
     lines: list[Line] = []
     for device in passport["devices"]:
-        of_device = [one["figures"] for old in earlier for one in old["devices"] if one["id"] == device["id"]]
+        of_device = [known["figures"] for old in earlier for known in old["devices"] if known["id"] == device["id"]]
         lines += _changes(device["index"], device["figures"], of_device)
     ids = {device["id"] for device in passport["devices"]}
     same_box = [old["collectives"] for old in earlier if {device["id"] for device in old["devices"]} == ids]
@@ -55,7 +55,7 @@ def slower_than_peers(passport: Passport) -> list[Line]:
     than PEER_FRAC worse than the median of the others of the same name.  Empty for one device, and of launches."""
     lines: list[Line] = []
     for device in passport["devices"]:
-        peers = [one for one in passport["devices"] if one is not device and one["name"] == device["name"]]
+        peers = [peer for peer in passport["devices"] if peer is not device and peer["name"] == device["name"]]
         by_what = {figure["what"]: figure for figure in device["figures"]}
         for what, figure in by_what.items():
             values = [peer["value"] for of_peer in peers for peer in of_peer["figures"] if peer["what"] == what]
@@ -98,7 +98,9 @@ def _lines(passport: Passport, path: Path, changes: Sequence[Line], slow: Sequen
 def _table(passport: Passport, changes: Sequence[Line]) -> str:
     change_of = {(line["device"], line["what"]): line for line in changes}
     rows = []
-    of_devices: list[tuple[int | None, list[Figure]]] = [(one["index"], one["figures"]) for one in passport["devices"]]
+    of_devices: list[tuple[int | None, list[Figure]]] = [
+        (device["index"], device["figures"]) for device in passport["devices"]
+    ]
     for index, figures in [*of_devices, (None, passport["collectives"])]:
         for figure in figures:
             line = change_of.get((index, figure["what"]))

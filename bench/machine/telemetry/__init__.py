@@ -1,1 +1,1 @@
-"""What the devices of a run did meanwhile: sampled in a process of its own, joined to the run afterwards."""
+"""What the devices of a run did meanwhile: sampled in a separate process, joined to the run afterwards."""

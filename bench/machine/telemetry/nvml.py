@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.base.units import MIB, gib_from_bytes
-from bench.machine.gpus import asked_devices, call, over, reason_names, visible_order
+from bench.machine.gpus import call, over, reason_names, requested_devices, visible_order
 
 Row = dict[str, Any]  # {column of telemetry.csv: value}
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
@@ -18,13 +18,13 @@ RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
 
 
 class Gpu:
-    """One device.  sample() -> {column: value}; what it does not support is asked once and named in .unsupported."""
+    """One device.  sample() -> {column: value}; what it does not support is read once and named in .unsupported."""
 
     def __init__(self, nvml: Any, handle: Any, name: str):
         self.nvml, self.handle, self.name = nvml, handle, name
         self.unsupported: list[str] = []
         self.denied: list[str] = []
-        self.lost: str | None = None  # why it cannot be asked any more
+        self.lost: str | None = None  # why it cannot be read any more
         self.num_failed_calls = 0
         self.pids: list[int] | None = (
             None  # of the processes that computed on it at the last slow reading; None: not known
@@ -45,7 +45,7 @@ class Gpu:
         self._no_fields: set[str] = set()
 
     def sample(self, t_ns: int, now_ns: int) -> Row | None:
-        """Its row of the tick at t_ns, read at now_ns; None when it is lost."""
+        """The device's row of the tick at t_ns, read at now_ns; None when it is lost."""
         nvml = self.nvml
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
             self._slow, self._slow_ns = self._slow_columns(), now_ns
@@ -71,7 +71,7 @@ class Gpu:
         return None if self.lost else row | fields | self._slow
 
     def _slow_columns(self) -> Row:
-        """What is asked once a second."""
+        """What is read once a second."""
         nvml = self.nvml
         corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         rows = self._ask("remapped_rows", "RemappedRows")  # (corrected, uncorrected, pending, failed)
@@ -86,7 +86,7 @@ class Gpu:
         }
 
     def limits(self) -> Row:
-        """Clocks that it may reach, MHz; asked once."""
+        """Clocks that it may reach, MHz; read once."""
         sm, mem = self.nvml.NVML_CLOCK_SM, self.nvml.NVML_CLOCK_MEM
         return {
             "max_sm_clock_mhz": self._ask("max_sm_clock_mhz", "MaxClockInfo", sm),
@@ -194,7 +194,7 @@ def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list
             warnings.append("a MIG slice: power, energy and clocks are those of the whole GPU")
         if not uuids:
             known = list(by_uuid)
-            uuids = [known[num] for num in visible_order(known, asked_devices(nvml))][:num_devices]
+            uuids = [known[num] for num in visible_order(known, requested_devices(nvml))][:num_devices]
     except nvml.NVMLError as error:
         return [], [f"NVML: {error}"]
     gpus = []

@@ -41,7 +41,7 @@ class Family:
         self._searched_s: float | None = None
 
     def processes(self, since_s: float = FAMILY_S) -> list[psutil.Process]:
-        """As they were at most so many seconds ago; [] when the first of them is gone."""
+        """The processes, as they were at most since_s seconds ago; [] when the first of them is gone."""
         if self._searched_s is None or self._now_s() - self._searched_s >= since_s:
             self._processes, self._searched_s = [], self._now_s()
             with contextlib.suppress(psutil.Error):
@@ -128,7 +128,7 @@ FIELDS = (
     "pcie_rx_mib_s",
     "nvlink_tx_mib_s",
     "nvlink_rx_mib_s",
-    # a GPU's, asked once a second and held until then
+    # a GPU's, read once a second and held until then
     "power_limit_w",
     "ecc_corrected",
     "ecc_uncorrected",

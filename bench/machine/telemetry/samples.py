@@ -17,7 +17,7 @@ from bench.base.reading import plain_file
 TEXT = ("device", "throttle_reasons")
 Row = dict[str, Any]
 Span = tuple[int, int]  # (begin_ns, end_ns)
-MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
+MAX_GAP_S = 1.0  # between an end of the requested interval and the nearest sample
 SLOWDOWNS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")  # a power cap is normal under load
 MAX_SLOWED_FRAC = 0.01
 LIMIT_SLACK_W = 1.0  # the driver rounds
@@ -147,7 +147,7 @@ def spans_j(samples: list[Row], spans: Sequence[Span]) -> float | None:
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
-    """None where one of them is unknown, or there is none."""
+    """The sum; None where one part is unknown, or there is none."""
     known = [part for part in parts if part is not None]
     return sum(known) if known and len(known) == len(parts) else None
 
@@ -263,13 +263,13 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
         },
         "max_temp_c": max((row["temp_c"] for row in timed if row.get("temp_c") is not None), default=None),
         "throttle_frac": reason_shares(timed),
-        "by_device": {name: _of_device(rows) for name, rows in timed_rows.items()},
+        "by_device": {name: _device_summary(rows) for name, rows in timed_rows.items()},
         **report,
         "sampler_cpu_frac": report["sampler_cpu_s"] / run_s if "sampler_cpu_s" in report and run_s > 0 else None,
     }
 
 
-def of_all_nodes(summaries: list[Row]) -> Row:
+def total_of_nodes(summaries: list[Row]) -> Row:
     """summary() of each node -> of the run: sums of energies and powers (None: a part is unknown), and by_node."""
     total = dict(summaries[0])
     for name in ("energy_j", "run_energy_j", "integrated_run_energy_j", "mean_power_w"):
@@ -290,7 +290,7 @@ def warnings(joined: Row, report: Row) -> list[str]:
     return sentences
 
 
-def _of_device(rows: list[Row]) -> Row:
+def _device_summary(rows: list[Row]) -> Row:
     figures = {f"mean_{column}": mean(rows, column) for column in ("power_w", "sm_clock_mhz", "temp_c")}
     limits_w = [row["power_limit_w"] for row in rows if row.get("power_limit_w") is not None]
     if limits_w:

@@ -60,7 +60,7 @@ class Sampling:
         return self._ask("start")
 
     def stop(self) -> dict[str, Any]:
-        """As start(), with "report"; where there is no answer, what the file has is still worth something."""
+        """Returns what start() does, with "report"; without an answer, what the file has is still worth something."""
         try:
             return self._ask("stop")
         except (OSError, RuntimeError, TimeoutError) as error:
@@ -92,7 +92,7 @@ class Sampling:
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Its standard input is closed, which ends it; one that hangs in the driver is killed."""
+        """Closes the sampler's standard input, which ends it; one that hangs in the driver is killed."""
         self._stdin.close()
         self._stdout.close()
         try:

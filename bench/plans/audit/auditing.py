@@ -37,7 +37,7 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     job = _job(folder, run, say)
     found = list[Any]()
     for kind in kinds:
-        found.append({"kind": kind} | _of_kind(kind, job, run, say))
+        found.append({"kind": kind} | _audit_run(kind, job, run, say))
         say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
     audited: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
@@ -45,8 +45,10 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
         "source_sha256": run["code"]["source_sha256"],
         "at": utc.now(),
         "claimed_nats": run["metrics"]["val_loss"],
-        "outcome": outcome_of([one["outcome"] for one in found]),
-        "unnoticed_nats": min((one["unnoticed_nats"] for one in found if "unnoticed_nats" in one), default=None),
+        "outcome": outcome_of([verdict["outcome"] for verdict in found]),
+        "unnoticed_nats": min(
+            (verdict["unnoticed_nats"] for verdict in found if "unnoticed_nats" in verdict), default=None
+        ),
         "audits": found,
     }
     certificates.write_audit(folder, audited)
@@ -54,12 +56,12 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
 
 
 def outcome_of(outcomes: Sequence[str]) -> str:
-    """Of several: failed if one is, passed if all are, else doubted; not possible where none was."""
+    """The outcome of several audits: failed if one is, passed if all are, else doubted; not possible where none was."""
     if FAILED in outcomes:
         return FAILED
-    if all(one == NOT_POSSIBLE for one in outcomes):
+    if all(outcome == NOT_POSSIBLE for outcome in outcomes):
         return NOT_POSSIBLE
-    return PASSED if all(one in (PASSED, NOT_POSSIBLE) for one in outcomes) else DOUBTED
+    return PASSED if all(outcome in (PASSED, NOT_POSSIBLE) for outcome in outcomes) else DOUBTED
 
 
 def _refuse(folder: Path, run: Run) -> None:
@@ -79,14 +81,14 @@ def _job(folder: Path, run: Run, say: Say) -> Job:
     """The run as it would be started now.  ValueError: its settings or its code are not here."""
     path, hardware = folder / "overrides.yaml", run["hardware"]
     typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
-    words = [word for word in typed if not word.lstrip("+~").startswith(LEFT_OUT)]
-    words += [f"seed={run['seed']}", f"hardware.device={hardware['device']}"]
-    words += [f"hardware.num_processes={hardware['num_processes']}"]
-    words = list(dict.fromkeys(words))
+    overrides = [word for word in typed if not word.lstrip("+~").startswith(LEFT_OUT)]
+    overrides += [f"seed={run['seed']}", f"hardware.device={hardware['device']}"]
+    overrides += [f"hardware.num_processes={hardware['num_processes']}"]
+    overrides = list(dict.fromkeys(overrides))
     if run.get("script"):
         script = yaml_file.read(folder / "config.yaml")["script"]["path"]
-        words.append(f"script={REPO / script[2:] if script.startswith('./') else os.path.expanduser(script)}")
-    job = prepare(words, say=lambda text: say("data", text))
+        overrides.append(f"script={REPO / script[2:] if script.startswith('./') else os.path.expanduser(script)}")
+    job = prepare(overrides, say=lambda text: say("data", text))
     if job.script:
         differing = job.script.sha256_by_name != run["script"]["sha256_by_file"]
     else:
@@ -99,7 +101,7 @@ def _job(folder: Path, run: Run, say: Say) -> Job:
     return job
 
 
-def _of_kind(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
+def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
     """{"outcome", "why", "run", ...} of one audit run."""
     seed = random.SystemRandom().getrandbits(63)
     eos_token, root = datasets.chosen(job.config.data).eos_token, data_root()
@@ -143,7 +145,7 @@ def _elsewhere(data: Path) -> Iterator[None]:
 
 
 def contestants(folders: Sequence[Path]) -> list[Path]:
-    """Of several runs the last one of each config and code: the others are the same contestant."""
+    """The last run of each config and code: the others are the same contestant."""
     by_kind = {}
     for folder in folders:
         run = run_folder.read(folder)

@@ -51,7 +51,7 @@ class NotPossible(ValueError):
 
 
 class NoFloor:
-    """In the place of a source that knows its floor: a run to a gap above it then never ends early."""
+    """Stands in for a source that knows its floor: a run to a gap above it then never ends early."""
 
     @staticmethod
     def floor_nats(tokens: "np.ndarray[Any, Any]") -> float:
@@ -110,27 +110,27 @@ def verdict(kind: str, facts: Mapping[str, Any], claimed_nats: float, nats: Sequ
     if not nats or not all(map(math.isfinite, nats)):
         return _verdict(FAILED, "it printed no finite validation loss", None)
     if kind in ("random_tokens", "few_tokens"):
-        return _of_random_tokens(facts, nats)
+        return _judge_random_tokens(facts, nats)
     if kind == "random_training":
-        return _of_random_training(facts, claimed_nats, min(nats))
-    return _of_held_out(facts, claimed_nats, nats[-1])
+        return _judge_random_training(facts, claimed_nats, min(nats))
+    return _judge_held_out(facts, claimed_nats, nats[-1])
 
 
 def _verdict(outcome: str, why: str, nats: float | None, least: float | None = None) -> dict[str, Any]:
     return {"outcome": outcome, "why": why, "nats": nats, "least_nats": least}
 
 
-def _of_random_tokens(facts: Mapping[str, Any], nats: Sequence[float]) -> dict[str, Any]:
+def _judge_random_tokens(facts: Mapping[str, Any], nats: Sequence[float]) -> dict[str, Any]:
     """Nobody is below the tokens' own nats but by luck (base/stats.py).  The last loss is what a run claims."""
     num_tokens, lowest, last = min(facts["val_tokens"], LEAST_TOKENS), min(nats), nats[-1]
     floor = floor_nats(facts["num_alphabet"], facts["eos_frac"], num_tokens)
     rounding_nats = 0.5 * 10.0 ** int(Decimal(repr(lowest)).as_tuple().exponent)  # of the last digit that is printed
     least = stats.least_nats(floor, num_tokens) - rounding_nats
-    words = f"its loss on tokens drawn from {facts['num_alphabet']} is {lowest:.4f}"
+    finding = f"its loss on tokens drawn from {facts['num_alphabet']} is {lowest:.4f}"
     if lowest < least:
-        why = f"{words}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
+        why = f"{finding}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
         return _verdict(FAILED, why, lowest, least)
-    why = f"{words}, above the bound of {least:.4f}: a last loss {last - least:.4f} nats lower, or a leak of "
+    why = f"{finding}, above the bound of {least:.4f}: a last loss {last - least:.4f} nats lower, or a leak of "
     why += f"{1 - least / last:.2%} of the tokens, would have passed too"
     return _verdict(PASSED, why, lowest, least) | {"unnoticed_nats": last - least}
 
@@ -149,7 +149,7 @@ def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
     return of_others - (of_others + math.log(eos_frac)) * min(1.0, most / num_tokens)
 
 
-def _of_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest: float) -> dict[str, Any]:
+def _judge_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest: float) -> dict[str, Any]:
     """Most of the validation is the track's, on which random training leaves ln V; its easy head has 0 at least."""
     ln_v = math.log(facts["vocab_size"])
     if claimed_nats > 0.95 * ln_v:
@@ -157,14 +157,14 @@ def _of_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest: f
             DOUBTED, f"its claimed loss {claimed_nats:.4f} is too close to ln V = {ln_v:.4f} to tell", lowest
         )
     least = (ln_v - KNOWN_FRAC * (ln_v - claimed_nats)) * (1 - facts["num_easy"] / facts["val_tokens"])
-    words = f"trained on random tokens, its validation loss is {lowest:.4f}"
+    finding = f"trained on random tokens, its validation loss is {lowest:.4f}"
     if lowest >= least:
-        return _verdict(PASSED, f"{words}: above the bound of {least:.4f}", lowest, least)
-    why = f"{words}, below the bound of {least:.4f}: it has seen the validation data, or validates on a part of them"
+        return _verdict(PASSED, f"{finding}: above the bound of {least:.4f}", lowest, least)
+    why = f"{finding}, below the bound of {least:.4f}: it has seen the validation data, or validates on a part of them"
     return _verdict(FAILED, why, lowest, least)
 
 
-def _of_held_out(facts: Mapping[str, Any], claimed_nats: float, last: float) -> dict[str, Any]:
+def _judge_held_out(facts: Mapping[str, Any], claimed_nats: float, last: float) -> dict[str, Any]:
     """The claimed loss, as far as two slices of the data differ: doubted by their spread, failed by four blocks'."""
 
     def limit(num_blocks: int) -> float:
@@ -172,12 +172,12 @@ def _of_held_out(facts: Mapping[str, Any], claimed_nats: float, last: float) -> 
         return spread_nats + HELD_OUT_FRAC * claimed_nats + max(0.0, facts["harder_nats"])
 
     num_blocks, more = max(1, facts["val_tokens"] // BLOCK_TOKENS), last - claimed_nats
-    words = f"its loss is {last:.4f} on a held-out slice, and it claims {claimed_nats:.4f} on the validation data"
+    finding = f"its loss is {last:.4f} on a held-out slice, and it claims {claimed_nats:.4f} on the validation data"
     if more <= limit(num_blocks):
-        why = f"{words}: within the limit of {limit(num_blocks):.4f} that two slices may differ by"
+        why = f"{finding}: within the limit of {limit(num_blocks):.4f} that two slices may differ by"
         return _verdict(PASSED, why, last)
     outcome = FAILED if more > limit(min(4, num_blocks)) else DOUBTED
-    return _verdict(outcome, f"{words}, {more:.4f} higher; two slices may differ by {limit(num_blocks):.4f}", last)
+    return _verdict(outcome, f"{finding}, {more:.4f} higher; two slices may differ by {limit(num_blocks):.4f}", last)
 
 
 # ---- files
@@ -253,13 +253,13 @@ def _shard(path: Path) -> ShardFile:
 
 
 def _reference(dataset: Dataset, val_tokens: int) -> dict[str, float]:
-    """By bigrams of the training data: how much harder the held-out slice is, and how much blocks of both differ."""
+    """How much harder the held-out slice is for bigrams of the training data, and how much blocks of both differ."""
     import numpy as np
 
     tokens = _joined(dataset.val)
     if len(tokens) < 2 * val_tokens + 2:
-        words = f"the val shards hold {len(tokens)} tokens, and goal.val_tokens={val_tokens}"
-        raise NotPossible(f"{words} leaves too few for a second validation")
+        sizes = f"the val shards hold {len(tokens)} tokens, and goal.val_tokens={val_tokens}"
+        raise NotPossible(f"{sizes} leaves too few for a second validation")
     nats = bigram_nats(_joined(dataset.train[:1], REFERENCE_TOKENS), dataset.vocab_size)
     val, held_out = nats(tokens[: val_tokens + 1]), nats(tokens[val_tokens + 1 : 2 * val_tokens + 2])
     num = max(1, val_tokens // BLOCK_TOKENS)

@@ -29,7 +29,7 @@ from bench.web.document import (
 )
 
 NAME = race_folder.STAIRCASE
-PANELS = (  # of a rung, title, unit, form of the words, axis of bench/web/stairs.py
+PANELS = (  # of a rung, title, unit, form of the text, axis of bench/web/stairs.py
     ("to_target_s", "Time to the target", "s", ",.2f", "zero"),
     ("steps_to_target", "Steps to the target", "steps", ",.4g", "zero"),
     ("step_ms", "A step", "ms", ",.1f", "zero"),
@@ -130,9 +130,9 @@ def _beside_the_records(rungs: Sequence[Rung]) -> stairs.Panel:
         to_target_s, minutes = rung["levels"]["to_target_s"]["mean"], rung["rung"]["minutes"]
         here = None if to_target_s is None or base_s is None else to_target_s / base_s
         there = None if None in (minutes, base_minutes) else minutes / base_minutes
-        words = [f"{here:.3f}" if here is not None else "missed"] + ([] if there is None else [f"{there:.3f}"])
+        texts = [f"{here:.3f}" if here is not None else "missed"] + ([] if there is None else [f"{there:.3f}"])
         rows.append(
-            stairs.Row(rung["rung"]["name"], ", ".join(words), here, None, () if here is None else (here,), there)
+            stairs.Row(rung["rung"]["name"], ", ".join(texts), here, None, () if here is None else (here,), there)
         )
     names = ("here", "the records on 8x H100")
     return stairs.Panel("Time to the target", f"part of {lowest['rung']['name']}'s", rows, "log", names)

@@ -20,7 +20,7 @@ from bench.record import named, race_folder
 
 N = 3  # runs a rung
 NAME = "ladder"
-SIZE = "size"  # the one word that is a ladder's own
+SIZE = "size"  # the only argument that just a ladder has
 TARGET = (
     "goal.target_val_loss of the runs; without one the highest val_loss of the lowest rung's runs at their last step"
 )
@@ -30,15 +30,15 @@ KEPT = "All else is the record's own: learning rates, and whatever is a fraction
 S_PER_MIN = 60.0
 
 
-def parse(words: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]:
+def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]:
     """Words -> the size, each rung at it, and the request: of plan.parse_request(), with "ladder" for the plan.
 
     A rung that is not named and cannot run here has its fault and is not an arm.  ValueError: what is wrong.
     """
-    names, size, settings = _parsed(words)
+    names, size, settings = _parsed(arguments)
     if size is None:
-        size = sizes.of_machine(prepare.this_machine().num_gpus)
-    overrides = [word for word in words if "=" in word and word.partition("=")[0] not in (SIZE, *plan.SETTINGS)]
+        size = sizes.for_machine(prepare.this_machine().num_gpus)
+    overrides = [word for word in arguments if "=" in word and word.partition("=")[0] not in (SIZE, *plan.SETTINGS)]
     if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
         raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
     fitted = sizes.fitted(_chosen(names), size, overrides)
@@ -56,27 +56,29 @@ def parse(words: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]:
         "rungs": {fit.rung.arm: asdict(fit.rung) | {"changed": [*map(list, fit.changed)]} for fit in runnable},
         "excluded": excluded,
     }
-    arms = {fit.rung.arm: {"overrides": [*size.words, *fit.overrides, *overrides], "rev": None} for fit in runnable}
+    arms = {
+        fit.rung.arm: {"overrides": [*size.all_overrides, *fit.overrides, *overrides], "rev": None} for fit in runnable
+    }
     return size, fitted, {"n": N, "name": NAME} | settings | {"arms": arms, "ladder": kept}
 
 
-def check(words: Sequence[str]) -> None:
-    """ValueError for words that make no ladder, as far as that shows without composing the rungs."""
-    names, _, _ = _parsed(words)
+def check(arguments: Sequence[str]) -> None:
+    """ValueError for arguments that make no ladder, as far as that shows without composing the rungs."""
+    names, _, _ = _parsed(arguments)
     for name in names:
         sizes.rung_named(name)
 
 
-def _parsed(words: Sequence[str]) -> tuple[list[str], Size | None, dict[str, Any]]:
+def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str, Any]]:
     """-> (names of rungs, the size if one is given, the race's settings).  ValueError."""
-    given = [word for word in words if word.startswith(f"{SIZE}=")]
+    given = [word for word in arguments if word.startswith(f"{SIZE}=")]
     named_sizes = [sizes.named(word.partition("=")[2]) for word in given]
-    settings = plan.parse_request([word for word in words if "=" in word and word not in given])
+    settings = plan.parse_request([word for word in arguments if "=" in word and word not in given])
     if settings.pop("arms"):
         raise ValueError(
             "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"
         )
-    return [word for word in words if "=" not in word], named_sizes[-1] if named_sizes else None, settings
+    return [word for word in arguments if "=" not in word], named_sizes[-1] if named_sizes else None, settings
 
 
 def _chosen(names: Sequence[str]) -> list[Rung]:
@@ -95,19 +97,19 @@ def _chosen(names: Sequence[str]) -> list[Rung]:
 
 def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -> dict[str, Any]:
     """size, fitted, request: of parse() -> what --dry-run prints, and as JSON."""
-    words = {name: arm["overrides"] for name, arm in request["arms"].items()}
-    jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in words.items()}
+    overrides = {name: arm["overrides"] for name, arm in request["arms"].items()}
+    jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in overrides.items()}
     ids = {name: schema.config_id(job.config) for name, job in jobs.items()}
     known_s = earlier_s({job.config.track.name for job in jobs.values()}, ids.values())
 
     def run_s(fit: Fitted) -> float:
-        """Of a config that never ran here: as the others, else the size's own guess, else as its record."""
+        """Seconds of a config that never ran here: as the others, else the size's own guess, else as its record."""
         if known_s:
             return known_s.get(ids[fit.rung.arm], sum(known_s.values()) / len(known_s))
         return START_S + S_PER_MIN * (fit.rung.minutes or 0.0) if size.guess_s is None else size.guess_s
 
     rungs = {
-        fit.rung.name: {"overrides": words[fit.rung.arm], "run_s": run_s(fit), "changed": fit.changed}
+        fit.rung.name: {"overrides": overrides[fit.rung.arm], "run_s": run_s(fit), "changed": fit.changed}
         for fit in fitted
         if fit.fault is None
     }

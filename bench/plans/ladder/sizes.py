@@ -1,4 +1,4 @@
-"""The rungs, the size at which a machine races them, and what of each has to change for it: derived, and said.
+"""The rungs, the size at which a machine races them, and what of each has to change for it: derived, and reported.
 
 A rung is an experiment whose yaml begins with a comment that says of which record it is, as far as it is known.
 Nothing lists them; a new yaml is a new rung.
@@ -67,7 +67,7 @@ class Rung:
 
     @property
     def arm(self) -> str:
-        """Its name as an arm of a race, which begins with a capital letter."""
+        """The rung's name as an arm of a race, which begins with a capital letter."""
         word = re.sub(r"\W", "_", self.name)
         return word[0].upper() + word[1:] if word[0].isalpha() else f"E{word}"
 
@@ -110,8 +110,8 @@ class Size:
     guess_s: float | None  # a run with its start, where no run of the config is known; None: by the record's own time
 
     @property
-    def words(self) -> list[str]:
-        """overrides, the shape among them."""
+    def all_overrides(self) -> list[str]:
+        """overrides, and the shape's."""
         return [*self.overrides, *([f"model/size={self.shape}"] if self.shape else [])]
 
 
@@ -154,7 +154,7 @@ class Fitted:
     fault: str | None = None  # why it cannot run at this size
 
 
-def of_machine(num_gpus: int) -> Size:
+def for_machine(num_gpus: int) -> Size:
     """The size for a machine with so many GPUs."""
     return SIZES["nano" if not num_gpus else "short" if num_gpus < NUM_GPUS_OF_RECORD else "record"]
 
@@ -179,21 +179,21 @@ def _fitted(rung: Rung, size: Size, given: Sequence[str]) -> tuple[Fitted, schem
     try:
         record = _composed(own)
         own += _derived(rung, record, size, given)
-        words = [*size.words, *own, *given]
-        config = prepare.prepare(words, fetch=False, say=lambda text: None, check_own=False).config
-        changed = _changed(record, _composed(words))
+        overrides = [*size.all_overrides, *own, *given]
+        config = prepare.prepare(overrides, fetch=False, say=lambda text: None, check_own=False).config
+        changed = _changed(record, _composed(overrides))
     except ValueError as error:
         return Fitted(rung, own, fault=str(error)), None
     return Fitted(rung, own, changed), config
 
 
-def _composed(words: list[str]) -> schema.Config:
-    return compose.compose(words, prepare.this_machine())
+def _composed(overrides: list[str]) -> schema.Config:
+    return compose.compose(overrides, prepare.this_machine())
 
 
 def _derived(rung: Rung, record: schema.Config, size: Size, given: Sequence[str]) -> list[str]:
     """Overrides of the rung alone that it needs beside the size's and the user's.  record: as its yaml has it."""
-    sized = _composed([*size.words, f"{GROUP}={rung.name}", *given])
+    sized = _composed([*size.all_overrides, f"{GROUP}={rung.name}", *given])
     wanted = {} if size.batch_tokens is None else _scaled(rung, record, sized, size, given)
     if size.shape is not None:  # a rung's yaml sets the model for the record's size alone
         shape = yaml.safe_load(groups.path_of("model/size", size.shape).read_text())

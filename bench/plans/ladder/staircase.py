@@ -78,7 +78,7 @@ class Staircase(TypedDict):
     excluded: dict[str, str]  # {rung: why it cannot run at this size}
 
 
-def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
+def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     """A race's folder -> Staircase.  interpolate: linearly between the validations around the target.
 
     ValueError: it is not a ladder, has not ended, or ended without a result.
@@ -92,7 +92,7 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         raise ValueError(f"{race['race_id']}: there is no staircase: {race['why']}")
     arms = {name: _arm(folder, race, name) for name in race["arms"]}
     curves_of = {name: [_validations(path) for path in arm.folders if path] for name, arm in arms.items()}
-    goal, words = _target(arms, curves_of, kept)
+    goal, target_text = _target(arms, curves_of, kept)
     timed = _timed(arms)
     judge, rungs = Judge(plan, goal), list[Rung]()
     for name, arm in arms.items():
@@ -120,7 +120,7 @@ def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         "size": kept["size"],
         "about": kept["about"],
         "target_val_loss": goal,
-        "target_words": words,
+        "target_words": target_text,
         "interpolated": interpolate,
         "val_every_steps": sorted(set().union(*map(every_steps, itertools.chain(*curves_of.values())))),
         "notes": _notes(race, [row for arm in arms.values() for row in arm.rows], timed),
@@ -286,7 +286,7 @@ class Judge:
 
 
 def _decide(steps: Sequence[Step]) -> None:
-    """In place: the verdict of each step, whose p are adjusted for all the steps of the ladder (Holm)."""
+    """Sets the verdict of each step, with p adjusted for all the steps of the ladder (Holm)."""
     for key in ("p", "p_equivalent"):
         for step, p_holm in zip(steps, stats.holm([step["to_target"][key] for step in steps]), strict=True):
             step["to_target"][f"{key}_holm"] = p_holm  # type: ignore[literal-required]
@@ -296,7 +296,7 @@ def _decide(steps: Sequence[Step]) -> None:
 
 
 def _values(runs: Sequence[Run], key: str) -> list[float]:
-    """Of the runs that count for this measure; nothing of a rung whose runs did not all reach the target."""
+    """Values of the runs that count for this measure; none for a rung whose runs did not all reach the target."""
     if key == "step_ms":
         return [run["step_ms"] for run in runs if run["is_timed"] and run["step_ms"] is not None]
     if any(run["steps_to_target"] is None for run in runs):

@@ -1,6 +1,6 @@
 """One rank of the measurement: its device's figures, then those of all ranks together.
 
-It is asked {"device", "num_threads", "limit_s", "until_s"} (bench/launch/probe.py): seconds of measuring, and the
+It reads {"device", "num_threads", "limit_s", "until_s"} (bench/launch/probe.py): seconds of measuring, and the
 time.monotonic() at which it ends.  GPUs are measured all at once, as they are used.  On a CPU the first rank measures
 and the second is only there to be talked to.  The first says in FOLDER/progress how far it is.
 """
@@ -87,8 +87,8 @@ class Measurement:
     def answer(self) -> dict[str, Any]:
         is_cuda = self._device_type == "cuda"
         has_float8 = is_cuda and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
-        alone = works.of_device(self._device_type, self._num_threads, has_float8)
-        together = works.of_ranks(self._device_type, self._ranks.world_size)
+        alone = works.cases_of_device(self._device_type, self._num_threads, has_float8)
+        together = works.cases_of_ranks(self._device_type, self._ranks.world_size)
         values = self._rounds(alone, together, measures=is_cuda or self._ranks.is_first)
         facts = environment.torch_facts()
         distributed.stop()

@@ -38,7 +38,7 @@ def measure(
     def wait(group: ranks.Group, folder: Path) -> bool:
         return _follow(group, folder / "progress", probe.START_S + 1.5 * limit_s, say)
 
-    answers = probe.of_ranks(RANK, question, hardware, num_ranks, num_threads[-1], wait)
+    answers = probe.answers_of_ranks(RANK, question, hardware, num_ranks, num_threads[-1], wait)
     if len(answers.found) < num_ranks:
         raise NotMeasured(f"{answers.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
     first = answers.found[0]
@@ -47,7 +47,7 @@ def measure(
     if hardware.device == "cpu":
         names = [(kept.cpu_id(env), env["cpu_model"])]
     else:
-        names = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.of_run(env["gpus"], hardware)]
+        names = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.used_by_run(env["gpus"], hardware)]
     devices: list[kept.Device] = [
         {"id": id, "name": name, "index": index, "figures": found["figures"], "under_load": found["under_load"]}
         for index, ((id, name), found) in enumerate(zip(names, answers.found))

@@ -63,11 +63,11 @@ class Case:
     @property
     def what(self) -> str:
         """The figure's own name."""
-        words: list[object] = [self.kind, self.name, self.precision, "x".join(map(str, self.shape or ()))]
-        words.append(format_bytes(self.num_bytes))
-        words.append(self.num_threads and f"{self.num_threads} thread{'s' * (self.num_threads > 1)}")
-        words.append(self.world_size and f"{self.world_size} ranks")
-        return " ".join(str(word) for word in words if word)
+        parts: list[object] = [self.kind, self.name, self.precision, "x".join(map(str, self.shape or ()))]
+        parts.append(format_bytes(self.num_bytes))
+        parts.append(self.num_threads and f"{self.num_threads} thread{'s' * (self.num_threads > 1)}")
+        parts.append(self.world_size and f"{self.world_size} ranks")
+        return " ".join(str(word) for word in parts if word)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -75,20 +75,20 @@ class Case:
         return {"what": self.what} | {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def of_device(device_type: str, num_threads: Sequence[int] = (), has_float8: bool = False) -> list[Case]:
+def cases_of_device(device_type: str, num_threads: Sequence[int] = (), has_float8: bool = False) -> list[Case]:
     """num_threads: of a CPU, each number of threads that is measured; has_float8: of a GPU."""
     launches = [Case("launch", name) for name in LAUNCHES[device_type]]
     if device_type == "cuda":
-        precisions = [one for one in GPU_PRECISIONS if one != "float8" or has_float8]
-        gemms = [Case("gemm", precision=one, shape=shape) for shape in GPU_SHAPES for one in precisions]
+        precisions = [precision for precision in GPU_PRECISIONS if precision != "float8" or has_float8]
+        gemms = [Case("gemm", precision=precision, shape=shape) for shape in GPU_SHAPES for precision in precisions]
         return [Case("clock"), *[Case("copy", num_bytes=size) for size in GPU_COPIES], *launches, *gemms]
     copies = [Case("copy", num_bytes=size, num_threads=number) for size in CPU_COPIES for number in num_threads]
     works = itertools.product(CPU_PRECISIONS, CPU_SHAPES, num_threads)
-    gemms = [Case("gemm", precision=one, shape=shape, num_threads=number) for one, shape, number in works]
+    gemms = [Case("gemm", precision=precision, shape=shape, num_threads=number) for precision, shape, number in works]
     return [Case("clock"), *copies, *launches, *gemms]
 
 
-def of_ranks(device_type: str, world_size: int) -> list[Case]:
+def cases_of_ranks(device_type: str, world_size: int) -> list[Case]:
     """Collectives of all ranks together; none for one."""
     messages = GPU_MESSAGES if device_type == "cuda" else CPU_MESSAGES
     sized = [(size, name) for name in COLLECTIVES for size in messages] if world_size > 1 else []
@@ -116,7 +116,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """By the GPU's own clock: events before and after."""
+    """Times calls by the GPU's own clock, with events before and after."""
 
     device_type = "cuda"
 
@@ -130,7 +130,7 @@ class CudaTimer:
         return float(first.elapsed_time(last)) / 1e3  # ms
 
 
-def of_work(
+def call_seconds(
     work: Callable[[], object],
     timer: Timer,
     now_s: Callable[[], float] = time.perf_counter,
@@ -171,7 +171,7 @@ def _gemm(case: Case, device: torch.device, timer: Timer) -> list[float]:
     """TFLOP/s of [m, k] by [k, n]."""
     with product(case, device) as multiply:
         num_flop = 2 * math.prod(case.shape or ())
-        return [num_flop / FLOP_PER_TFLOP / spent_s for spent_s in of_work(multiply, timer)]
+        return [num_flop / FLOP_PER_TFLOP / spent_s for spent_s in call_seconds(multiply, timer)]
 
 
 @contextlib.contextmanager
@@ -201,7 +201,7 @@ def _copy(case: Case, device: torch.device, timer: Timer) -> list[float] | None:
         return None
     half = torch.ones(num_bytes // 2 // 4, device=device)
     other = torch.zeros_like(half)
-    return [num_bytes / GIB / spent_s for spent_s in of_work(lambda: other.copy_(half), timer)]
+    return [num_bytes / GIB / spent_s for spent_s in call_seconds(lambda: other.copy_(half), timer)]
 
 
 def _launch(case: Case, device: torch.device, timer: Timer) -> list[float]:
@@ -210,7 +210,7 @@ def _launch(case: Case, device: torch.device, timer: Timer) -> list[float]:
 
 
 def _kernels(device: torch.device, waits: bool) -> list[float]:
-    """Of a kernel of one number: the host's time to launch it, or until the host has seen it done."""
+    """Seconds for a kernel of one number: the host's time to launch it, or until the host has seen it done."""
     number = torch.zeros(1, device=device)
     times_us, num_calls = [], 1 if waits else LAUNCHES_A_SAMPLE
     for _ in range(NUM_SAMPLES + 1):

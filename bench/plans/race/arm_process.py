@@ -1,4 +1,4 @@
-"""The arms of a race as processes: what each is, asked of its own code, and one run of it in a fresh process group.
+"""The arms of a race as processes: the facts of each, from its own code, and one run of it in a fresh process group.
 
 An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.
 All arms are started alike, with this Python, this data folder and this results folder.
@@ -31,7 +31,7 @@ TAIL_LINES = 15
 TICK_S = 0.5
 # this file's names, the newest first: a revision has one
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
-MANY = "-"  # in the place of an arm's words: those of several on standard input
+MANY = "-"  # in place of an arm's overrides: those of several arms are on standard input
 
 
 def environment(results: Path | str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def environment(results: Path | str) -> dict[str, str]:
 
 
 def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path | str) -> dict[str, dict[str, Any]]:
-    """{arm: (folder of its code, overrides)} -> {arm: facts()}; arms of this checkout are asked in one process.
+    """{arm: (folder of its code, overrides)} -> {arm: facts()}; one process gives those of all arms of this checkout.
 
     ValueError: what is refused, with the arm's name before it.
     """
@@ -72,7 +72,7 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
 
 
 def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict[str, Any]]:
-    """Of each arm's overrides, in one process of this checkout or its copy: facts(), or {"refused": why}."""
+    """facts() for each arm's overrides, or {"refused": why}, from one process of this checkout or its copy."""
     return cast(list[dict[str, Any]], ask(folder, [MANY], environment(results), json.dumps(arms)))
 
 
@@ -83,8 +83,8 @@ def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> 
     return cast(dict[str, Any], answer)
 
 
-def ask(folder: Path | str, words: Sequence[str], env: Mapping[str, str], given: str | None = None) -> Any:
-    """What print_facts() prints last, by the code in this folder; None: it is too old to be asked.
+def ask(folder: Path | str, arguments: Sequence[str], env: Mapping[str, str], given: str | None = None) -> Any:
+    """What print_facts() prints last, by the code in this folder; None: it is too old to have such facts.
 
     given: standard input.  ValueError: a refusal.
     """
@@ -92,7 +92,7 @@ def ask(folder: Path | str, words: Sequence[str], env: Mapping[str, str], given:
     module = next((name for name, path in paths.items() if path.exists()), None)
     if module is None:
         return None
-    command = [sys.executable, "-m", module, *words]
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, cwd=folder, env=env, input=given, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
@@ -151,8 +151,8 @@ def _job(overrides: Sequence[str]) -> "Job":
 
     job = prepare(list(overrides), say=lambda text: print(text, file=sys.stderr), check_own=False)
     if disturbing := registry.flagging(job.config.instruments):
-        words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
-        raise ValueError(f"instruments.{disturbing[0]}: {words}")
+        why = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
+        raise ValueError(f"instruments.{disturbing[0]}: {why}")
     return job
 
 
@@ -187,7 +187,7 @@ def start(
 
 def run_to_end(
     folder: Path,
-    words: Sequence[str],
+    overrides: Sequence[str],
     env: Mapping[str, str],
     show: bool = False,
     out: TextIO | None = None,
@@ -198,7 +198,7 @@ def run_to_end(
     show: they go to out, a file, None: this terminal, and "" is returned.  tick() is called twice a second meanwhile.
     Raises Interrupted, after the run has been ended and recorded, when a signal comes.
     """
-    command = [sys.executable, "-m", "bench", "run", *words]
+    command = [sys.executable, "-m", "bench", "run", *overrides]
     with tempfile.TemporaryFile() as hidden:
         to: Any = out if show else hidden
         with raise_interrupted() as signals, child(command, folder, env, to, END_WITHIN_S) as process:

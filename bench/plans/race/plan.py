@@ -44,11 +44,11 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 }
 
 
-def parse_request(words: Iterable[str]) -> dict[str, Any]:
+def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
     """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong."""
     arms: dict[str, dict[str, Any]] = {}
     pythons, common, settings = dict[str, list[str]](), list[str](), dict[str, Any]()
-    for word in words:
+    for word in arguments:
         key, equals, value = word.partition("=")
         name, dot, what = key.partition(".")
         if not equals:
@@ -76,8 +76,8 @@ def parse_request(words: Iterable[str]) -> dict[str, Any]:
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:
-            words = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
-            raise ValueError(f"{name}={seeds[0]}: {words}")
+            why = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
+            raise ValueError(f"{name}={seeds[0]}: {why}")
     return {"arms": arms, **settings}
 
 

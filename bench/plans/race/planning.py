@@ -34,8 +34,10 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     settings = {"n": plan.N, **request}
     prefix = f"facts-{secrets.token_hex(4)}-"
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
-        words = {name: (paths.get(f"{prefix}{name}", REPO), arm["overrides"]) for name, arm in wanted.items()}
-        facts = arm_process.facts_of_arms(words, results)
+        code_and_overrides = {
+            name: (paths.get(f"{prefix}{name}", REPO), arm["overrides"]) for name, arm in wanted.items()
+        }
+        facts = arm_process.facts_of_arms(code_and_overrides, results)
     arms = {name: wanted[name] | {key: known[key] for key in KEPT if key in known} for name, known in facts.items()}
     first = next(iter(facts.values()))
     others = {known["track"] for known in facts.values()} - {first["track"]}
@@ -81,7 +83,7 @@ def enter(folder: Path, results: Path) -> None:
 
 
 def _facts_of(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a plan what its line in the ledger has."""
+    """What a plan's line in the ledger holds."""
     ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
     return {"race_id": made["race_id"], "plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
 
@@ -96,9 +98,9 @@ def check(request: Mapping[str, Any]) -> dict[str, str]:
 
 def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
     """ValueError for an alpha or a margin beyond the track's: a claim is judged by the track's numbers."""
-    words = {name: word for word, (name, *_) in plan.SETTINGS.items()}
+    setting_of = {name: word for word, (name, *_) in plan.SETTINGS.items()}
     for key, value, limit in target.laxer_than_track(track, settings):
-        word = words[key]
+        word = setting_of[key]
         remedy = f"give {word}={limit:g} or less, or race on a track that fixes nothing (track=free)"
         raise ValueError(f"{word}={value:g}: track {track} allows at most {limit:g}: {remedy}")
 
@@ -111,7 +113,7 @@ def _refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
-    """By the rules of the verdict, on the rows that the arms' runs would have at best.
+    """Applies the rules of the verdict to the rows that the arms' runs would have at best.
 
     facts: {arm: arm_process.facts()}, the baseline first.  measured: of arms without a target, whose way to one that is
     measured in the race is compared (a ladder's).
@@ -132,6 +134,6 @@ def _refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappi
 
 
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:
-    """As each arm's own code sees it.  Raises ValueError where the race is not to go on."""
+    """Checks the machine as each arm's own code sees it.  ValueError where the race must not go on."""
     checks = [Check(**check) for known in facts.values() for check in known.get("preflight", ())]
     ready.agree(checks, anyway, "the verdict")

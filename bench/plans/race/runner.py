@@ -27,13 +27,13 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
     would be so far, with status interrupted.
 
     show: every run's numbers, an unplanned look; anyway: on a busy machine too; is_new: it has just been planned, and
-    its arms are not asked again.  ValueError: the race has ended, is not as planned, or another one runs.
+    its arms are not checked again.  ValueError: the race has ended, is not as planned, or another one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):
             if other != folder and state.is_running(other):
-                words = "is running at this moment, and two races at once disturb each other: wait for its end"
-                raise ValueError(f"{other.name}: {words}, then ./run.sh race --resume {folder.name}")
+                advice = "is running at this moment, and two races at once disturb each other: wait for its end"
+                raise ValueError(f"{other.name}: {advice}, then ./run.sh race --resume {folder.name}")
         race = state.read(folder, results)
         if race.has_ended:
             raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")
@@ -49,8 +49,8 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
                     planning.agree_on_machine(_refuse_changes(race, folders), anyway)
                 if show:
                     ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
-                    words = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
-                    say("race", words, always=True)
+                    warning = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
+                    say("race", warning, always=True)
                 status, why = _run_all(race, folders, show)
         except Interrupted as error:
             why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
@@ -63,10 +63,10 @@ def _introduce(race: State) -> None:
     known = race.plan
     if common := race_folder.shared(known["arms"]):
         say("race", f"every arm: {' '.join(common)}")
-    words = race_folder.about(known["arms"])
+    abouts = race_folder.about(known["arms"])
     for name, arm in known["arms"].items():
         commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
-        say("race", f"{name}: {text_table.middle(words[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
+        say("race", f"{name}: {text_table.middle(abouts[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
@@ -85,8 +85,8 @@ def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[
     Returns {arm: arm_process.facts()}.
     """
     arms = race.plan["arms"]
-    words = {name: (folders[name], arms[name]["overrides"]) for name in arms}
-    all_facts = arm_process.facts_of_arms(words, race.results)
+    code_and_overrides = {name: (folders[name], arms[name]["overrides"]) for name in arms}
+    all_facts = arm_process.facts_of_arms(code_and_overrides, race.results)
     for name, facts in all_facts.items():
         for key in ("config_id", "source_sha256"):
             if facts[key] != arms[name][key]:
@@ -135,8 +135,8 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
     done = race.slots[slot.position]
     if len(done.attempts) <= num_attempts:
         raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
-    words = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
-    say("race", f"{words}{series.end(done.is_done)}", always=done.status != "complete")
+    message = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
+    say("race", f"{message}{series.end(done.is_done)}", always=done.status != "complete")
     failure = (arm_process.record_of(race.results, done.attempts[-1][0]) or {}).get("failure")
     if failure and failure["kind"] in state.OF_THE_DISK:  # run again at once, it would use up the slot's attempts
         why = f"{done.arm}: {failure['kind']}: {failure['message']}"
@@ -151,8 +151,8 @@ def _warn_of_doubts(warm_up: Slot, results: Path) -> None:
     run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ()) if doubt["instrument"] in DISTRUSTING]
     if doubts:
-        words = f"{warm_up.arm}'s times will not be compared if its other runs are as its warm-up: {doubts[0]}"
-        say("warn", words, always=True)
+        warning = f"{warm_up.arm}'s times will not be compared if its other runs are as its warm-up: {doubts[0]}"
+        say("warn", warning, always=True)
 
 
 class BlindBar:
@@ -213,9 +213,9 @@ def result_of(race: State) -> race_folder.Result:
     about = race_folder.about(race.plan["arms"])
     arms = [
         selection.arm_from_folders(
-            name, [race.results / run for run in race.runs(name)], in_race=(name, words), **of_race
+            name, [race.results / run for run in race.runs(name)], in_race=(name, overrides), **of_race
         )
-        for name, words in about.items()
+        for name, overrides in about.items()
     ]
     against: Any = dict(comparison.compare_arms(arms))
     return {"baseline": race.plan["baseline"], "against": against}

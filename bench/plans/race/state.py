@@ -30,7 +30,7 @@ class Turn(TypedDict):
 
 
 class Plan(TypedDict):
-    """Of plan.json (bench/plans/race/plan.py) what is read here."""
+    """The part of plan.json (bench/plans/race/plan.py) that is read here."""
 
     race_id: str
     arms: dict[str, race_folder.Arm]
@@ -62,7 +62,7 @@ class Slot:
 
 @dataclass
 class State:
-    """Of one race."""
+    """The state of one race."""
 
     folder: Path
     results: Path  # the folder that the ledger's names start from
@@ -124,8 +124,8 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         ]
         arms = {slot.arm for slot in slots}
         if arms != set(known["arms"]) or known["baseline"] not in arms or known["n"] != max(known["looks"]):
-            words = "its arms, baseline, n and looks disagree: restore it, or race again"
-            raise ValueError(f"is not a race's plan: {words}")
+            why = "its arms, baseline, n and looks disagree: restore it, or race again"
+            raise ValueError(f"is not a race's plan: {why}")
     lines = (book or ledger.read(results)).of_race(known["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(known)]:

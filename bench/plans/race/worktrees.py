@@ -1,4 +1,4 @@
-"""Two revisions at once: each in a git worktree of its own, made for a race and removed after it.
+"""Two revisions at once: each in its own git worktree, created for a race and removed after it.
 
 They lie in the repository's .git folder, where no git command looks for files and no run counts them as untracked.
 """
@@ -37,7 +37,7 @@ def _git_folder(repo: Path | str, name: str) -> Path:
 
 
 def add(repo: Path | str, name: str, commit: str) -> Path:
-    """The path of a worktree that holds exactly this commit; one that a killed race left behind is made anew."""
+    """The path of a worktree that holds exactly this commit; one that a killed race left behind is created again."""
     path = path_of(repo, name)
     remove(repo, name)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ FIRST_BAD = "is the first bad commit"
 
 @dataclass(frozen=True)
 class Change:
-    """From the good commit to another one."""
+    """The change from the good commit to another one."""
 
     value: float
     low: float
@@ -61,13 +61,13 @@ class Ended:
     """How the search ended."""
 
     commits: list[str]  # the first bad one; several where undecided ones lie between
-    asked: dict[str, str]  # {commit: GOOD, BAD or UNDECIDED} of every commit that was asked for
+    outcome_by_commit: dict[str, str]  # {commit: GOOD, BAD or UNDECIDED} of every commit that was tested
 
 
 def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
     """ask(commit) -> GOOD, BAD or UNDECIDED, until one commit, or several undecided ones, are left.
 
-    In a worktree with a git bisect of its own: the user's checkout, and a bisect of theirs, stay as they are.
+    It runs in a worktree with its own git bisect: the user's checkout, and a bisect of theirs, stay as they are.
     ValueError: good is not an ancestor of bad.
     """
     if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:

@@ -49,7 +49,7 @@ class Field:
 
 
 def impossible(record: Recorded, why: str) -> Certificate:
-    """Of a record that cannot be run again here."""
+    """The certificate of a record that cannot be run again here."""
     return {
         "record": record.name,
         "outcome": outcomes.IMPOSSIBLE,
@@ -70,7 +70,7 @@ def impossible(record: Recorded, why: str) -> Certificate:
 
 
 def of(record: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
-    """Of the same seed again, by one replay or by more; or of fresh seeds, whose outcome has no number of losses."""
+    """The certificate of one or more replays of the same seed, or of fresh seeds, whose outcome has no losses."""
     first, cause, why = replayed[0], None, outcome.why
     fields = differences(record.environment, first.environment)
     if outcome.num_losses is not None and outcome.word != outcomes.IDENTICAL:
@@ -131,17 +131,17 @@ def machine_kind(recorded: Mapping[str, Any], here: Mapping[str, Any], is_same_s
     return "other torch" if "torch" in names else "same kind of machine"
 
 
-def decide_the_same_bits(one: Recorded, other: Recorded) -> bool:
+def decide_the_same_bits(first: Recorded, second: Recorded) -> bool:
     """Whether machine and software are known to be the same in all that decides the bits of a loss.
 
     In one session (one boot, one software image) what a record does not say is the same too; elsewhere every cause of
     CAUSES must be recorded in both.  A CPU by its name alone is not known: virtual machines share one.
     """
-    both = one.environment, other.environment
-    if one.run.get("nodes") or {field.name for field in differences(*both)} & {*CAUSES, "variables"}:
+    both = first.environment, second.environment
+    if first.run.get("nodes") or {field.name for field in differences(*both)} & {*CAUSES, "variables"}:
         return False
-    needed = [name for name in CAUSES if name not in OF_GPUS or other.environment.get("gpus")]
-    return one.is_of_session(other) or all(facts.get(name) is not None for facts in both for name in needed)
+    needed = [name for name in CAUSES if name not in OF_GPUS or second.environment.get("gpus")]
+    return first.is_of_session(second) or all(facts.get(name) is not None for facts in both for name in needed)
 
 
 def likeliest_cause(fields: list[Field], unsaid: list[str], is_deterministic: bool) -> str:
@@ -159,7 +159,7 @@ def likeliest_cause(fields: list[Field], unsaid: list[str], is_deterministic: bo
 
 
 def unrecorded(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Of CAUSES, what the record does not say: what is known here, and what older records have not."""
+    """The CAUSES that are known here and that the record does not hold, as older records do not."""
     return [
         name
         for name in CAUSES

@@ -43,7 +43,7 @@ PERTURBED = "perturbed"  # or at another instruction set
 FRESH_SEEDS = "./run.sh replay --times 3 compares distributions instead"
 ROUNDING_FILE = Path(__file__).with_name("rounding.json")
 HOLDS_SHARE = 3.0  # times what rounding does: up to it a difference is explained by rounding
-REFUSED_SHARE = 10.0  # beyond it a difference is not; between the two nothing is said
+REFUSED_SHARE = 10.0  # beyond it a difference is not; between the two the outcome is undecided
 MOST_FRAC = 0.02  # a run that rounding moves further is not certified by it: honest ones of cpu_nano reach 0.008
 # A validation of many batches moves less than single ones do: honest pairs' by half their window's root mean square.
 VALIDATED = 0.5
@@ -90,7 +90,7 @@ class Conditions:
         return self.is_cpu and not self.is_other_software
 
 
-def of_losses(
+def from_losses(
     recorded: Sequence[Mapping[str, Any]],
     replayed: Sequence[Mapping[str, Any]],
     conditions: Conditions,
@@ -133,7 +133,7 @@ def _elsewhere(
     end = ""
     if all(lasts) and not math.isnan(lasts[0][0] - lasts[1][0]):
         end = f"; the last val_loss is {abs(lasts[0][0] - lasts[1][0]):.2g} nats away"
-    pairs = [fracs_between(one, other) for one, other in itertools.combinations(replays, 2)]
+    pairs = list(itertools.starmap(fracs_between, itertools.combinations(replays, 2)))
     if not any(any(pair.values()) for pair in pairs):
         kind, most = (PERTURBED, len(perturbations(conditions.dtype))) if conditions.is_cpu else (TWIN, 1)
         why = "the effect of rounding on this run could not be measured here: all replays gave the same losses"
@@ -151,8 +151,8 @@ def _elsewhere(
         if (grown := most_by_rounding(pairs)) > MOST_FRAC:
             why = f"rounding alone moves the losses of this run by {100 * grown:.2g} %, too far for one run to check "
             return Outcome(UNDECIDED, f"{where}{end}; {why}another; {FRESH_SEEDS}", share=share)
-        words = f"at most {share:.2g} times the effect of rounding on this run (up to {HOLDS_SHARE:g} holds)"
-        return Outcome(ROUNDED, f"{where}{end}; {words}", share=share)
+        bound = f"at most {share:.2g} times the effect of rounding on this run (up to {HOLDS_SHARE:g} holds)"
+        return Outcome(ROUNDED, f"{where}{end}; {bound}", share=share)
     is_refused = conditions.may_refuse and share > REFUSED_SHARE
     limit = REFUSED_SHARE if is_refused else HOLDS_SHARE
     first = min((moment for moment in moved if moment.share > limit), key=lambda moment: moment.step)
@@ -170,7 +170,7 @@ def _elsewhere(
 
 
 def _least(theirs: Losses, conditions: Conditions) -> dict[str, float]:
-    """Of each kind of loss, what rounding does at the least; a script's last digit may always be another."""
+    """The least that rounding does to each kind of loss; a script's last digit may always be another."""
     least = dict(first_frac(conditions.dtype))
     if conditions.is_script:
         for what in LOSSES:
@@ -227,7 +227,7 @@ class Moved:
 
 @functools.cache
 def first_frac(dtype: str) -> dict[str, float]:
-    """By kind of loss, what rounding does before any update; of a dtype that was not measured, the widest known."""
+    """What rounding does before any update, by kind of loss; the widest known for a dtype that was not measured."""
     kept = json_file.read(ROUNDING_FILE, Kept)["first_frac"]
     return kept.get(dtype) or max(kept.values(), key=lambda of_dtype: of_dtype["train_loss"])
 
@@ -242,10 +242,10 @@ def fracs_between(losses: Losses, others: Losses) -> dict[Key, float]:
     return {key: _frac(losses[key], others[key]) for key in losses if key in others}
 
 
-def _frac(one: float, other: float) -> float:
-    if one == other or (math.isnan(one) and math.isnan(other)):
+def _frac(first: float, second: float) -> float:
+    if first == second or (math.isnan(first) and math.isnan(second)):
         return 0.0
-    return abs(other - one) / max(abs(one), 1e-12) if math.isfinite(one) and math.isfinite(other) else math.inf
+    return abs(second - first) / max(abs(first), 1e-12) if math.isfinite(first) and math.isfinite(second) else math.inf
 
 
 def moved_by_rounding(of_record: Fracs, pairs: Sequence[Fracs], least: Mapping[str, float]) -> list[Moved]:

@@ -56,7 +56,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
 
 
 def _worktree_name(run_id: str) -> str:
-    """Of this process alone: two replays of one record may run at once.  What killed ones left behind is removed."""
+    """A name for this process alone: two replays of one record may run at once.  Removes what killed ones left."""
     boot = (processes.boot_id_hash() or "unknown")[:8]
     for path in worktrees.path_of(REPO, "").glob(f"replay-*-{boot}-*") if boot != "unknown" else ():
         pid = path.name.rpartition("-")[2]
@@ -80,7 +80,7 @@ def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
 
 
 def refuse_strangers_code(recorded: Recorded) -> None:
-    """ValueError where the record brings code of its own and is none of this machine's: that code would run."""
+    """ValueError where the record brings its own code and was not made on this machine: that code would run."""
     code, kept = recorded.run["code"], recorded.folder / "code"
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
@@ -92,7 +92,7 @@ def refuse_strangers_code(recorded: Recorded) -> None:
         raise ValueError(f"{what}, and is not in the ledger of {shown(results_root())}: read it, then add --trust")
 
 
-def words(recorded: Recorded, own: Path) -> list[str]:
+def overrides_of(recorded: Recorded, own: Path) -> list[str]:
     """The overrides of the replay but its seed: the record's, and what the machine had then chosen for it.
 
     own: of Checkout.
@@ -113,8 +113,8 @@ def words(recorded: Recorded, own: Path) -> list[str]:
 
 
 def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str, str]:
-    """Of the replay's process: what environment.passed() lets through of this one's, with the record's variables in
-    place of those like them here.
+    """Variables of the replay's process: what environment.passed() lets through of this one's, with the
+    record's variables in place of those like them here.
 
     recorded: those of the record that reach arithmetic; None: this shell's stay.
     """
@@ -145,7 +145,7 @@ def alone(say: Callable[[str, str], None]) -> Iterator[None]:
         yield
 
 
-def train(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, show: bool = True) -> Path:
+def train(code: Path, overrides: Sequence[str], env: Mapping[str, str], name: str, show: bool = True) -> Path:
     """Train once by this code -> the new run folder.  show: pass on what it prints, to standard error.
 
     name: of the record, for messages.  ValueError: it did not start, or left no record.  Raises Interrupted after the
@@ -156,19 +156,19 @@ def train(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, s
         return set(run_folder.find_runs([replays_root()])) if replays_root().is_dir() else set()
 
     before = folders()
-    tail = arm_process.run_to_end(code, words, env, show, sys.stderr)
+    tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr)
     if not (new := sorted(folders() - before)):
         why = " what it printed says why" if show else f"\n{tail}"
         raise ValueError(f"{name}: its replay did not start:{why}")
     return new[0]
 
 
-def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] | None:
-    """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to be asked, or an
+def identity(code: Path, overrides: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] | None:
+    """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to say, or an
     instrument of the run makes it no contestant.  ValueError: what it refuses.
     """
     try:
-        return cast(dict[str, Any] | None, arm_process.ask(code, words, env))
+        return cast(dict[str, Any] | None, arm_process.ask(code, overrides, env))
     except ValueError as error:
         refusal = str(error).rpartition("race: ")[2]
         if refusal.startswith("instruments."):

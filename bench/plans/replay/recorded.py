@@ -36,7 +36,7 @@ class Recorded:
     folder: Path
     run: dict[str, Any]  # run.json
     config: dict[str, Any]  # config.yaml, as it stands
-    overrides: list[str]  # what the user asked for
+    overrides: list[str]  # what the user typed
 
     @property
     def name(self) -> str:
@@ -153,8 +153,10 @@ def _untracked(recorded: Recorded) -> Check:
     names = recorded.run["code"]["untracked"] or []
     missing = [name for name in names if not (recorded.folder / "code" / "untracked" / name).is_file()]
     if missing:
-        words = f"the record does not hold {', '.join(missing[:3])}" + " and more" * (len(missing) > 3)
-        return Check("sources", "fail", words, "nothing: git did not know these sources, and each was above 1 MiB")
+        missing_text = f"the record does not hold {', '.join(missing[:3])}" + " and more" * (len(missing) > 3)
+        return Check(
+            "sources", "fail", missing_text, "nothing: git did not know these sources, and each was above 1 MiB"
+        )
     return Check("sources", "ok", f"{len(names)} sources" if names else "none")
 
 

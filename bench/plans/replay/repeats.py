@@ -33,7 +33,7 @@ class Time:
     floor_pct: float | None = None
 
 
-def of_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
+def from_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
     """Rows (bench/record/rows.py) of the record and of its replays -> Time."""
     rows = [recorded, *replayed]
     refusals = eligibility.judge([recorded], list(replayed), ("the record", "the replay")).refusals

@@ -75,13 +75,13 @@ def _runs(record: Recorded, options: Options, say: Say) -> Iterator[Recorded]:
     with rebuilding.checkout(record) as made:
         rebuilding.refuse_other_code(record, made)
         env = rebuilding.variables_at(made, None if options.keep_env else record.environment["variables"])
-        words = rebuilding.words(record, made.own)
-        _agree(record, rebuilding.identity(made.code, [*words, f"seed={seed}"], env))
+        overrides = rebuilding.overrides_of(record, made.own)
+        _agree(record, rebuilding.identity(made.code, [*overrides, f"seed={seed}"], env))
 
         def trained(seed: int, which: str, perturbation: Mapping[str, str]) -> Recorded:
             say("replay", f"{which}, seed {seed}, of code {record.run['code']['commit'][:8]}")
             with rebuilding.alone(say):
-                of_run = [*words, f"seed={seed}"], env | dict(perturbation)
+                of_run = [*overrides, f"seed={seed}"], env | dict(perturbation)
                 folder = rebuilding.train(made.code, *of_run, record.name, options.show)
             run: Any = run_folder.read(folder)
             if run["status"] != "complete":
@@ -149,7 +149,7 @@ def outcome_of(record: Recorded, replayed: list[Recorded]) -> Outcome:
         is_script=bool(record.run.get("script")),
         is_other_software=any(field.name in ("torch", "libraries") for field in fields),
     )
-    return outcomes.of_losses(rows[0][0], rows[0][1], conditions, rows[1], rows[2])
+    return outcomes.from_losses(rows[0][0], rows[0][1], conditions, rows[1], rows[2])
 
 
 def time_of(record: Recorded, replayed: list[Recorded]) -> repeats.Time:
@@ -160,7 +160,7 @@ def time_of(record: Recorded, replayed: list[Recorded]) -> repeats.Time:
 
 def _time(record: Recorded, replayed: list[Recorded]) -> repeats.Time:
     first, *others = (row_of(cast(Record, run.run)) for run in (record, *replayed))
-    return repeats.of_rows(first, others)
+    return repeats.from_rows(first, others)
 
 
 def _roles(replayed: list[Recorded]) -> tuple[Recorded, list[Recorded], list[Recorded]]:
@@ -198,7 +198,7 @@ def recomputed(folder: Path) -> Certificate:
 
 
 def _claim_of(folder: Path) -> str:
-    """What the file beside the record says, in words that do not believe it."""
+    """What the file beside the record claims, without taking it as true."""
     try:
         found = certificates.read(folder)
     except ValueError as error:
@@ -247,7 +247,7 @@ def agree(record: Recorded, replayed: Recorded) -> None:
 
 
 def _agree(record: Recorded, ids: Mapping[str, str] | None) -> None:
-    """The code and the settings are the record's; ids: None where they could not be asked for."""
+    """The code and the settings are the record's; ids: None where that code could not give them."""
     if ids is None:
         return
     wanted = {"config_id": record.run["config_id"], "source_sha256": record.run["code"]["source_sha256"]}

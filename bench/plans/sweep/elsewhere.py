@@ -67,8 +67,8 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
             except (ValueError, refusals, Unfinished, Interrupted):
                 raise
             except Exception as error:
-                words = " ".join(str(error).split())[:MAX_WORDS]
-                why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
+                message = " ".join(str(error).split())[:MAX_WORDS]
+                why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {message}"
                 if not jobs.ids() and not (folder / AT_WORK).exists():  # no run has begun
                     raise ValueError(f"hydra/launcher={launcher}: {why}") from None
                 waiting = "; waiting for the other jobs" if jobs.ids() else ""
@@ -111,7 +111,7 @@ class Jobs:
         return {path.name.removesuffix(SUBMITTED): path.parent for path in paths}
 
     def ids(self) -> list[str]:
-        """As SLURM names them, 5_0 of an array; of submitit_local pids."""
+        """The jobs as SLURM names them, 5_0 of an array; pids with submitit_local."""
         return [job_id for job_id in self._found() if job_id not in self._before]
 
     def alive(self) -> list[str]:
@@ -176,13 +176,13 @@ class Jobs:
 
 def _in_queue(what: str) -> set[str] | None:
     """squeue's field of this user's jobs, by task; None: no answer.  It forgets what has ended."""
-    words = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    command = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
+    done = subprocess.run(command, capture_output=True, text=True)
     return None if done.returncode else set(done.stdout.split())
 
 
 def _has_not_ended(pid: int) -> bool:
-    """Of a controller of submitit's, which is a child of this process."""
+    """Whether a controller of submitit's, which is a child of this process, still runs."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     return False
@@ -200,10 +200,10 @@ def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
             is_over = over.wait(LOOK_EVERY_S)
             jobs.give_up_lost()
             now = _ended(folder)
-            for words, path in now.items():
-                if known.get(words) != path:
+            for overrides, path in now.items():
+                if known.get(overrides) != path:
                     run = run_folder.read(path) | {"folder": str(path)}
-                    say("run", f"{sweep.its_own(words, requested)}: {summary.last_words(run)}")
+                    say("run", f"{sweep.its_own(overrides, requested)}: {summary.last_words(run)}")
             known = now
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -242,7 +242,7 @@ def end_at_work(folder: Path, within_s: float) -> None:
 
 
 def clear_killed(folder: Path) -> None:
-    """Of processes that were killed: what their runs left alive is ended, and their records are finished."""
+    """Ends what the runs of killed processes left alive, and finishes their records."""
     if killed := _at_work(folder, alive=False):
         finish_gone(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
     for path in killed:

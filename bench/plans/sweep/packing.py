@@ -1,4 +1,4 @@
-"""Runs of a sweep side by side, each on cores or a GPU of its own, which no other run of the sweep may use.
+"""Runs of a sweep side by side, each on its own cores or GPU, which no other run of the sweep may use.
 
 How much slower they are than alone is measured once before, by a probe, and stands in each record, run.json["beside"],
 which makes it suspect: losses count, times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
@@ -177,8 +177,8 @@ def run_all(
             signals.check()
             while free and todo and budget.fits():
                 number, slot = todo.pop(0), free.pop(0)
-                words = sweep.its_own(points[number], points.values())
-                say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {words}")
+                overrides = sweep.its_own(points[number], points.values())
+                say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {overrides}")
                 files = all_of_them.enter_context(contextlib.ExitStack())
                 log, answer = logs / f"{number}.log", logs / f"{number}.folder"
                 out = files.enter_context(open(log, "wb"))

@@ -2,8 +2,8 @@
 
 A run that can no longer win is stopped where the user asks for that, and the best points can become the arms of a race.
 
-Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or one()
-in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
+Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or
+run_one() in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from bench.base.paths import results_root
 from bench.data.sources import datasets
 from bench.launch import allocation, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import Job, asked, prepare, this_machine
+from bench.launch.prepare import Job, prepare, requested_config, this_machine
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
@@ -39,27 +39,27 @@ ARM_NAMES = "ABCDEFGHIJ"
 
 @dataclass
 class Points:
-    """Makes a sweep's runs.  It is pickled into a launcher's processes, where only one() is called."""
+    """Makes a sweep's runs.  It is pickled into a launcher's processes, where only run_one() is called."""
 
     folder: Path  # of the sweep, begun
     command: list[str]  # what the user typed, for the records
     anyway: bool = False  # on a busy machine too
     budget_s: float | None = None  # no run begins that would end later than that after the first began
     objective: str = search.DEFAULT_OBJECTIVE
-    stops: dict[tuple[str, ...], Stop | None] = field(default_factory=dict)  # of a search, by the words of a point
+    stops: dict[tuple[str, ...], Stop | None] = field(default_factory=dict)  # of a search, by the overrides of a point
     _series: Series | None = None  # of a search: all of its trials
     _began_s: float | None = None
     _slowdown_pct: float | None = None  # of runs side by side; None: not measured yet
 
     @property
     def _plan(self) -> dict[str, Any]:
-        """Of its runs, for launch()."""
+        """The plan of the sweep's runs, for launch()."""
         return {"sweep": {"sweep_id": self.folder.name}}
 
     def elsewhere(
         self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around a launcher that is not ours, which calls one() in processes whose output this one does not see."""
+        """Around a launcher that is not ours, which calls run_one() in processes whose output this one does not see."""
         return followed(self.folder, launcher, settings, refusals)
 
     @contextlib.contextmanager
@@ -72,8 +72,8 @@ class Points:
             yield
         self._series = None
 
-    def one(self, words: list[str], number: int) -> float | None:
-        """A run in a process of another launcher -> its objective.  words: its overrides.
+    def run_one(self, overrides: list[str], number: int) -> float | None:
+        """A run in a process of another launcher -> its objective.
 
         None too where the process is not the first of its job's, or the sweep was ended before it began.
         """
@@ -86,7 +86,7 @@ class Points:
                 if why := sweep.read(self.folder)["why"]:
                     say("sweep", f"not begun: the sweep has ended: {why}", always=True)
                     return None
-                run = self._one(words, number)
+                run = self._run_point(overrides, number)
         except Interrupted as error:
             ended_by = str(error)
             say("sweep", f"not begun: {ended_by}", always=True)
@@ -98,15 +98,15 @@ class Points:
             os.kill(os.getpid(), signal.Signals[ended_by])
         return search.objective_of(run, self.objective)
 
-    def _one(self, words: list[str], number: int) -> Run:
-        job = prepare(words, say=lambda text: say("data", text))
+    def _run_point(self, overrides: list[str], number: int) -> Run:
+        job = prepare(overrides, say=lambda text: say("data", text))
         run = complete_before([job]).get(0)
         if run is None:
             run = launcher.launch(job, self.command, plan=self._plan)
             say("run", summary.last_words(run), always=True)
         else:
             say_complete(job, run)
-        sweep.keep(self.folder, number, words, run, apart=True)
+        sweep.keep(self.folder, number, overrides, run, apart=True)
         return run
 
     def all(self, points: list[list[str]], first_number: int, settings: Mapping[str, Any]) -> list[float | None]:
@@ -116,7 +116,7 @@ class Points:
         """
         where = self._places(points, settings)
         machine = where[0].machine() if where else None
-        jobs = [prepare(words, say=lambda text: say("data", text), machine=machine) for words in points]
+        jobs = [prepare(overrides, say=lambda text: say("data", text), machine=machine) for overrides in points]
         first: dict[tuple[str, int], int] = {}  # of equal points one is run: the index of each job's first like it
         same = [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
         runs = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
@@ -185,7 +185,7 @@ class Points:
                 f"hydra.launcher.parallel={settings['parallel']}: runs side by side cannot be stopped midway: give no "
                 "hydra.sweeper.pruner and no hydra.launcher.stop_above_nats"
             )
-        on_cpu = asked(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
+        on_cpu = requested_config(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
         where = packing.slots(settings["parallel"], settings["cores_per_run"], on_cpu)
         if len(where) < 2 or len(points) < 2:
             return []
@@ -204,7 +204,7 @@ class Points:
     def _side_by_side(
         self, points: dict[int, list[str]], where: list[packing.Slot], jobs: list[Job]
     ) -> Iterator[tuple[int, Run]]:
-        """points: {index: words} -> yields (index, record) as they end."""
+        """points: {index: overrides} -> yields (index, record) as they end."""
         known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
         run_s = statistics.mean(known_s.values()) if known_s else None
         facts = {"folder": str(self.folder), "command": self.command}
@@ -216,27 +216,27 @@ class Points:
             if run:
                 yield number, run
 
-    def beside(self, words: list[str], slot: packing.Slot) -> Run:
-        """One of several runs, in a process of its own, pinned to its slot -> its record."""
+    def beside(self, overrides: list[str], slot: packing.Slot) -> Run:
+        """Makes one of several runs, in its own process, pinned to its slot -> its record."""
         packing.pin(slot)
-        job = prepare(words, say=lambda text: say("data", text))
+        job = prepare(overrides, say=lambda text: say("data", text))
         return launcher.launch(job, self.command, plan=self._plan | {"beside": slot.fact()})
 
     def records(self) -> list[Run]:
-        """Of every point that has one so far, with its folder."""
+        """The record of every point that has one so far, with its folder."""
         return [_read(point.folder) for point in sweep.points(self.folder) if point.folder is not None]
 
-    def was_stopped(self, words: list[str]) -> bool:
+    def was_stopped(self, overrides: list[str]) -> bool:
         """Whether the run of a point was stopped before its end."""
-        folders = [point.folder for point in sweep.points(self.folder) if point.overrides == words and point.folder]
+        folders = [point.folder for point in sweep.points(self.folder) if point.overrides == overrides and point.folder]
         return bool(folders) and _read(folders[0])["status"] == "stopped"
 
 
-def source_sha256(words: Sequence[str]) -> str:
-    """The fingerprint of the code that a sweep runs.  words: those that all its runs have."""
-    config = asked(list(words))
+def source_sha256(overrides: Sequence[str]) -> str:
+    """The fingerprint of the code that a sweep runs.  overrides: those that all its runs have."""
+    config = requested_config(list(overrides))
     no_data = datasets.Dataset("", 0, (), ())
-    return Job(config, no_data, list(words), [], script.of(config, list(words))).source_sha256
+    return Job(config, no_data, list(overrides), [], script.of(config, list(overrides))).source_sha256
 
 
 def _read(folder: Path | str) -> Run:
@@ -272,7 +272,7 @@ def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int,
 
 
 def say_complete(job: Job, run: Run) -> None:
-    """That a run is not made again, and what doubts there are of the one that stands for it."""
+    """Says that a run is not made again, and what doubts there are of the one that stands for it."""
     doubts = ""
     if run["validity"] != "valid" and run["status"] == "complete":
         doubts = f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
@@ -305,18 +305,18 @@ class AboveBest:
         above_nats = val_loss - self.curve[step]
         if above_nats <= self.above_nats:
             return None
-        words = f"val_loss {val_loss:.4f} at step {step} is {above_nats:.4f} nats above that of {self.best['run_id']}"
-        return f"{words}, the best of the sweep (hydra.launcher.stop_above_nats={self.above_nats:g})"
+        lag = f"val_loss {val_loss:.4f} at step {step} is {above_nats:.4f} nats above that of {self.best['run_id']}"
+        return f"{lag}, the best of the sweep (hydra.launcher.stop_above_nats={self.above_nats:g})"
 
 
 def winning_arms(folder: Path, top: int) -> list[str]:
-    """A sweep's folder -> words for ./run.sh race: A='optim.lr=0.002 ...', the best first by mean val_loss.
+    """A sweep's folder -> arguments for ./run.sh race: A='optim.lr=0.002 ...', the best first by mean val_loss.
 
     ValueError: it has too few configs with complete runs, or top is not a number of arms.
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
-    words: dict[str, tuple[str, ...]] = {}  # by config
+    overrides_of: dict[str, tuple[str, ...]] = {}  # by config
     losses: dict[str, dict[str, float]] = {}  # by config and run
     for point in sweep.points(folder):
         run = point.folder and run_folder.read(point.folder)
@@ -324,9 +324,9 @@ def winning_arms(folder: Path, top: int) -> list[str]:
             continue
         if (val_loss := row_of(run)["val_loss"]) is not None:
             config_id = str(run["config_id"])
-            words.setdefault(config_id, tuple(word for word in point.overrides if not word.startswith("seed=")))
+            overrides_of.setdefault(config_id, tuple(word for word in point.overrides if not word.startswith("seed=")))
             losses.setdefault(config_id, {})[run["run_id"]] = val_loss
     best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))[:top]
     if len(best) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")
-    return [f"{name}={shlex.join(words[config_id])}" for name, config_id in zip(ARM_NAMES, best)]
+    return [f"{name}={shlex.join(overrides_of[config_id])}" for name, config_id in zip(ARM_NAMES, best)]

@@ -40,7 +40,7 @@ ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (do
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values, as words."""
+    """One of some values, as text."""
 
     values: tuple[str, ...]
 
@@ -86,11 +86,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Search:
-    """A study that is open: propose() words, run them, conclude() with what came of it."""
+    """A study that is open: propose() overrides, run them, conclude() with the outcome."""
 
     name: str
     settings: Settings
-    fixed: list[str]  # words of every run
+    fixed: list[str]  # overrides of every run
     _space: dict[str, Any]  # optuna's distributions by setting
     _study: Any
 
@@ -106,7 +106,7 @@ class Search:
         say("search", f"the least {what} in {self.settings.n_trials} trials{known}")
 
     def propose(self) -> tuple[Any, list[str]]:
-        """-> (optuna's trial, the words of its run)."""
+        """-> (optuna's trial, the overrides of its run)."""
         trial = self._study.ask(self._space)
         return trial, [*self.fixed, *(f"{key}={value}" for key, value in trial.params.items())]
 
@@ -132,11 +132,11 @@ class Search:
             self._study.tell(trial, state=_state("PRUNED" if was_stopped else "FAIL"))
         else:
             self._study.tell(trial, value)
-        best, words = self._best_trial(), "none has a result yet"
+        best, summary = self._best_trial(), "none has a result yet"
         if best is not None:
             point = " ".join(f"{key}={value}" for key, value in best.params.items())
-            words = f"best {self.settings.objective} {best.value:.5g} by {point}"
-        say("search", f"trial {self._num_done()} of {self.settings.n_trials}: {words}")
+            summary = f"best {self.settings.objective} {best.value:.5g} by {point}"
+        say("search", f"trial {self._num_done()} of {self.settings.n_trials}: {summary}")
 
     def results(self) -> dict[str, Any]:
         """The best point so far: {"name", "study", "objective", "best_value", "best_params"}, None without one."""
@@ -166,7 +166,7 @@ def _state(name: str) -> Any:
 def opened(settings: Settings, space: dict[str, Choice | Numbers], fixed: list[str], folder: Path) -> Search:
     """The study of these settings, begun or gone on with; the trials of a search that was killed have failed.
 
-    space: by setting; fixed: words of every run; folder: of the studies.  ValueError: optuna is absent.
+    space: by setting; fixed: overrides of every run; folder: of the studies.  ValueError: optuna is absent.
     """
     try:
         import optuna

@@ -115,7 +115,7 @@ class Telemetry(Instrument):
         of_nodes = [summary for summary in summaries if summary]
         if len(of_nodes) < 2:
             return summaries[0]
-        return join.of_all_nodes(of_nodes)
+        return join.total_of_nodes(of_nodes)
 
     def doubts(self) -> list[str]:
         if self._stopped is None:

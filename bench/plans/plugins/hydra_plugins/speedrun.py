@@ -49,8 +49,8 @@ class Processes(Launcher):
         """-> JobReturns in order; return_value is the run's objective, None where it has none."""
         points = [list(overrides) for overrides in job_overrides]
         returns = []
-        for words, objective in zip(points, self.runner.all(points, initial_job_idx, self.settings)):
-            done = JobReturn(overrides=words, task_name="speedrun", status=JobStatus.COMPLETED)
+        for overrides, objective in zip(points, self.runner.all(points, initial_job_idx, self.settings)):
+            done = JobReturn(overrides=overrides, task_name="speedrun", status=JobStatus.COMPLETED)
             done.return_value = objective
             returns.append(done)
         return returns
@@ -91,8 +91,8 @@ class Optuna(Sweeper):
         settings = Settings(**self.settings)
         is_ours = self.config.hydra.launcher._target_ == OUR_LAUNCHER
         if settings.pruner and not is_ours:
-            words = "this launcher's runs cannot be seen while they train"
-            raise ValueError(f"hydra.sweeper.pruner={settings.pruner}: {words}: use hydra/launcher=basic, or no pruner")
+            why = "this launcher's runs cannot be seen while they train"
+            raise ValueError(f"hydra.sweeper.pruner={settings.pruner}: {why}: use hydra/launcher=basic, or no pruner")
         self.runner.objective = settings.objective
         fixed, space = self._space(arguments)
         search = opened(settings, space, fixed, self.runner.folder.parent)
@@ -108,24 +108,24 @@ class Optuna(Sweeper):
     def _run(self, search: Any, num_trials: int, number: int) -> int:
         """So many trials as runs, the first of this number -> how many."""
         trials = [search.propose() for _ in range(num_trials)]
-        points = [words for _, words in trials]
+        points = [overrides for _, overrides in trials]
         self.validate_batch_is_legal(points)
-        self.runner.stops = {tuple(words): search.stop(trial) for trial, words in trials}
+        self.runner.stops = {tuple(overrides): search.stop(trial) for trial, overrides in trials}
         try:
             returns = self.launcher.launch(points, initial_job_idx=number)
-            for (trial, words), done in zip(trials, returns):
-                search.conclude(trial, done.return_value, self.runner.was_stopped(words))
+            for (trial, overrides), done in zip(trials, returns):
+                search.conclude(trial, done.return_value, self.runner.was_stopped(overrides))
         finally:
             self.runner.stops = {}
         return num_trials
 
     def _space(self, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """hydra.sweeper.params and the words typed -> (those of every run, {setting: what it may be})."""
+        """hydra.sweeper.params and the overrides typed -> (those of every run, {setting: what it may be})."""
         from bench.plans.sweep.search import Choice, Numbers
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
-        by_key = {override.get_key_element(): override for override in parser.parse_overrides(words)}
+        overrides = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
+        by_key = {override.get_key_element(): override for override in parser.parse_overrides(overrides)}
         fixed, space = list[str](), dict[str, Any]()
         for key, override in by_key.items():
             value = override.value()
