@@ -141,7 +141,7 @@ class Timeline:
         first, last = stage.ahead_weights, stage.end_ahead_weights
         if first is None or last is None:
             return first
-        return [one + (other - one) * steps_done / num_steps for one, other in zip(first, last, strict=True)]
+        return [start + (end - start) * steps_done / num_steps for start, end in zip(first, last, strict=True)]
 
     def is_frozen(self, part: str, step: int) -> bool:
         """Whether that part of the optimizer rests in step number step."""
@@ -181,9 +181,9 @@ def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
                 f"{where}.{given[0]}={getattr(stage, given[0])}: the last stage ends with the run: remove it"
             )
         if not is_last and len(given) != 1:
-            words = "both are" if given else "neither is"
+            problem = "both are" if given else "neither is"
             raise ValueError(
-                f"{where}.until_frac={stage.until_frac}: {words} given: give one of until_frac and until_step"
+                f"{where}.until_frac={stage.until_frac}: {problem} given: give one of until_frac and until_step"
             )
         if is_last:
             end = num_steps
@@ -193,8 +193,8 @@ def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
             assert stage.until_frac is not None  # one of the two is given
             end = round(stage.until_frac * num_steps)
         if not before < end <= num_steps or (end == num_steps and not is_last):
-            words = f"it would go from step {before} to {end} of {num_steps}"
-            raise ValueError(f"{where}: {words}: give each stage a step, by other ends or more goal.num_steps")
+            problem = f"it would go from step {before} to {end} of {num_steps}"
+            raise ValueError(f"{where}: {problem}: give each stage a step, by other ends or more goal.num_steps")
         ends.append(end)
         before = end
     return ends

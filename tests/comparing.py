@@ -82,4 +82,4 @@ def compare_arms(arms, **options):
         Arm(name, [row_of(run) for run in runs], [None] * len(runs), {run["run_id"]: run for run in runs})
         for name, runs in arms.items()
     ]
-    return dict(comparison.of_arms(found, diagnose=False, **options))
+    return dict(comparison.compare_arms(found, diagnose=False, **options))

@@ -46,7 +46,7 @@ def test_the_floor_holds_19_of_20_comparisons_of_the_same_code():
 
 
 def test_what_is_kept():
-    found = calibration.of_rows(*rows_of(TIMES, TIMES[::-1]), resolution_pct=0.75)
+    found = calibration.calibrate(*rows_of(TIMES, TIMES[::-1]), resolution_pct=0.75)
     logs = [math.log(value) for value in TIMES * 2]
     assert found["floor_pct"] == pytest.approx(calibration.floor_pct(stats.sd(logs), 9, 5))
     assert found["session_id"] == "c0ffee00c0ffee00"
@@ -65,7 +65,7 @@ def test_what_is_kept():
 )
 def test_too_little_to_calibrate_with_is_refused(a, b, sentence):
     with pytest.raises(ValueError, match=sentence):
-        calibration.of_rows(*rows_of(a, b))
+        calibration.calibrate(*rows_of(a, b))
 
 
 def test_it_is_found_by_its_session_the_newest_of_comparable_runs_first(results):
@@ -216,7 +216,7 @@ def test_no_number_of_runs_shows_what_no_verdict_says():
         [row_of(run) | {"config_id": "aaaaaaaa"} for run in runs]
         for runs in raced([10.0, 10.0001, 10.0002], [10.0001, 10.0, 10.0002])
     )
-    found = calibration.of_rows(*arms, 0.05)
+    found = calibration.calibrate(*arms, 0.05)
     assert (
         found["smallest_change_pct"]["10"] == 0.1
         and found["needed_n"]["0.05"] is None

@@ -232,7 +232,7 @@ def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(results, c
 def test_the_floor_of_a_busy_machine_passes_no_gate(arms, capsys, monkeypatch):
     """5 % slower, and a floor of 77 %: it used to be equivalent, and to pass."""
     kept = {"file": "x", "floor_pct": 77.0, "floor_n": 5, "cv_pct": 50.0, "exact": True}
-    monkeypatch.setattr(calibration, "of_runs", lambda rows: kept)
+    monkeypatch.setattr(calibration, "find_for_rows", lambda rows: kept)
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
     assert "INCONCLUSIVE  B against A: +5.00 %" in capsys.readouterr().out
 

@@ -181,7 +181,7 @@ def test_each_word_is_an_arm_and_a_race_is_its_arms(results):
     folder = results / "races" / "some-race"
     folder.mkdir(parents=True)
     atomic.write_json(folder / "race.json", race)
-    found = selection.of_each(["some-race", "aaaaaaaa", str(a)])
+    found = selection.arm_from_each(["some-race", "aaaaaaaa", str(a)])
     assert [(arm.name, len(arm.rows)) for arm in found] == [
         ("some-race:A", 1),
         ("some-race:B", 1),

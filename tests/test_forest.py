@@ -32,7 +32,7 @@ def test_a_change_and_its_interval_lie_where_the_scale_puts_them():
 
 
 def test_what_is_drawn_is_said_in_words_too():
-    assert forest.words(TIME) == ["B: -0.50 % [-0.73, -0.27]", "margin ±0.5, noise floor ±0.25"]
+    assert forest.sentences(TIME) == ["B: -0.50 % [-0.73, -0.27]", "margin ±0.5, noise floor ±0.25"]
     html = forest.plot([TIME])
     assert '<desc id="forest-0-desc">B: -0.50 % [-0.73, -0.27]. margin ±0.5, noise floor ±0.25</desc>' in html
     assert 'role="img" aria-labelledby="forest-0-title forest-0-desc"' in html

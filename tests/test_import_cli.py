@@ -118,11 +118,11 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
         [row for row in named.rows_of_words([str(logs / "results")]) if row.update(name="x") is None]
     )
     assert (group["n"], len(group["run_ids"])) == (1, 2)
-    (arm, _) = selection.of_words([str(logs / "results" / "imported")] * 2)
+    (arm, _) = selection.arms_from_words([str(logs / "results" / "imported")] * 2)
     assert len(arm.rows) == 1
     (logs / "whole.txt").write_text(f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nUsing seed=7\n{LOG}")
     for words in ([str(logs / "*.*")] * 2, [f"{logs}/console.log,{logs}/whole.txt"] * 2):
-        (arm, _) = selection.of_words(words)
+        (arm, _) = selection.arms_from_words(words)
         assert [row["seed"] for row in arm.rows] == [7]  # the file that says more
 
 

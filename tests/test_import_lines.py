@@ -29,7 +29,7 @@ def read(text):
 
 def record_of(run, num_runs=1):
     facts = {"format_id": "C", "unmatched": [], "sha256": "0" * 64, "num_runs": num_runs}
-    return records.of_run(run, "x.txt", "modded-nanogpt", facts)
+    return records.record_of(run, "x.txt", "modded-nanogpt", facts)
 
 
 # ---- lines that are not whole

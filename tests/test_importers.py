@@ -230,7 +230,7 @@ def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(
 @pytest.mark.parametrize("word", ["nan", "inf"])
 def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
     ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode())
-    record, rows = records.of_run(run, "x.txt", "modded-nanogpt", FACTS)
+    record, rows = records.record_of(run, "x.txt", "modded-nanogpt", FACTS)
     assert (record["failure"]["kind"], record["failure"]["step"], record["status"], facts["unmatched"]) == (
         "non_finite_loss",
         3,
@@ -287,7 +287,7 @@ def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_ins
         491_520,
         [],
     )
-    record, rows = records.of_run(run, "x.log", "nanogpt", FACTS)
+    record, rows = records.record_of(run, "x.log", "nanogpt", FACTS)
     assert [
         (row["step"], row.get("train_loss"), row.get("val_loss"), row.get("step_ms"), row["flags"]) for row in rows
     ] == [
@@ -304,7 +304,7 @@ def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_ins
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():
     text = b"iter 0: loss 10.9, time 300.00ms, mfu -100.00%\niter 10: loss 8.1, time 200.00ms, mfu -100.00%\n"
     ((run,), _) = read_console(text, "nanogpt")
-    record, rows = records.of_run(run, "x.log", "nanogpt", FACTS)
+    record, rows = records.record_of(run, "x.log", "nanogpt", FACTS)
     assert record["metrics"]["train_s"] is None and [row["step_ms"] for row in rows] == [300.0, 200.0]
 
 
@@ -330,7 +330,7 @@ def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
         and run.batch_tokens == 524_288
     )
     assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
-    found = records.of_run(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
+    found = records.record_of(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
     assert found["step_avg_ms"] == pytest.approx(512) and found["tokens_per_s"] == pytest.approx(524_288 / 0.512)
     assert (found["num_steps"], found["num_flagged_steps"], found["step_ms_p50"]) == (14, 0, 512.0)
     assert facts["unmatched"] == []
@@ -510,5 +510,5 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
         "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms",
     )
     (run,), _ = modded_nanogpt.read(data)
-    _, rows = records.of_run(run, Path("x.txt"), "modded-nanogpt", FACTS)
+    _, rows = records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]

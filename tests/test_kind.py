@@ -24,7 +24,7 @@ def compared(a_s=SLOWER, b_s=FASTER, target=4.3, b_steps=4, b_losses=None, chang
             change(run)
     from bench.compare import verdict
 
-    return verdict.of_rows([row_of(run) for run in a], [row_of(run) for run in b], **of_rows)
+    return verdict.compare_rows([row_of(run) for run in a], [row_of(run) for run in b], **of_rows)
 
 
 def elsewhere(run):

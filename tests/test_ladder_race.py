@@ -313,14 +313,14 @@ def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):
 def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path, monkeypatch, n, num_timed, says):
     """Of each rung the first run is disturbed; its loss and its steps count whatever happens."""
     raced(words=[f"n={n}"])
-    read = staircase.selection.of_folders
+    read = staircase.selection.arm_from_folders
 
     def doubted(name, paths):
         arm = read(name, paths)
         arm.rows[0]["machine_doubts"] = ["the GPU was throttled"]
         return arm
 
-    monkeypatch.setattr(staircase.selection, "of_folders", doubted)
+    monkeypatch.setattr(staircase.selection, "arm_from_folders", doubted)
     found = staircase.from_race(folder_of(tmp_path))
     assert f"the machine disturbed 3 of {3 * n} runs, which {says}" in found["notes"][0]
     for rung in found["rungs"]:

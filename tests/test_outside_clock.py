@@ -31,7 +31,7 @@ def edges(*segments_ms, late_ms=()):
 
 
 def clock_of(segments_ms, claimed_s, gaps_ns=(), late_ms=()):
-    return outside_clock.of_edges(edges(*segments_ms, late_ms=late_ms), gaps_ns, claimed_s)
+    return outside_clock.clock_from_edges(edges(*segments_ms, late_ms=late_ms), gaps_ns, claimed_s)
 
 
 def doubts(clock):
@@ -72,7 +72,7 @@ def test_what_the_reader_says_of_its_own_lateness_accuses_nobody():
 
 @pytest.mark.parametrize("words", [[], ["start"], ["start", "pause", "pause", "stop"], ["pause", "go", "stop"]])
 def test_edges_that_are_no_whole_series_are_doubted(words):
-    clock = outside_clock.of_edges([(number, 0, word) for number, word in enumerate(words)], [], 1.0)
+    clock = outside_clock.clock_from_edges([(number, 0, word) for number, word in enumerate(words)], [], 1.0)
     assert clock["outside_s"] is None and doubts(clock) == ["outside clock"]
 
 
@@ -111,7 +111,7 @@ def test_a_launcher_that_was_not_run_doubts_the_machine():
 def test_a_stopped_launcher_cannot_make_the_outside_time_shorter():
     """All edges come at once when it goes on: the first may have come as early as it last looked."""
     late = [(9000 * MS, 9000 * MS, word) for _, _, word in edges(*TEN_S)]
-    clock = outside_clock.of_edges(late, [(200 * MS, 9000 * MS)], 5.0)
+    clock = outside_clock.clock_from_edges(late, [(200 * MS, 9000 * MS)], 5.0)
     assert clock["outside_s"] == 9.0 and doubts(clock) == ["launcher"]
 
 

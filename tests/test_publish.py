@@ -117,7 +117,7 @@ def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house,
     shutil.rmtree(results.folder / "races")
     shutil.rmtree(results.folder / "cpu_nano")
     assert judge.main([raced.name]) == 0  # found by its id among the published
-    assert selection.of_words([raced.name])[1].name == "B"
+    assert selection.arms_from_words([raced.name])[1].name == "B"
     assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
 
 
@@ -260,7 +260,7 @@ def test_a_published_run_counts_once_and_is_found_where_it_is_asked_for(house, r
     assert [row["seed"] for row in rows_of(capsys, "results/published")] == [0, 1, 2]
     assert [row["seed"] for row in rows_of(capsys, str(house))] == [0, 1, 2]
     assert named.folder(folders[1].name) == folders[1]  # one's own first
-    (own, two) = selection.of_words(["results", "results/published/first"])
+    (own, two) = selection.arms_from_words(["results", "results/published/first"])
     assert (len(own.rows), len(two.rows)) == (3, 3) and not any(
         "/results/published/" in folder for folder in own.folders
     )
@@ -275,7 +275,7 @@ def test_without_own_runs_the_published_are_named_and_found_by_part_of_an_id(hou
     assert "no runs in results/ yet" in (out := capsys.readouterr().out) and "results/published" in out
     copy = house / "results" / "published" / "first" / "cpu_nano" / folders[1].name
     assert named.folder(folders[1].name) == named.folder("-s1") == copy
-    assert [row["seed"] for row in selection.of_words(["-s0", "vs", "-s1", "-s2"])[1].rows] == [1, 2]
+    assert [row["seed"] for row in selection.arms_from_words(["-s0", "vs", "-s1", "-s2"])[1].rows] == [1, 2]
 
 
 def test_the_leaderboard_takes_each_publication_with_its_own_ledger(house, results, tmp_path):

@@ -83,7 +83,7 @@ def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
                     "num_disturbed_steps": 0,
                 }
                 rows[place["arm"]].append(row)
-        found = verdict.of_rows(rows["A"], rows["B"], plan=made)
+        found = verdict.compare_rows(rows["A"], rows["B"], plan=made)
         assert "not-at-a-planned-look" not in found["flags"] and "order-confounded" not in found["flags"]
         wrong += found["time"]["p"] < 0.05
     assert wrong / num_races <= 0.07
@@ -467,13 +467,13 @@ def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monk
     said = race_json(results)["result"]["against"]["B"]
     monkeypatch.setattr(
         calibration,
-        "of_runs",
+        "find_for_rows",
         lambda rows: {"file": "x", "floor_pct": 25.0, "floor_n": 4, "cv_pct": 9.0, "exact": True},
     )
     monkeypatch.setattr(calibration, "floor_for", lambda *_: 25.0)
     race_id = race_json(results)["race_id"]
     for words in ([race_id], [f"{race_id}:B", f"{race_id}:A"]):
-        ((_, found),) = comparison.of_arms(selection.of_words(words))
+        ((_, found),) = comparison.compare_arms(selection.arms_from_words(words))
         assert (found["time"]["floor_pct"], found["verdict"], found["calibration"]) == (
             said["time"]["floor_pct"],
             said["verdict"],
@@ -487,8 +487,8 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, m
     found = race_json(results)
     assert (found["status"], found["result"]) == ("abandoned", None) and "--abandon" in found["why"]
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
-    ((_, compared),) = comparison.of_arms(
-        selection.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs])
+    ((_, compared),) = comparison.compare_arms(
+        selection.arms_from_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs])
     )
     assert "without-its-plan" in compared["flags"]
     with pytest.raises(ValueError, match="no race is unfinished"):
@@ -533,7 +533,7 @@ def test_three_arms_are_judged_together(results, monkeypatch, capsys):
     assert found["C"]["time"]["p_holm"] == pytest.approx(2 * found["C"]["time"]["p"])
     race_id = race_json(results)["race_id"]
     for words in ([race_id], [f"{race_id}:C"], [f"{race_id}:A", f"{race_id}:C"]):  # alone it is judged no milder
-        again = dict(comparison.of_arms(selection.of_words(words)))
+        again = dict(comparison.compare_arms(selection.arms_from_words(words)))
         again = list(again.values())[-1]
         assert {key: again["time"][key] for key in ("p_holm", "p_equivalent_holm")} == {
             key: found["C"]["time"][key] for key in ("p_holm", "p_equivalent_holm")
@@ -565,14 +565,14 @@ def test_a_coarse_floor_ends_no_race_early_and_the_margin_at_a_looks_alpha_does(
     """Identical arms with 0.01 % of noise: equivalent at the first look, but not on a machine with a floor of 77 %."""
     chance = random.Random(3)
     kept = {"file": "x", "floor_pct": 77.0, "floor_n": 4, "cv_pct": 9.0, "exact": True}
-    monkeypatch.setattr(calibration, "of_runs", lambda rows: kept)
+    monkeypatch.setattr(calibration, "find_for_rows", lambda rows: kept)
     alike = {"time_of": lambda arm, seed: 10 * (1 + chance.gauss(0, 0.0001))}
     go(results, monkeypatch, "A=", "B=optim.lr=0.004", "n=5", "looks=3,5", **alike)
     found = race_json(results)
     assert (found["status"], found["result"]["against"]["B"]["verdict"]) == ("complete", "inconclusive")
     assert found["plan"]["equivalence_margin_pct"] == found["result"]["against"]["B"]["time"]["margin_pct"] == 0.5
     shutil.rmtree(results.folder / "races")
-    monkeypatch.setattr(calibration, "of_runs", lambda rows: None)
+    monkeypatch.setattr(calibration, "find_for_rows", lambda rows: None)
     go(results, monkeypatch, "A=", "B=optim.lr=0.004", "n=5", "looks=3,5", **alike)
     found = race_json(results)
     time = found["result"]["against"]["B"]["time"]

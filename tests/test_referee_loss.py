@@ -265,10 +265,10 @@ def test_the_held_out_slice_lies_beyond_the_validation(monkeypatch):
     trainer, _, _ = staged.trainer_of(*staged.SMALL)
     places, at = [], trainer.val_rows.at
     monkeypatch.setattr(trainer.val_rows, "at", lambda given: places.extend(given) or at(given))
-    RefereeLoss(trainer, is_required=True)._of_held_out()
+    RefereeLoss(trainer, is_required=True)._check_held_out()
     assert places and all(4096 <= place <= trainer.val_rows.num_tokens - 1025 for place in places)
     trainer.val_rows.num_tokens = 4097
-    found = RefereeLoss(trainer, is_required=True)._of_held_out()
+    found = RefereeLoss(trainer, is_required=True)._check_held_out()
     assert "hold 4097 tokens, and goal.val_tokens=4096 leaves too few for a batch" in found["not_checked"]
     trainer.close()
 

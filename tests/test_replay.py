@@ -576,7 +576,7 @@ def _lists_certificates(capsys, published, copy):
         (row,) = table_groups.groups(named.rows_of_words([str(folder)]))
         assert row["certificate"] == cell.strip()
     one, *others = map(str, sorted(published.glob("cpu_nano/*")))
-    ((_, compared),) = comparison.of_arms(selection.of_words([one, "vs", *others]))
+    ((_, compared),) = comparison.compare_arms(selection.arms_from_words([one, "vs", *others]))
     assert compared["certificates"] == [f"1 {claimed}", f"2 {claimed}"]
     assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in verdicts.document_of((), [compared]).terminal()
     for path in copy.glob("cpu_nano/*/certificate.json"):
@@ -591,7 +591,7 @@ def test_the_words_of_certificates_are_those_of_outcomes():
 
 
 def test_repeats_are_certified_together():
-    assert certificates.of_several([None, None]) is None
-    assert certificates.of_several(["identical"] * 3) == "3 identical"
-    found = certificates.of_several(["identical", None, "identical", "not reproduced"])
+    assert certificates.summarized([None, None]) is None
+    assert certificates.summarized(["identical"] * 3) == "3 identical"
+    found = certificates.summarized(["identical", None, "identical", "not reproduced"])
     assert found == "2 of 4 identical, 1 of 4 not reproduced"

@@ -424,5 +424,5 @@ def test_a_script_gets_the_variables_that_the_record_names_and_no_others(tmp_pat
     ],
 )
 def test_a_line_reads_as_its_dialect_has_it(name, line, row):
-    assert dialects.of_name(name).row(line) == row
+    assert dialects.reader_of(name).row(line) == row
     assert row is None or dialects.detect([line, "other words"]) == name

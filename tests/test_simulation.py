@@ -13,7 +13,7 @@ from comparing import COMPLETE
 
 from bench.base import stats
 from bench.base.paths import REPO
-from bench.compare.verdict import of_rows
+from bench.compare.verdict import compare_rows
 from bench.record import run_folder
 from bench.record.rows import row_of
 
@@ -63,7 +63,7 @@ def rows(arm, times_s):
 
 
 def verdict(a_s, b_s, plan=None):
-    found = of_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
+    found = compare_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
     assert "order-confounded" not in found["flags"]
     return found["verdict"]
 

@@ -84,13 +84,13 @@ def test_yaml_with_an_alias_is_read_as_a_whole():
     both = ["a", "b"]
     text = yaml.safe_dump({"data": {"args": both}, "model": {"args": both}})
     assert "&id001" in text
-    assert configs.settings(configs.of_text(text)) == {"data.args": both, "model.args": both}
+    assert configs.settings(configs.parse(text)) == {"data.args": both, "model.args": both}
 
 
 def test_todays_config_is_found_whole(results):
     config = claimed_config()
     text = yaml.safe_dump(schema.to_dict(config), sort_keys=False)
-    found = configs.settings(configs.of_text(text))
+    found = configs.settings(configs.parse(text))
     assert (found["optim.lr"], found["model.num_layers"]) == (config.optim.lr, config.model.num_layers)
     assert found["instruments.telemetry"] is True and "exporters" not in found
 
@@ -108,7 +108,7 @@ def test_todays_config_is_found_whole(results):
     ],
 )
 def test_what_differs_among_rows(texts, varied):
-    assert configs.varied([{"config": configs.of_text(text)} for text in [*texts, ""]]) == varied
+    assert configs.varied([{"config": configs.parse(text)} for text in [*texts, ""]]) == varied
 
 
 def test_settings_that_differ_are_shown_by_themselves_in_every_form(grid, capsys):

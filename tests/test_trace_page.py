@@ -81,7 +81,7 @@ def test_the_depth_of_a_queue_over_time_by_hand(tmp_path):
 
 def test_a_waterfall_goes_from_one_total_to_the_other():
     steps = [("grew", 1.5, ""), ("shrank", -2.5, "")]
-    drawn = waterfall.of_changes("t", "", (("A", 10.0), ("B", 9.0)), steps)
+    drawn = waterfall.from_changes("t", "", (("A", 10.0), ("B", 9.0)), steps)
     assert drawn.low == 6.5  # the smallest total, less the reach of the changes
     ends = [(round(bar.begin, 6), round(bar.end, 6), bar.kind) for bar in drawn.bars]
     assert ends == [(6.5, 10, "total"), (10, 11.5, "more"), (11.5, 9, "less"), (6.5, 9, "total")]

@@ -49,11 +49,11 @@ def row(val_loss=1.95, **changes):
 
 def test_the_mean_must_be_shown_to_be_below_the_target():
     rows = [row(3.27), row(3.28), row(3.26)]  # mean 3.27, sd 0.01: t = -0.03 / (0.01 / sqrt(3)) = -5.196, p = 0.01755
-    answer = target.of_repeats(rows, 0.05)
+    answer = target.decide(rows, 0.05)
     assert (answer["passed"], answer["n"]) == (True, 3)
     assert answer["t"] == pytest.approx(-5.19615, rel=1e-5)
     assert answer["p"] == pytest.approx(0.017551, rel=1e-3)
-    assert target.of_repeats(rows, 0.01)["passed"] is False
+    assert target.decide(rows, 0.01)["passed"] is False
 
 
 def test_the_p_of_the_target_and_the_margin_of_equivalence_are_the_tracks(monkeypatch, tmp_path):
@@ -62,10 +62,10 @@ def test_the_p_of_the_target_and_the_margin_of_equivalence_are_the_tracks(monkey
     for name, text in (("strict", strict), (target.OF_LOGS, "track:\n  p_value: 0.02\n")):
         (tmp_path / "track" / f"{name}.yaml").write_text(text)
     monkeypatch.setattr(groups, "CONF", tmp_path)
-    target.of_track.cache_clear()
+    target.track_settings.cache_clear()
     tracks = ("strict", "track_1_short", None, "../strict")
     found = [(target.p_value_of(track), target.rules_of(track).equivalence_margin_pct) for track in tracks]
-    target.of_track.cache_clear()
+    target.track_settings.cache_clear()
     assert found == [(0.001, 0.2), (0.02, 0.5), (0.02, 0.5), (0.02, 0.5)]
 
 
@@ -77,11 +77,11 @@ def test_a_gap_is_a_target_above_the_floor():
 
 
 def test_one_run_gives_no_verdict():
-    assert target.of_repeats([row(3.0)], 0.01)["passed"] is None
+    assert target.decide([row(3.0)], 0.01)["passed"] is None
 
 
 def test_three_copies_of_one_loss_reach_no_target():
-    answer = target.of_repeats([row(3.2999, seed=seed) for seed in range(3)], 0.01)
+    answer = target.decide([row(3.2999, seed=seed) for seed in range(3)], 0.01)
     assert (answer["passed"], answer["p"]) == (False, None)
     assert answer["words"].startswith("all 3 val_losses are 3.2999, as in copies or after coarse rounding")
 
@@ -89,13 +89,13 @@ def test_three_copies_of_one_loss_reach_no_target():
 def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
     """Two of 3.26 and one of 3.28 are one of 3.26 and one of 3.28: mean 3.27, sd sqrt(0.0002), t = -3, df 1."""
     rows = [row(3.26, seed=0), row(3.26, seed=1), row(3.28, seed=2)]
-    answer = target.of_repeats(rows, 0.2, ["x", "x", "y"])
+    answer = target.decide(rows, 0.2, ["x", "x", "y"])
     assert (answer["n"], answer["mean"], answer["t"]) == (2, pytest.approx(3.27), pytest.approx(-3.0))
     assert answer["words"].startswith("3 runs count as 2 by their seeds and losses; mean val_loss 3.2700 ")
-    assert target.of_repeats(rows, 0.2, [None, "y", "y"])["n"] == 2
-    assert target.of_repeats(rows, 0.2)["n"] == 3
-    assert target.of_repeats([row(3.26, seed=0), row(3.27, seed=1), row(3.28, seed=0)], 0.2, ["x", "y", "y"])["n"] == 1
-    one = target.of_repeats(rows, 0.2, ["x"] * 3)
+    assert target.decide(rows, 0.2, [None, "y", "y"])["n"] == 2
+    assert target.decide(rows, 0.2)["n"] == 3
+    assert target.decide([row(3.26, seed=0), row(3.27, seed=1), row(3.28, seed=0)], 0.2, ["x", "y", "y"])["n"] == 1
+    one = target.decide(rows, 0.2, ["x"] * 3)
     assert (one["passed"], one["n"]) == (False, 1)
 
 
@@ -109,7 +109,7 @@ def test_an_interval_at_the_lower_edge_of_the_margin_is_that_edge():
 
 
 def test_a_failed_run_loses_the_track_even_if_all_others_passed():
-    answer = target.of_repeats([row(3.0), row(3.0), row(None, status="failed")], 0.01)
+    answer = target.decide([row(3.0), row(3.0), row(None, status="failed")], 0.01)
     assert answer["passed"] is False
     assert "1 of 3 runs did not complete" in answer["words"]
 
@@ -118,8 +118,8 @@ def test_runs_to_a_target_are_won_one_by_one():
     def to_target(reached):
         return row(2.0, num_steps=260, stop_at_target=True, target_val_loss=2.1, target_reached=reached)
 
-    assert target.of_repeats([to_target(True), to_target(True)], 0.01)["passed"] is True
-    lost = target.of_repeats([to_target(True), to_target(False)], 0.01)
+    assert target.decide([to_target(True), to_target(True)], 0.01)["passed"] is True
+    lost = target.decide([to_target(True), to_target(False)], 0.01)
     assert (lost["passed"], lost["words"]) == (False, "1 of 2 runs reached the target, after 260 steps")
 
 

@@ -60,12 +60,12 @@ class Entry:
     @functools.cached_property
     def certificate(self) -> str | None:
         """The outcome of its runs' replays."""
-        return certificates.of_several(map(certificates.outcome, self.folders))
+        return certificates.summarized(map(certificates.outcome, self.folders))
 
     @functools.cached_property
     def losses(self) -> target.Decision:
         """The decision of bench.compare.target on the runs and the track's target."""
-        return target.of_repeats(self.rows, target.p_value_of(self.first["track"]))
+        return target.decide(self.rows, target.p_value_of(self.first["track"]))
 
 
 def _started(row: Row) -> str:

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             return 1
         warm_up = warm_up["run_id"]
         a_rows, b_rows = _dealt([row_of(run_folder.read(run["folder"])) for run in runs])
-    noise = calibration.of_rows(a_rows, b_rows, args.resolution)
+    noise = calibration.calibrate(a_rows, b_rows, args.resolution)
     noise |= {"made_at": utc.now(), "warm_up_run": warm_up}
     path = None if noise["doubts"] else keep(noise)
     as_text = f"{text(noise, 'github' if args.md else 'simple')}\n\n{_end(noise, path)}"
@@ -112,7 +112,7 @@ def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -
 
 def _rows_of_made_runs(names: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Runs of one config that exist already, in order of their starts, dealt out A B B A."""
-    arm = selection.of_words([*names, selection.SEPARATOR, *names])[0]
+    arm = selection.arms_from_words([*names, selection.SEPARATOR, *names])[0]
     configs = {row["config_id"] for row in arm.rows}
     if len(configs) > 1:
         raise ValueError(f"--runs {' '.join(names)}: these are {len(configs)} configs; calibrate with repeats of one")

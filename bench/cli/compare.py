@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
     fail_on = [_condition(word) for conditions in args.fail_on for word in conditions.split(",")]
-    arms = selection.of_words(args.runs, lambda message: named.report_excluded("compare", message))
+    arms = selection.arms_from_words(args.runs, lambda message: named.report_excluded("compare", message))
     if args.fail_if and not fail_on:
         raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
     for arm in arms:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
                 f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
             )
     options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
-    against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
+    against = comparison.compare_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("compare", f"the steps of a run: {message}")
     results = [compared for _, compared in against]

@@ -62,10 +62,10 @@ def _text(form: str, folders: Sequence[Path], of_steps: bool) -> str:
     if form == "csv":
         return formats.as_csv(formats.rows_of(folders, of_steps))
     if form == "mllog":
-        return "".join(formats.of_each(folders, formats.mllog))
+        return "".join(formats.export_each(folders, formats.mllog))
     if len(folders) != 1:
         raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
-    return formats.of_each(folders, formats.modded_nanogpt_log)[0]
+    return formats.export_each(folders, formats.modded_nanogpt_log)[0]
 
 
 def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:

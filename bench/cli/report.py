@@ -71,7 +71,7 @@ def _curves(args: argparse.Namespace) -> Made:
     if args.md:
         raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
     names = args.names or [str(results_root())]
-    arms = selection.of_each(names, lambda message: named.report_excluded("report", message))
+    arms = selection.arm_from_each(names, lambda message: named.report_excluded("report", message))
     path = user_path(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
     made = _pictures(curves.charts_of_arms(arms), path) if args.png else {"page": os.path.abspath(path)}
     if not args.png:

@@ -33,7 +33,7 @@ class Flagged(TypedDict):
 
 
 class Kept(TypedDict):
-    """Of a calibration's file what is looked up."""
+    """The fields of a calibration file that are looked up."""
 
     session_id: str | None
     comparability_id: str | None
@@ -50,13 +50,13 @@ class Found(Kept):
     exact: bool  # its runs had the comparability_id that was asked for
 
 
-def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None = None) -> dict[str, Any]:
+def calibrate(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None = None) -> dict[str, Any]:
     """Rows of the two groups of an A/A race -> what is kept, without its time stamp.
 
     resolution_pct: a change of run time for which needed_n is given too, beside CHANGES_PCT.
     Raises ValueError where fewer than two runs a side have a time that counts.
     """
-    aa = verdict.of_rows(a_rows, b_rows)
+    aa = verdict.compare_rows(a_rows, b_rows)
     if not aa["comparable"]:
         raise ValueError(f"these runs cannot be used to calibrate: {aa['reasons'][0]}")
     excluded = {run["run_id"] for run in aa["excluded"]}
@@ -133,12 +133,12 @@ def folder() -> Path:
 
 def find(session_id: str | None, comparability_id: str | None = None) -> Found | None:
     """The newest calibration of the session, comparable ones first, none suspect; or None."""
-    usable = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
+    usable = [kept for kept in _kept_of_session(session_id, comparability_id) if not _is_suspect(kept)]
     exact = [kept for kept in usable if kept["exact"]]
     return next(reversed(exact or usable), None)
 
 
-def _of_session(session_id: str | None, comparability_id: str | None = None) -> list[Found]:
+def _kept_of_session(session_id: str | None, comparability_id: str | None = None) -> list[Found]:
     found: list[Found] = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
@@ -153,7 +153,7 @@ def _is_suspect(kept: Kept) -> bool:
     return not SUSPECT.isdisjoint(TODAYS_FLAGS.get(flag, flag) for flag in flags)
 
 
-def of_runs(rows: list[Row]) -> Found | None:
+def find_for_rows(rows: list[Row]) -> Found | None:
     """find() for rows that share one session; None if they do not."""
     sessions, ids = {row["session_id"] for row in rows}, {row["comparability_id"] for row in rows}
     return find(sessions.pop(), ids.pop() if len(ids) == 1 else None) if len(sessions) == 1 else None
@@ -162,5 +162,5 @@ def of_runs(rows: list[Row]) -> Found | None:
 def has_only_suspect(rows: list[Row]) -> bool:
     """Whether the rows share one session whose calibrations are all suspect."""
     sessions = {row["session_id"] for row in rows}
-    found = _of_session(sessions.pop()) if len(sessions) == 1 else []
+    found = _kept_of_session(sessions.pop()) if len(sessions) == 1 else []
     return bool(found) and all(map(_is_suspect, found))

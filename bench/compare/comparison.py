@@ -37,7 +37,7 @@ Facts = Mapping[str, Mapping[str, Any]]  # {one of KINDS: {dotted name: value}} 
 Losses = list[dict[str, list[Any]] | None]  # of each run of an arm the columns step_files.LOSSES; None: not read
 
 
-def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options: Any) -> list[tuple[str, Comparison]]:
+def compare_arms(arms: Iterable[Arm], diagnose: bool = True, **options: Any) -> list[tuple[str, Comparison]]:
     """Baseline first -> [(candidate, Comparison)].  diagnose: where the time went; options: of verdict.Options."""
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
@@ -62,7 +62,7 @@ def _compared(
         floor_pct = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
     elif all(timed):
-        if found := calibration.of_runs(timed[0] + timed[1]):
+        if found := calibration.find_for_rows(timed[0] + timed[1]):
             kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
         ignored = found is None and calibration.has_only_suspect(timed[0] + timed[1])
     options = {
@@ -74,7 +74,7 @@ def _compared(
         "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
     } | options
-    compared = verdict.of_rows(a.rows, b.rows, **options)
+    compared = verdict.compare_rows(a.rows, b.rows, **options)
     compared["about"] = [about for _, about in callings]
     compared["flags"] += ["calibration-ignored"] * ignored
     compared["earlier_races"] = earlier_races(a, b) if of_one_race and diagnose else None
@@ -82,7 +82,7 @@ def _compared(
     compared["calibration"] = {name: kept[name] for name in OF_CALIBRATION} if kept else None
     compared["code_change"] = _code_change(a, b)
     replayed = [
-        certificates.of_several(certificates.outcome(folder) for folder in arm.folders if folder) for arm in (a, b)
+        certificates.summarized(certificates.outcome(folder) for folder in arm.folders if folder) for arm in (a, b)
     ]
     if any(replayed):
         compared["certificates"] = replayed
@@ -181,7 +181,7 @@ def differing_folders(a: str, b: str) -> list[Difference]:
 
 
 def _facts(arm: Arm) -> list[Facts]:
-    """Of one run for each kind in the arm: what differs inside a kind is chance, not a difference."""
+    """The facts of one run for each kind in the arm: what differs within a kind is chance, not a difference."""
     kinds: dict[tuple[Any, ...], int] = {}
     for number, row in enumerate(arm.rows):
         kinds.setdefault(tuple(dict(row)[column] for column in KNOWN_BY), number)
@@ -232,7 +232,7 @@ def differences_of(a_facts: list[Facts], b_facts: list[Facts]) -> list[Differenc
     """What differs between some runs of A and of B, by kind, then by name."""
     differing: list[Difference] = []
     for kind in KINDS:
-        names = sorted({name for one in a_facts + b_facts for name in one[kind]})
+        names = sorted({name for run_facts in a_facts + b_facts for name in run_facts[kind]})
         for name in names:
             a, b = _values_of(a_facts, kind, name), _values_of(b_facts, kind, name)
             if a != b or len(a) > 1:
@@ -242,7 +242,7 @@ def differences_of(a_facts: list[Facts], b_facts: list[Facts]) -> list[Differenc
 
 def _values_of(all_facts: list[Facts], kind: str, name: str) -> list[Any]:
     """Different values in this arm, in a fixed order."""
-    texts = {json.dumps(one[kind].get(name), sort_keys=True, default=str) for one in all_facts}
+    texts = {json.dumps(run_facts[kind].get(name), sort_keys=True, default=str) for run_facts in all_facts}
     return [json.loads(text) for text in sorted(texts)]
 
 

@@ -32,7 +32,7 @@ Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
 
 
 class Change(TypedDict):
-    """Of B against A."""
+    """The change from A to B."""
 
     change_pct: float | None  # of the geometric means
     ci95_pct: list[float] | None  # low, high
@@ -43,7 +43,7 @@ class Change(TypedDict):
 
 
 class Secondary(Change, total=False):
-    """Of energy, memory or compile time, with the pair of means."""
+    """The change in energy, memory or compile time, with the pair of means."""
 
     mean_j: list[float | None]
     mean_gib: list[float | None]
@@ -225,13 +225,15 @@ def _pair(edges: tuple[float, float] | None) -> list[float] | None:
 
 
 def secondary(arms: Arms, alpha: float) -> dict[str, Secondary]:
-    """Energy, memory, compile time -> {name: Change}; no verdict of their own."""
+    """Energy, memory, compile time -> {name: Change}; they get no verdict."""
     changes: dict[str, Any] = {}
     for name, (column, mean_name) in SECONDARY.items():
         values = [[value for row in rows if (value := row[column]) is not None and value > 0] for rows in arms]
         means = [stats.mean(group) if group else None for group in values]
         changes[name] = {**change(values, alpha)[0], mean_name: means}
-    for numbers, p_holm in zip(changes.values(), stats.holm([one["p"] for one in changes.values()]), strict=True):
+    for numbers, p_holm in zip(
+        changes.values(), stats.holm([numbers["p"] for numbers in changes.values()]), strict=True
+    ):
         numbers["p_holm"] = p_holm
     return changes
 
@@ -267,18 +269,18 @@ def val_loss(
     test = stats.welch(*values) if all(values) else None
     edges = stats.interval(test) if test else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
-    judged = [target.of_losses(group, target_val_loss, p_value) for group in values]
+    judged = [target.loss_test(group, target_val_loss, p_value) for group in values]
     return {
         "change_nats": test.difference if test else None,
         "ci95_nats": _pair(edges),
         "p": test.p if test else None,
-        "n": [one["n"] for one in judged],
-        "mean": [one["mean"] for one in judged],
-        "sd": [one["sd"] for one in judged],
+        "n": [loss_test["n"] for loss_test in judged],
+        "mean": [loss_test["mean"] for loss_test in judged],
+        "sd": [loss_test["sd"] for loss_test in judged],
         "target": target_val_loss,
         "target_p_value": p_value,
-        "p_target": [one["p"] for one in judged],
-        "below_target": [one["below"] for one in judged],
+        "p_target": [loss_test["p"] for loss_test in judged],
+        "below_target": [loss_test["below"] for loss_test in judged],
         "margin_nats": margin_nats,
         "p_not_worse": p_margin,
         "identical": identical,

@@ -82,9 +82,9 @@ def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answ
     kinds = {"refusal": [refusals, of_losses], "of time": [refusals], "remark": [remarks], "flag": [flags]}
     kinds["of losses"] = [loss_remarks]
     for rule in (_arms, _code, _disturbed, _validated, _trusted, _setting, _session, _finish_line):
-        for kind, word in rule(a, b, names):
-            for words in kinds[kind]:
-                words.append(word)
+        for kind, finding in rule(a, b, names):
+            for findings in kinds[kind]:
+                findings.append(finding)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
         flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[_are_interleaved(a, b)]
     return answer._replace(flags=list(dict.fromkeys(flags)))
@@ -117,8 +117,8 @@ def _code(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
             yield "remark", f"{name} mixes runs of different code"
     versions = _known(row["identity_version"] for row in a + b)
     if len(versions) > 1:
-        words = f"the code was identified in {len(versions)} ways (identity versions {_some(versions)})"
-        yield "remark", f"{words}: whether it is the same is unknown"
+        remark = f"the code was identified in {len(versions)} ways (identity versions {_some(versions)})"
+        yield "remark", f"{remark}: whether it is the same is unknown"
 
 
 def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
@@ -126,12 +126,12 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         flagged = [row for row in rows if row["num_disturbed_steps"]]
         if flagged:
             runs = f"{counted(len(flagged), 'run')} of {name}"
-            words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
-            yield "of time", f"{runs} {words}; race again without it"
+            why = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
+            yield "of time", f"{runs} {why}; race again without it"
         beside = [row for row in rows if BESIDE in row["setting"]]
         if beside:
-            words = "ran beside others of their sweep: their times do not count"
-            yield "of time", f"{counted(len(beside), 'run')} of {name} {words}; race them alone: ./run.sh race"
+            why = "ran beside others of their sweep: their times do not count"
+            yield "of time", f"{counted(len(beside), 'run')} of {name} {why}; race them alone: ./run.sh race"
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
@@ -139,14 +139,14 @@ def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     held = [sorted({(row["num_validating_steps"] or 0, row["num_steps"] or 1) for row in rows}) for rows in (a, b)]
     both = held[0] + held[1]
     if any(num for num, _ in both):
-        nums = [some([f"{num} of {num_all}" for num, num_all in one]) for one in held]
-        parts = " and ".join(f"{words} steps of {name}" for words, name in zip(nums, names, strict=True))
-        words = f"times hold validations, for which the program's clock does not stop: {parts}"
+        nums = [some([f"{num} of {num_all}" for num, num_all in pairs]) for pairs in held]
+        parts = " and ".join(f"{steps} steps of {name}" for steps, name in zip(nums, names, strict=True))
+        remark = f"times hold validations, for which the program's clock does not stop: {parts}"
         fracs = [num / num_all for num, num_all in both]
         if max(fracs) - min(fracs) > 1 / min(num_all for _, num_all in both):  # more than one validation at an end
-            yield "of time", f"{words}: validate equally often"
+            yield "of time", f"{remark}: validate equally often"
         else:
-            yield "remark", words
+            yield "remark", remark
 
 
 def _trusted(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
@@ -161,7 +161,7 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
     known = settings_of(a + b)
     differing = {
-        key: f"{settings_differ([key])}: {setting_words(a, key)} in {names[0]}, {setting_words(b, key)} in {names[1]}"
+        key: f"{settings_differ([key])}: {setting_text(a, key)} in {names[0]}, {setting_text(b, key)} in {names[1]}"
         for key in differing_settings(a + b)
     }
     ids = _known(row["comparability_id"] for row in a + b)
@@ -177,7 +177,7 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
         expected = {key: name for key, name in SETTINGS.items() if key in known[0]}
-        if lacking := [name for key, name in expected.items() if any(one.get(key) is None for one in known)]:
+        if lacking := [name for key, name in expected.items() if any(setting.get(key) is None for setting in known)]:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"
@@ -190,8 +190,8 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     sessions = _known(row["session_id"] for row in a + b)
     if len(sessions) > 1:
-        words = f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between them"
-        yield "of time", f"{words}; ./run.sh race measures both arms in one"
+        sentence = f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between them"
+        yield "of time", f"{sentence}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
     apart_s = _gap_s(a, b)
@@ -262,14 +262,16 @@ def settings_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def differing_settings(rows: Sequence[Row]) -> list[str]:
     """Keys of SETTINGS of which the rows know two values or more."""
     settings = settings_of(rows)
-    known = {key: {json.dumps(one[key]) for one in settings if one.get(key) is not None} for key in SETTINGS}
+    known = {
+        key: {json.dumps(setting[key]) for setting in settings if setting.get(key) is not None} for key in SETTINGS
+    }
     return [key for key, values in known.items() if len(values) > 1]
 
 
-def setting_words(rows: Sequence[Row], key: str) -> str:
-    """The values that the rows have of one setting, for a person."""
+def setting_text(rows: Sequence[Row], key: str) -> str:
+    """The values that the rows have for a setting, as text."""
     shown = []
-    for text in sorted({json.dumps(one.get(key)) for one in settings_of(rows)}):
+    for text in sorted({json.dumps(setting.get(key)) for setting in settings_of(rows)}):
         value = json.loads(text)
         if isinstance(value, list):
             kinds = {str(item): value.count(item) for item in value}
@@ -296,7 +298,7 @@ def _are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
     if any(started_at is None for started_at, _ in starts):
         return None
     arms = [arm for _, arm in sorted(starts)]
-    num_changes = sum(one != other for one, other in zip(arms, arms[1:], strict=False))
+    num_changes = sum(arm != other for arm, other in zip(arms, arms[1:], strict=False))
     num_a_first, num_a = 0, 0
     for arm in arms:
         num_a += arm == "A"

@@ -1,4 +1,4 @@
-"""The words of a comparison -> its arms: groups of started runs."""
+"""The arguments of a comparison -> its arms: groups of started runs."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Arm:
             return []
 
 
-def of_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
+def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """What follows the verb -> arms, the baseline first.
 
     Each word is an arm, a race alone is all of its arms, and "vs" between words makes everything up to it one arm.
@@ -69,7 +69,7 @@ def of_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
         sides = [[word] for word in words]
     groups = [lookup.each(side) for side in sides]
     rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
-    arms = [_joined([_of_named(one, rows, on_error) for one in group]) for group in groups]
+    arms = [_joined([_arm_from_named(meant, rows, on_error) for meant in group]) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
         raise ValueError(
             f"each of these {len(arms)} words is one run, and one run has no spread: "
@@ -78,19 +78,19 @@ def of_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     return arms
 
 
-def _race_alone(one: named.Named, on_error: OnError) -> list[Arm]:
-    if one.race is None:
-        raise ValueError(f"{one.word}: that is one group of runs; give two, A B, or the folder of a race")
-    arms = _arms_of_race(one.race, on_error)
-    if one.arm is not None:
-        _refuse_unknown(one, arms)
-        arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), one.arm)}
+def _race_alone(found: named.Named, on_error: OnError) -> list[Arm]:
+    if found.race is None:
+        raise ValueError(f"{found.word}: that is one group of runs; give two, A B, or the folder of a race")
+    arms = _arms_of_race(found.race, on_error)
+    if found.arm is not None:
+        _refuse_unknown(found, arms)
+        arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), found.arm)}
     for arm in arms.values():
-        _refuse_empty(one.word, one.race, arm)
+        _refuse_empty(found.word, found.race, arm)
     return list(arms.values())
 
 
-def of_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
+def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """Words -> an arm each, also of one run; a race alone is its arms, called RACE:ARM.  For who looks, not compares.
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a word means no run.
@@ -104,13 +104,13 @@ def of_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
                 arm.name = f"{group[0].race.name}:{name}"
                 arms.append(arm)
         else:
-            arms.append(_joined([_of_named(one, rows, on_error) for one in group]))
+            arms.append(_joined([_arm_from_named(meant, rows, on_error) for meant in group]))
     if not any(arm.rows for arm in arms):
         raise ValueError(f"{' '.join(words)}: no run of it is there: ./run.sh table lists the runs")
     return arms
 
 
-def of_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **of_race: Any) -> Arm:
+def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **of_race: Any) -> Arm:
     """Run folders -> one arm.  of_race: plan, race, unplanned_look, reported and in_race, as in Arm.
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a path is not a folder.
@@ -121,8 +121,10 @@ def of_folders(name: str, folders: Iterable[str | Path], on_error: OnError = Non
 
 def _paths(groups: Iterable[Sequence[named.Named]]) -> list[Path]:
     """The paths that are meant; of runs found by their ids the folders above, which the index answers at once."""
-    meant = (one for group in groups for one in group if not one.race)
-    paths = (path for one in meant for path in ([path.parent for path in one.paths] if one.by_id else one.holders))
+    meant = (found for group in groups for found in group if not found.race)
+    paths = (
+        path for found in meant for path in ([path.parent for path in found.paths] if found.by_id else found.holders)
+    )
     return list(dict.fromkeys(paths))
 
 
@@ -143,20 +145,20 @@ def _once(
     return Arm(name, [rows[number] for number in once], [folders[number] for number in once], records or {})
 
 
-def _of_named(one: named.Named, rows: Mapping[str, Row], on_error: OnError) -> Arm:
+def _arm_from_named(found: named.Named, rows: Mapping[str, Row], on_error: OnError) -> Arm:
     """rows: {folder: row} of all run folders in and below the paths of all words."""
-    if one.race is None:
-        return _of_paths(one.word, one.holders, rows)
-    if one.arm is None:
-        raise ValueError(f"{one.word}: that is a race with several arms; name one, {one.word}:B")
-    arms = _arms_of_race(one.race, on_error)
-    _refuse_unknown(one, arms)
-    _refuse_empty(one.word, one.race, arms[one.arm])
-    arms[one.arm].name = one.word
-    return arms[one.arm]
+    if found.race is None:
+        return _arm_from_paths(found.word, found.holders, rows)
+    if found.arm is None:
+        raise ValueError(f"{found.word}: that is a race with several arms; name one, {found.word}:B")
+    arms = _arms_of_race(found.race, on_error)
+    _refuse_unknown(found, arms)
+    _refuse_empty(found.word, found.race, arms[found.arm])
+    arms[found.arm].name = found.word
+    return arms[found.arm]
 
 
-def _of_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
+def _arm_from_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
     folders: list[str] = []
     for path in map(str, paths):
         path = path if path in rows else os.path.abspath(path)
@@ -169,14 +171,14 @@ def _of_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
     if not folders:
         if any(True for path in paths for _ in run_folder.walk(os.path.abspath(path))):
             raise ValueError(f"{word}: none of its records can be read: restore run.json")  # and its logs are no run
-        return _of_logs(word, paths)
-    kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races count nowhere
+        return _arm_from_logs(word, paths)
+    kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races are never compared
     if not kept:
         raise ValueError(f"{word}: {counted(len(folders), 'run')}, all of them warm-up runs that were to be discarded")
     return _once(word, [rows[folder] for folder in kept], kept)
 
 
-def _of_logs(word: str, paths: Iterable[Path]) -> Arm:
+def _arm_from_logs(word: str, paths: Iterable[Path]) -> Arm:
     """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
     from bench.record.importers import dialects
 
@@ -211,7 +213,7 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
             for name, arm in race["arms"].items()
         }
     for name, folders in folders_of.items():
-        arms[name] = of_folders(
+        arms[name] = arm_from_folders(
             name,
             [path for path in folders if path is not None],
             on_error,
@@ -224,9 +226,9 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
     return arms
 
 
-def _refuse_unknown(one: named.Named, arms: Mapping[str, Arm]) -> None:
-    if one.arm not in arms:
-        raise ValueError(f"{one.word}: the race has no arm {one.arm}; choose from {', '.join(arms)}")
+def _refuse_unknown(found: named.Named, arms: Mapping[str, Arm]) -> None:
+    if found.arm not in arms:
+        raise ValueError(f"{found.word}: the race has no arm {found.arm}; choose from {', '.join(arms)}")
 
 
 def _refuse_empty(word: str, folder: Path, arm: Arm) -> None:

@@ -22,7 +22,7 @@ OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are
 
 
 class LossTest(TypedDict):
-    """Of losses of independent runs, one-sided t; None where there is nothing to test: no target, or one loss."""
+    """One-sided t test of the losses of independent runs; None where nothing can be tested: no target, or one loss."""
 
     n: int
     mean: float | None
@@ -39,13 +39,13 @@ class Decision(LossTest):
 
 def p_value_of(track: str | None) -> float:
     """The p that conf/track/ asks for on this track."""
-    p_value: float = of_track(track)["p_value"]
+    p_value: float = track_settings(track)["p_value"]
     return p_value
 
 
 def rules_of(track: str | None) -> TrackRules:
     """track.rules of conf/track/, with the defaults of what they do not name."""
-    return TrackRules(**(of_track(track).get("rules") or {}))
+    return TrackRules(**(track_settings(track).get("rules") or {}))
 
 
 def laxer_than_track(track: str | None, settings: Mapping[str, float]) -> list[tuple[str, float, float]]:
@@ -55,18 +55,18 @@ def laxer_than_track(track: str | None, settings: Mapping[str, float]) -> list[t
     """
     rules = rules_of(track)
     limits = [(key, settings[key], getattr(rules, key)) for key in LIMITS if key in settings]
-    return [limit for limit in limits if limit[1] > limit[2]] if of_track(track).get("fixed") else []
+    return [limit for limit in limits if limit[1] > limit[2]] if track_settings(track).get("fixed") else []
 
 
 @functools.cache
-def of_track(track: str | None) -> dict[str, Any]:
+def track_settings(track: str | None) -> dict[str, Any]:
     """conf/track/ of this track; for one that it does not have (a log's, None) that of OF_LOGS."""
     name = track if track in groups.choices("track") else OF_LOGS
-    track_settings: dict[str, Any] = yaml.safe_load(groups.path_of("track", name).read_text())["track"]
-    return track_settings
+    settings: dict[str, Any] = yaml.safe_load(groups.path_of("track", name).read_text())["track"]
+    return settings
 
 
-def of_losses(losses: Sequence[float], target_val_loss: float | None, p_value: float) -> LossTest:
+def loss_test(losses: Sequence[float], target_val_loss: float | None, p_value: float) -> LossTest:
     """Losses of independent runs against a target; None: there is none."""
     t, p = (None, None) if target_val_loss is None else stats.one_sample_t_less(losses, target_val_loss)
     below = None if p is None else p < p_value
@@ -94,24 +94,24 @@ def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = N
 
 
 def mean_losses(groups: Sequence[Sequence[Row]]) -> list[float]:
-    """Of each group of independent() its mean val_loss."""
+    """The mean val_loss of each group of independent()."""
     return [stats.mean([row["val_loss"] for row in group if row["val_loss"] is not None]) for group in groups]
 
 
-def of_repeats(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> Decision:
+def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> Decision:
     """Rows of runs of one config: do they reach their target?
 
     losses_ids: as independent() takes them; runs that are one give one loss.
     """
     target_val_loss, groups = rows[0]["target_val_loss"], independent(rows, losses_ids)
-    tested = of_losses(mean_losses(groups), target_val_loss, p_value)
+    tested = loss_test(mean_losses(groups), target_val_loss, p_value)
     num_suspect = sum(row["validity"] == "suspect" for row in rows)
     doubt = f"; {num_suspect} of {len(rows)} runs are suspect: trust their losses, not their times"
-    passed, words = _decided(rows, tested, target_val_loss, p_value)
+    passed, sentence = _decided(rows, tested, target_val_loss, p_value)
     num_losses = sum(map(len, groups))
     if target_val_loss is not None and num_losses > len(groups):
-        words = f"{num_losses} runs count as {len(groups)} by their seeds and losses; {words}"
-    return {**tested, "passed": passed, "words": words + (doubt if num_suspect and tested["n"] > 1 else "")}
+        sentence = f"{num_losses} runs count as {len(groups)} by their seeds and losses; {sentence}"
+    return {**tested, "passed": passed, "words": sentence + (doubt if num_suspect and tested["n"] > 1 else "")}
 
 
 def _decided(

@@ -98,7 +98,7 @@ class Options:
     names: Sequence[str] = ("A", "B")  # what the baseline and the candidate are called
 
 
-def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Comparison:
+def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Comparison:
     """Rows (bench/record/rows.py) of all started runs; options: of Options.
 
     Runs that the machine disturbed are excluded, unless fewer than two others of an arm would remain: then they count,
@@ -176,7 +176,7 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
 
 
 def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tuple[list[list[Row]], list[Excluded]]:
-    """By their telemetry and never by their times."""
+    """Judges disturbance by the runs' telemetry, never by their times."""
     kept = [[row for row in rows if not row["machine_doubts"]] for rows in arms]
     if kept == arms or min(map(len, kept)) < 2:
         return arms, []

@@ -1,4 +1,4 @@
-"""A comparison in words, for text, pages and CSV: what is measured, the cells of a table, the verdict as a sentence."""
+"""The wording of comparisons in text, pages and CSV: the measures, a table's cells, the verdict as a sentence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,14 +90,14 @@ def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
 
 
 def p_words(p: float | None) -> str:
-    """As many digits as say something; "" for None."""
+    """As many digits as are meaningful; "" for None."""
     return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
 def p_sentence(p: float | None) -> str:
     """ "p = 0.011", "p < 1e-16"; "p = -" for None."""
-    words = p_words(p)
-    return f"p < {words[1:]}" if words.startswith("<") else f"p = {words or '-'}"
+    text = p_words(p)
+    return f"p < {text[1:]}" if text.startswith("<") else f"p = {text or '-'}"
 
 
 def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
@@ -113,20 +113,22 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
         needed = f"needed p < {loss['target_p_value']:g}"
         lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
     rise, p = f"a rise of {loss['margin_nats']:g} nats", p_sentence(loss.get("p_not_worse"))
-    words = {
+    sentences = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
         "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded ({p})",
         "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
         "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded ({p})",
     }
-    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + list(loss.get("remarks") or ())
+    return (
+        lines + ([sentences[loss["verdict"]]] if loss["verdict"] in sentences else []) + list(loss.get("remarks") or ())
+    )
 
 
 def standalone_verdict(comparison: Mapping[str, Any]) -> str:
     """The sentence for where the verdict itself is not shown beside it.  comparison: a Comparison of any version."""
-    verdict, words = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
-    says_it = verdict in ("faster", "slower", "equivalent") or words.startswith((verdict, "no verdict"))
-    return words if says_it else f"{verdict}: {words}"
+    verdict, sentence = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
+    says_it = verdict in ("faster", "slower", "equivalent") or sentence.startswith((verdict, "no verdict"))
+    return sentence if says_it else f"{verdict}: {sentence}"
 
 
 def verdict_sentence(comparison: Mapping[str, Any]) -> str:
@@ -163,7 +165,7 @@ def _numbers(time: Mapping[str, Any]) -> str:
 
 
 def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
-    """Of two clocks the one that says less leads: what an arm spends outside its own is part of the difference."""
+    """Leads with the clock that shows less: time that an arm spends outside its own clock is part of the difference."""
     by_launcher, own_pct = time.get("outside"), abs(time["change_pct"])
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
@@ -206,7 +208,7 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
 
 
 def _words_of_losses(comparison: Mapping[str, Any]) -> str:
-    """Of times that are not comparable: why; and what the losses say all the same."""
+    """Why the times are not comparable, and what the losses show all the same."""
     (a, b), loss, why = comparison["arms"], comparison["val_loss"], str(comparison["reasons"][0])
     of_losses = {
         "waived": f"{b} has those of {a}, bit for bit",

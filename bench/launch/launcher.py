@@ -250,5 +250,5 @@ class _Launch:
         failure = failure or failures.classify(folder, exit_code)
         may_be_of_data = failure is None or failure["kind"] in failures.BY_CHANGED_DATA
         if may_be_of_data and (changed := datasets.changed(self._job.dataset, gone_too=failure is not None)):
-            failure = failures.of_data(changed, failure)
+            failure = failures.bad_data(changed, failure)
         finish.finish(folder, run, exit_code, failure, self._clock, self._edges)

@@ -238,4 +238,4 @@ class EdgePipe:
         """After the block.  claimed_train_s: by rank 0's own clock; None: it left none."""
         if self.path is None:
             return outside_clock.unknown("none", self._why, claimed_train_s)
-        return outside_clock.of_edges(self._edges, self._reader.gaps_ns, claimed_train_s)
+        return outside_clock.clock_from_edges(self._edges, self._reader.gaps_ns, claimed_train_s)

@@ -55,7 +55,7 @@ class Certificate(TypedDict):
 
 
 def replays_root() -> Path:
-    """The results folder of replays, with a ledger of its own: a replay is not a further repeat of its config."""
+    """The results folder of replays, which has a separate ledger: a replay is not a further repeat of its config."""
     return results_root() / "replays"
 
 
@@ -124,8 +124,8 @@ def outcome(folder: Path | str) -> str | None:
     return None if certificate is None else CLAIMED * is_claim(folder, certificate) + certificate["outcome"]
 
 
-def of_several(outcomes: Iterable[str | None]) -> str | None:
-    """Of the repeats of one thing: 3 identical, or 2 of 3 identical; None where none has a certificate."""
+def summarized(outcomes: Iterable[str | None]) -> str | None:
+    """Summarize the outcomes of repeats: 3 identical, or 2 of 3 identical; None where none has a certificate."""
     outcomes = list(outcomes)
     counts = Counter(outcome for outcome in outcomes if outcome is not None)
     if not counts:

@@ -31,20 +31,20 @@ MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remember
 def read(folder: str) -> Config:
     """config.yaml of a run folder; () where there is none or it cannot be read: verify says so, not a table."""
     try:
-        return of_text(plain_file.text(f"{folder}/config.yaml", yaml_file.MAX_BYTES))
+        return parse(plain_file.text(f"{folder}/config.yaml", yaml_file.MAX_BYTES))
     except ValueError:
         return ()
 
 
-def of_text(text: str) -> Config:
+def parse(text: str) -> Config:
     """What config.yaml says, of any version.  ValueError where it is not a yaml of settings."""
-    before, _, after = text.partition("\nseed: ")  # a column of its own: without it repeats have one text
+    before, _, after = text.partition("\nseed: ")  # seed has its own column: without it, repeats share one text
     _, _, rest = after.partition("\n")
-    return _of_text(f"{before}\n{rest}")
+    return _parse_cached(f"{before}\n{rest}")
 
 
 @functools.lru_cache(maxsize=MAX_TEXTS)
-def _of_text(text: str) -> Config:
+def _parse_cached(text: str) -> Config:
     parts = [text] if ALIAS.search(text) else GROUPS.split(text)
     return tuple(itertools.chain.from_iterable(map(_texts, filter(str.strip, parts))))
 
@@ -66,7 +66,7 @@ def _texts(part: str) -> Config:
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of each setting in a group; what is on without settings of its own is true."""
+    """(dotted key, value) of each setting in a group; what is enabled but has no settings is true."""
     if not isinstance(value, dict) or not value:
         yield key, True if value == {} else value
         return
@@ -99,7 +99,7 @@ def keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def add(rows: Iterable[MutableMapping[str, Any]], names: Sequence[str]) -> None:
-    """Gives each row these settings as columns of its own, None where it has no such setting."""
+    """Adds these settings to each row as columns, None where it has no such setting."""
     groups = {name.partition(".")[0] for name in names}
     known: dict[Config, dict[str, Any]] = {}
     for row in rows:

@@ -78,7 +78,7 @@ def failure(
     return {"kind": kind, **where, "message": message, "hint": HINTS[kind]}
 
 
-def of_data(changed: list[str], led_to: Section | None) -> Section:
+def bad_data(changed: list[str], led_to: Section | None) -> Section:
     """changed: sentences; led_to: the failure of the run that the changed data led to, None: it ended well."""
     message = "; ".join(changed)
     if led_to is None:

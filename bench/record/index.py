@@ -60,7 +60,7 @@ def read_rows(
         return [
             (f"{parent}/{name}", row)
             for parent in sorted(stats)
-            for name, row in _of_one_folder(parent, stats[parent], on_error)
+            for name, row in _rows_of_folder(parent, stats[parent], on_error)
         ]
 
 
@@ -69,7 +69,7 @@ def fault_of(folder: str) -> str | None:
     return _read(*os.path.split(folder))[2]
 
 
-def _of_one_folder(
+def _rows_of_folder(
     parent: str, stats: dict[str, os.stat_result], on_error: Callable[[str], None] | None
 ) -> list[tuple[str, Row]]:
     known = _load(parent) if len(stats) >= MIN_RUNS else {}
@@ -108,7 +108,7 @@ def _read_all(parent: str, names: Sequence[str]) -> list[Answer]:
 
 
 def _read_part(parent: str, names: Sequence[str]) -> bytes:
-    """By marshal, which takes a third of pickle's time, from one process of ours to the other."""
+    """Uses marshal, which takes a third of pickle's time, between two of our own processes."""
     return marshal.dumps([_read(parent, name) for name in names])
 
 
@@ -170,7 +170,7 @@ def _save(parent: str, known: Entries, changed: Entries) -> None:
 
 
 def _code() -> str:
-    """Hash of the code that makes rows: entries of other code count for nothing."""
+    """Hash of the code that makes rows: entries that other code made are ignored."""
     sources = (
         Path(str(module.__file__)).read_bytes()
         for module in (damage, json_file, plain_file, yaml_file, run_folder, rows_module, configs, metrics, validity)

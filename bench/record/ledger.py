@@ -63,7 +63,7 @@ class OfRace(TypedDict):
 
 
 class Line(TypedDict):
-    """Of what the lines above say that which is read."""
+    """The fields of the lines above that are read."""
 
     sha256: str
     event: str
@@ -209,7 +209,7 @@ def ended(results: Path | str, folder: Path | str, run: Record) -> Line:
 
 
 def sha256_of(path: Path | str) -> str:
-    """Of a file's content, as hex."""
+    """The SHA-256 of a file's content, as hex."""
     return hashlib.sha256(plain_file.content(path)).hexdigest()
 
 
@@ -229,7 +229,9 @@ class Ledger:
     lines: list[Line]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
     faults: list[str]  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
     numbers: list[int] = dataclasses.field(default_factory=list)  # of lines, in the file, from 1
-    recounted: list[int] = dataclasses.field(default_factory=list)  # numbers of lines at which the count began anew
+    recounted: list[int] = dataclasses.field(
+        default_factory=list
+    )  # numbers of the lines at which the count started over
 
     @functools.cached_property
     def runs(self) -> dict[str, StartedRun]:

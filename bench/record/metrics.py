@@ -96,7 +96,7 @@ def num_disturbed_steps(run: Facts) -> int | None:
 
 
 def num_validating_steps(run: Facts) -> int | None:
-    """Of the flagged steps those whose time holds a validation, by the clock of a script or a log; None: unknown."""
+    """How many flagged steps include a validation in their time, by a script's or a log's clock; None: unknown."""
     return None if num_disturbed_steps(run) else _num_flagged(run)
 
 
@@ -178,7 +178,7 @@ def target_reached(goal: Section | None, val_loss: float | None, gap_nats: float
 
 
 def last_val_loss(steps: Sequence[StepRow]) -> float | None:
-    """Of the last validation, nats per token; None if there was none or it is not a number."""
+    """The last validation's loss, nats per token; None if there was none or it is not a number."""
     losses: list[float] = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
     return losses[-1] if losses and math.isfinite(losses[-1]) else None
 

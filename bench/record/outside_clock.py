@@ -42,23 +42,23 @@ class Clock(TypedDict):
     ranks_waited_s: NotRequired[float | None]  # of a script: the most that a rank was ready to run and was not run
 
 
-def of_edges(
+def clock_from_edges(
     edges: Sequence[tuple[int, int, str]], gaps_ns: Iterable[tuple[int, int]], claimed_train_s: float | None
 ) -> Clock:
     """edges: [(t_ns, late_ns, word)] as they came; gaps_ns: of the reader.  The last pause ends with the clock."""
-    words = [word for _, _, word in edges]
-    num_pauses = words.count(PAUSE)
+    kinds = [word for _, _, word in edges]
+    num_pauses = kinds.count(PAUSE)
     series = [START, *[PAUSE, GO] * num_pauses]
-    if words not in ([*series, STOP], [*series[:-1], STOP] if num_pauses else None):
-        seen = ", ".join(words[:4]) or "none"
+    if kinds not in ([*series, STOP], [*series[:-1], STOP] if num_pauses else None):
+        seen = ", ".join(kinds[:4]) or "none"
         return unknown("edges", f"its clock reported an incomplete series of edges: {seen}", claimed_train_s)
     times_ns = [t_ns for t_ns, _, _ in edges[1:]]  # from the first pause on
     pauses_s = [(end - begin) / 1e9 for begin, end in zip(times_ns[0 : 2 * num_pauses : 2], times_ns[1::2])]
     at_start_s = pauses_s[0] if pauses_s else None
-    return of_times([edge[:2] for edge in edges], gaps_ns, sum(pauses_s), pauses_s, at_start_s, claimed_train_s)
+    return clock_from_times([edge[:2] for edge in edges], gaps_ns, sum(pauses_s), pauses_s, at_start_s, claimed_train_s)
 
 
-def of_times(
+def clock_from_times(
     stamps: Sequence[tuple[int, int]],
     gaps_ns: Iterable[tuple[int, int]],
     outside_validations_s: float,

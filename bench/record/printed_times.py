@@ -124,7 +124,7 @@ def clock(
     stamps = [(line.t_ns, late_ns.get(line.t_ns, 0)) for line in lines]
     at_validations_s = 0.0 if is_wall else max(0.0, found["uncounted_at_validations_s"])
     each_s = [] if is_wall else _portions(lines)[1]
-    times = outside_clock.of_times(
+    times = outside_clock.clock_from_times(
         stamps, gaps_ns, at_validations_s, each_s, validation_at_start_s, found["counted_s"], source="lines"
     )
     waited_ns = [(t_ns, waited) for t_ns, waited in waits_ns if t_ns <= lines[-1].t_ns]

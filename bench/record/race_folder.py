@@ -69,7 +69,7 @@ def of(results: Path | str, race_id: str) -> Path:
 
 
 def what(arm: Mapping[str, Any]) -> str:
-    """An arm of a plan or of race.json in words: its overrides and its revision."""
+    """An arm of a plan or of race.json as text: its overrides and its revision."""
     rev = arm.get("rev")
     return (" ".join(arm.get("overrides") or ()) or "the default") + ("" if rev is None else f" at {rev}")
 

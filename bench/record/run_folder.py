@@ -156,7 +156,7 @@ def _check_kinds(path: str, run: Record) -> None:
             )
     if run.get("referee") and run.get("status") == "complete":
         try:
-            validity.of_referee(run)
+            validity.referee_findings(run)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise Damaged(f"{path}: referee cannot be read ({error!r}): the file was damaged, restore it") from None
 

@@ -27,7 +27,7 @@ StepRow = dict[str, Any]
 
 
 class Event(TypedDict):
-    """What a line of events.jsonl has; each kind of event has facts of its own beside it."""
+    """What a line of events.jsonl has; each kind of event has further fields."""
 
     event: str
     t_ns: NotRequired[int | None]

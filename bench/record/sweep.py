@@ -53,9 +53,9 @@ class Point(NamedTuple):
     folder: Path | None
 
 
-def id_of(words: Iterable[str], source_sha256: str) -> str:
+def id_of(overrides: Iterable[str], source_sha256: str) -> str:
     """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep."""
-    return f"sweep-{hashlib.sha256(json.dumps([sorted(words), source_sha256]).encode()).hexdigest()[:8]}"
+    return f"sweep-{hashlib.sha256(json.dumps([sorted(overrides), source_sha256]).encode()).hexdigest()[:8]}"
 
 
 def begin(
@@ -68,7 +68,7 @@ def begin(
         "schema_version": SCHEMA_VERSION,
         "sweep_id": sweep_id,
         "command": list(command),
-        "points": [list(words) for words in points],
+        "points": [list(overrides) for overrides in points],
         "budget_s": budget_s,
         "started_at": utc.now(),
         "ended_at": None,
@@ -103,13 +103,13 @@ def points(folder: Path | str) -> list[Point]:
     kept: dict[tuple[str, ...], str] = {}
     for line in _lines(folder):
         kept[tuple(line["overrides"])] = line["folder"]
-    requested = [tuple(words) for words in read(folder)["points"]]
+    requested = [tuple(overrides) for overrides in read(folder)["points"]]
     found = []
-    for number, words in enumerate(dict.fromkeys([*requested, *kept])):  # a search asks for points as it goes
-        results, name = folder.parent.parent, kept.get(words, "")
+    for number, overrides in enumerate(dict.fromkeys([*requested, *kept])):  # a search asks for points as it goes
+        results, name = folder.parent.parent, kept.get(overrides, "")
         places = (results / name, results.joinpath(*Path(name).parts[-2:]))  # the results folder may have been moved
         path = next((path for path in places if name and (path / "run.json").is_file()), None)
-        found.append(Point(number, list(words), path))
+        found.append(Point(number, list(overrides), path))
     return found
 
 
@@ -122,21 +122,21 @@ def _lines(folder: Path) -> Iterator[Kept]:
 def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
     """The overrides of every point -> {key: its values, in order} of those keys in which the points differ."""
     by_key: dict[str, dict[str, Any]] = {}
-    for words in points:
-        for key, value in values(words).items():
+    for overrides in points:
+        for key, value in values(overrides).items():
             by_key.setdefault(key, {})[json.dumps(value)] = value
     return {key: list(by_text.values()) for key, by_text in by_key.items() if len(by_text) > 1}
 
 
-def its_own(words: Sequence[str], points: Iterable[Sequence[str]]) -> str:
+def its_own(overrides: Sequence[str], points: Iterable[Sequence[str]]) -> str:
     """Those overrides of a point in which the points differ, for people; all where they differ in nothing."""
-    differing = axes([words, *points])
-    return " ".join([word for word in words if word.partition("=")[0] in differing] or words)
+    differing = axes([overrides, *points])
+    return " ".join([word for word in overrides if word.partition("=")[0] in differing] or overrides)
 
 
-def values(words: Iterable[str]) -> dict[str, Any]:
+def values(overrides: Iterable[str]) -> dict[str, Any]:
     """Overrides -> {key: value}, numbers as numbers."""
-    return {key: config_overrides.value_of(text) for key, _, text in (word.partition("=") for word in words)}
+    return {key: config_overrides.value_of(text) for key, _, text in (word.partition("=") for word in overrides)}
 
 
 # ---- finding

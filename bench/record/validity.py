@@ -32,7 +32,7 @@ def validity(run: Facts) -> tuple[str, list[str]]:
     if audit := run.get("audit"):
         return "invalid", [f"it is an audit run of {audit['run']} on substituted data, not a measurement"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
-    if why := _of_other_code(run):
+    if why := _fault_of_code(run):
         return "invalid", [why, *doubts]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
     sees, is_below = "the targets leak into the validation", False
@@ -75,15 +75,15 @@ def contestant_doubts(run: Facts) -> list[str]:
     return [*faults_of_run(run)[1], *_model_doubts(run)]
 
 
-def of_referee(run: Facts) -> list[str]:
-    """All that the rules say of what the referee found in a complete run."""
+def referee_findings(run: Facts) -> list[str]:
+    """Every finding of the referee about a complete run, as sentences."""
     clock = (run["referee"] or {}).get("clock")
     sentences = [*_faults_of_model(run), *faults_of_run(run)[0], *contestant_doubts(run)]
     sentences += [sentence for _, sentence in outside_clock.doubts(clock, is_busy(run))] if clock is not None else []
-    return sentences + [why for why in [_of_other_code(run)] if why]
+    return sentences + [why for why in [_fault_of_code(run)] if why]
 
 
-def _of_other_code(run: Facts) -> str | None:
+def _fault_of_code(run: Facts) -> str | None:
     """Why the code that the record holds is not what its ranks imported; None: it is, or the record does not say."""
     found = (run.get("referee") or {}).get("code")
     if found is None:
@@ -201,7 +201,7 @@ def _mismatch(checked: Section, where: str, bound: float) -> str | None:
 
 
 def _unknown(checked: Section, where: str) -> str | None:
-    """Of tokens that no run is given: a model that gives no number there cannot be asked what it knows."""
+    """Why the check on unseen tokens is unknown: a model that gives no number there cannot be tested."""
     is_number = checked.get("claimed_nats") is not None or checked.get("from_logits_nats") is not None
     if checked.get("not_checked") or is_number:
         return None

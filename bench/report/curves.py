@@ -19,7 +19,7 @@ from bench.compare.selection import Arm
 from bench.record import step_files
 from bench.record.rows import Row
 from bench.report import run_page
-from bench.web.chart import Spec, of_arms
+from bench.web.chart import Spec, chart_of_arms
 from bench.web.page import CHART_SCRIPTS, figure, page, soft, tag
 
 Curves = dict[str, Any]  # of a run: "every", "train" and "val", see curves_of_columns()
@@ -113,7 +113,7 @@ def train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
 
 
 def _printed_s(train_time_ms: Sequence[float | None]) -> list[float | None]:
-    """Of a log that prints the time so far; what its clock took back after the warm-up steps is not counted."""
+    """The seconds of a log that prints the time so far; time that its clock took back after warm-up is not counted."""
     least_s, so_far_s = math.inf, []
     for ms in reversed(train_time_ms):
         least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
@@ -173,12 +173,12 @@ def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[Spec]:
     One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
     The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
     """
-    of_arms: dict[str, list[Curves]] = {name: [] for name in arms}
+    runs_by_arm: dict[str, list[Curves]] = {name: [] for name in arms}
     for name, folders in arms.items():
         for folder in folders:
             with contextlib.suppress(Damaged):  # the others are drawn, and ./run.sh verify says what is wrong
-                of_arms[name].append(curves_of_run(folder))
-    return charts_of(of_arms)
+                runs_by_arm[name].append(curves_of_run(folder))
+    return charts_of(runs_by_arm)
 
 
 def charts_of(arms: Mapping[str, Sequence[Curves]]) -> list[Spec]:
@@ -193,7 +193,7 @@ def charts_of(arms: Mapping[str, Sequence[Curves]]) -> list[Spec]:
                 if pairs:
                     arm["runs"].append({"x": [at for at, _ in pairs], "y": [value for _, value in pairs]})
         if any(arm["runs"] for arm in drawn):
-            charts.append(of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn))
+            charts.append(chart_of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn))
     return charts
 
 
@@ -259,7 +259,7 @@ def page_of(index: Mapping[str, Any], back: str | None = None, assets: str | Non
 
 
 def html(arms: Iterable[Arm], path: Path) -> str:
-    """Arms (compare/selection.of_each) -> a page that holds all it needs.  path: where it will lie, for links."""
+    """Arms (compare/selection.arm_from_each) -> a page that holds all it needs.  path: where it will lie, for links."""
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
     lines: list[list[Any]] = []

@@ -89,7 +89,7 @@ def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
     for status in ("failed", "aborted", "stopped", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
-    group["certificate"] = certificates.of_several(row.get("certificate") for row in complete)
+    group["certificate"] = certificates.summarized(row.get("certificate") for row in complete)
     for name in GROUPED:
         values = [row[name] for row in used if row[name] is not None]
         group[f"{name}_mean"] = stats.mean(values) if values else None
@@ -130,7 +130,7 @@ def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:
         if row is baseline:
             row.update(dict.fromkeys(CHANGE_COLUMNS))
             continue
-        compared = verdict.of_rows(*(one.get("members") or [one] for one in (baseline, row)))
+        compared = verdict.compare_rows(*(one.get("members") or [one] for one in (baseline, row)))
         time, loss = compared["time"], compared["val_loss"]
         changes = time["change_pct"], time["ci95_pct"], loss["change_nats"], loss["ci95_nats"]
         row.update(zip(CHANGE_COLUMNS, changes, strict=True))

@@ -113,7 +113,7 @@ def waterfall_of_difference(difference: Answer, a: str, b: str) -> waterfall.Wat
     of_a, of_b = difference[of]
     ends = (plain(a, 60), of_a), (plain(b, 60), of_b)
     about = f"{difference['change_ms']:+.3f} ms, by {difference['by']}s; the steps add up to it"
-    return waterfall.of_changes(f"What changed in {what}, ms:", about, ends, steps, "difference")
+    return waterfall.from_changes(f"What changed in {what}, ms:", about, ends, steps, "difference")
 
 
 def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:
@@ -183,7 +183,7 @@ def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
 
 
 def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
-    """By stream, and of several ranks the sum over each one's streams."""
+    """By stream; for several ranks, the sum over the streams of each."""
     if len(ranks) > 1:
         groups = {f"rank {number}, all streams": rank["idle"] for number, rank in ranks.items()}
     else:
@@ -244,7 +244,7 @@ def _kernels(rank: Answer, of_rank: str, id: str) -> Panels:
 
 
 def _host(rank: Answer, of_rank: str, id: str) -> Panels:
-    """Of a trace without a device: operators by own time, modules; of any: phases."""
+    """For a trace without a device, operators by own time and modules; for any trace, phases."""
     if not rank["num_device_rows"]:
         by_time = sorted(rank["operators"], key=lambda line: -line["self_cpu_us"])
         total_us = sum(line["self_cpu_us"] for line in by_time) or 1.0

@@ -136,7 +136,7 @@ def _earlier(before: Mapping[str, int] | None) -> list[str]:
 
 
 def counts(against: Against, name: str) -> str:
-    """Of an arm how many runs, how many of them are counted, and of how many steps."""
+    """How many runs an arm has, how many of them are counted, and their number of steps."""
     comparison = against.get(name) or next(iter(against.values()), {})
     index = int(name in against)
     known = (
@@ -155,7 +155,7 @@ def counts(against: Against, name: str) -> str:
 
 
 def basis(against: Against) -> list[Block]:
-    """Of each candidate whether it is comparable and why not, what is compared, the noise floor, the flags."""
+    """For each candidate: whether it is comparable and why not, what is compared, the noise floor, the flags."""
     blocks: list[Block] = []
     for name, comparison in against.items():
         whom = f"{name}: " if len(against) > 1 else ""
@@ -258,7 +258,7 @@ def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: 
 
 
 def _values(*sides: Sequence[Any]) -> list[document.Shown]:
-    """Of each arm its values, on a page whole; in a text each is cut, unless the arms would then look the same."""
+    """The values of each arm, in full on a page; text shortens each, unless the arms would then look the same."""
     shown = [" | ".join(text_table.middle(_value(value), MAX_CHARS) for value in values) for values in sides]
     if len(set(shown)) < len(sides):
         shown = [" | ".join(map(_value, values)) for values in sides]
@@ -271,7 +271,7 @@ def _whole(value: object) -> str:
 
 
 def _value(value: object) -> str:
-    """With 12 digits of a hash."""
+    """Shortens a hash to 12 digits."""
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     return value[:12] if isinstance(value, str) and HASH.fullmatch(value) else _whole(value)

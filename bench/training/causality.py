@@ -72,7 +72,7 @@ class Ask:
 
 
 def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of check() of each rank, the one that says least good of the model."""
+    """The least favourable of the ranks' answers of check()."""
     return min(by_rank, key=lambda rank: ("not causal", "not checked", "causal").index(rank["found"]))
 
 
@@ -102,7 +102,7 @@ def check(
     backends: set[str] = set()
 
     def answered(way: Way, shape: tuple[int, int], by: list[str], watch: "_Watch | None") -> Ask:
-        """By logits of the model as it is written, where they are watched; else by losses of what the run calls."""
+        """Uses the logits of the model as written where they are watched, else the losses of what the run calls."""
         ask = Ask(way.mode, by, is_compiled and watch is None, *shape)
         call = way.call if watch is None else model
         return _Asking(ask, call, watch, vocab_size, device, seed, model).answered()
@@ -143,7 +143,7 @@ class _Asking:
 
     def __init__(
         self,
-        asked: Ask,
+        ask: Ask,
         call: Call,
         watch: "_Watch | None",
         vocab_size: int,
@@ -151,7 +151,7 @@ class _Asking:
         seed: int,
         model: torch.nn.Module,
     ):
-        self.asked, self.call, self.watch, self.vocab_size, self.device = asked, call, watch, vocab_size, device
+        self.question, self.call, self.watch, self.vocab_size, self.device = ask, call, watch, vocab_size, device
         self._generator = torch.Generator().manual_seed(seed)
         self._eos_token: int | None = getattr(model, "eos_token", None)
         self._losses: list[float] = []
@@ -164,19 +164,19 @@ class _Asking:
         except NotCausal:
             raise
         except Exception as error:  # it may train on batches of the run's shape alone
-            shape = f"{self.asked.num_rows} x {self.asked.seq_len}"
-            self.asked.unchecked = f"a pass over {shape} tokens fails with {type(error).__name__}: {error}"
-        return self.asked
+            shape = f"{self.question.num_rows} x {self.question.seq_len}"
+            self.question.unchecked = f"a pass over {shape} tokens fails with {type(error).__name__}: {error}"
+        return self.question
 
     def _ask(self) -> None:
         tokens_BT, targets_BT = self._drawn(), self._drawn()
         base, depends = self._pass(tokens_BT, targets_BT), False
         for group, cuts_B in enumerate(self._cuts()):
-            position_T = torch.arange(self.asked.seq_len, device=self.device)
+            position_T = torch.arange(self.question.seq_len, device=self.device)
             before_BT = position_T < torch.tensor(cuts_B, device=self.device)[:, None]
             changed_BT = torch.where(before_BT, tokens_BT, self._others(tokens_BT, group))
             others_BT = torch.where(before_BT, self._others(targets_BT, group), targets_BT)
-            if self.asked.mode == "training" and base.prints is not None:  # half the passes, where nothing moves
+            if self.question.mode == "training" and base.prints is not None:  # half the passes, where nothing moves
                 both = self._pass(changed_BT, others_BT)
                 if both.prints is not None and not (base.moved_BT(both) * before_BT).any():
                     continue
@@ -186,29 +186,29 @@ class _Asking:
                 self._compare_logits(base, by_tokens, before_BT, (tokens_BT, targets_BT), why)
                 why = "only targets were changed; keep targets out of the logits"
                 self._compare_logits(base, by_targets, torch.ones_like(before_BT), (tokens_BT, targets_BT), why)
-            if "losses" in self.asked.by:
+            if "losses" in self.question.by:
                 both = self._pass(changed_BT, others_BT)
                 nats = (both.loss - by_tokens.loss) - (by_targets.loss - base.loss)
                 self._judge_losses(nats, tokens_BT, targets_BT, others_BT)
                 depends |= abs(by_targets.loss - base.loss) > self._loss_rounding()
         if base.prints is None:
-            self.asked.by = [name for name in self.asked.by if name != "logits"]
-            if not (self.asked.by and depends):
-                unseen = ", and what targets change is within the rounding of its loss" if self.asked.by else ""
-                self.asked.unchecked = HIDDEN + unseen
+            self.question.by = [name for name in self.question.by if name != "logits"]
+            if not (self.question.by and depends):
+                unseen = ", and what targets change is within the rounding of its loss" if self.question.by else ""
+                self.question.unchecked = HIDDEN + unseen
         if not all(map(math.isfinite, self._losses)) or (base.prints is not None and not base.prints.isfinite().all()):
-            self.asked.unchecked = "logits or losses are not finite"
+            self.question.unchecked = "logits or losses are not finite"
 
     def _cuts(self) -> Iterator[list[int]]:
-        """Of the rows, pass after pass: MIN_CUTS or more in all, one in each part of a row, in a random order."""
-        num_rows, seq_len = self.asked.num_rows, self.asked.seq_len
+        """The cuts of the rows in each pass: MIN_CUTS or more in all, one in each part of a row, in random order."""
+        num_rows, seq_len = self.question.num_rows, self.question.seq_len
         has_first = num_rows > 1  # a row of which all tokens change: the others must not see it
         num_groups = -(-MIN_CUTS // (num_rows - has_first))
         num_cuts = num_groups * (num_rows - has_first)
         within = torch.rand(num_cuts, generator=self._generator, dtype=torch.float64).tolist()
         cuts = [1 + int((part + place) * (seq_len - 1) / num_cuts) for part, place in enumerate(within)]
         cuts = [cuts[index] for index in torch.randperm(num_cuts, generator=self._generator).tolist()]
-        self.asked.cuts = sorted(cuts)
+        self.question.cuts = sorted(cuts)
         for group in range(num_groups):
             rows = cuts[group::num_groups]
             if has_first:
@@ -216,7 +216,7 @@ class _Asking:
             yield rows
 
     def _drawn(self) -> torch.Tensor:
-        shape = self.asked.num_rows, self.asked.seq_len
+        shape = self.question.num_rows, self.question.seq_len
         return torch.randint(self.vocab_size, shape, generator=self._generator).to(self.device)
 
     def _others(self, numbers_BT: torch.Tensor, group: int) -> torch.Tensor:
@@ -224,8 +224,8 @@ class _Asking:
 
         Documents stay where they are, because attention may add up the blocks of others in another order.
         """
-        one_B1 = torch.randint(self.vocab_size, (self.asked.num_rows, 1), generator=self._generator).to(self.device)
-        is_one_B1 = (torch.arange(self.asked.num_rows, device=self.device)[:, None] + group) % 2 == 0
+        one_B1 = torch.randint(self.vocab_size, (self.question.num_rows, 1), generator=self._generator).to(self.device)
+        is_one_B1 = (torch.arange(self.question.num_rows, device=self.device)[:, None] + group) % 2 == 0
         others_BT = torch.where(is_one_B1, one_B1, self._drawn())
         eos_token = -1 if self._eos_token is None else self._eos_token
         for _ in range(2):  # the next token may be the other one that it must not be
@@ -251,12 +251,12 @@ class _Asking:
         moved_BT = base.moved_BT(other) * kept_BT
         if not moved_BT.any():
             return
-        repeats = [self._pass(*batch).prints for _ in range(2)]  # a kernel may add up in an order of its own
+        repeats = [self._pass(*batch).prints for _ in range(2)]  # a kernel may sum in another order each time
         rounding = max((repeat - base.prints).abs().max().item() for repeat in repeats)
-        self.asked.moved, self.asked.rounding = max(self.asked.moved, moved_BT.max().item()), rounding
+        self.question.moved, self.question.rounding = max(self.question.moved, moved_BT.max().item()), rounding
         if (moved_BT > 4 * rounding).any():
             token = int((moved_BT > 4 * rounding).any(0).nonzero()[0]) + 1
-            numbers = f"the logits of token {token} of {self.asked.seq_len} moved by {moved_BT.max().item():.3g}"
+            numbers = f"the logits of token {token} of {self.question.seq_len} moved by {moved_BT.max().item():.3g}"
             self._refuse(f"{numbers} (repeated: by {rounding:.3g}) when {why}")
 
     def _loss_rounding(self) -> float:
@@ -266,8 +266,8 @@ class _Asking:
         self, nats: float, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, others_BT: torch.Tensor
     ) -> None:
         """nats: what must be 0.  If it is not: is that rounding, and is the loss a sum over its targets at all?"""
-        if self.asked.by == ["losses"]:
-            self.asked.moved = max(self.asked.moved, abs(nats))
+        if self.question.by == ["losses"]:
+            self.question.moved = max(self.question.moved, abs(nats))
         if not abs(nats) > self._loss_rounding():
             return
         whole, changed = self._pass(tokens_BT, targets_BT).loss, self._pass(tokens_BT, others_BT).loss
@@ -277,17 +277,19 @@ class _Asking:
             parts = [torch.where(some_BT, *pair) for pair in ((targets_BT, others_BT), (others_BT, targets_BT))]
             parts = [self._pass(tokens_BT, part_BT).loss for part_BT in parts]
             rounding = max(rounding, abs(sum(parts) - whole - changed))
-        self.asked.rounding = max(rounding, self._loss_rounding())
+        self.question.rounding = max(rounding, self._loss_rounding())
         if rounding > self._loss_rounding():  # then parts of it tell nothing of what came before them
-            self.asked.unchecked = f"its loss is not a sum over its targets: parts of it are off by {rounding:.3g} nats"
+            self.question.unchecked = (
+                f"its loss is not a sum over its targets: parts of it are off by {rounding:.3g} nats"
+            )
         elif abs(nats) > max(10 * rounding, self._loss_rounding()):
             numbers = f"the share of the loss from targets before a cut moved by {abs(nats):.3g} nats"
             why = "only tokens after the cut were changed; mask attention (is_causal=True)"
-            self._refuse(f"{numbers} (rounding: {self.asked.rounding:.3g}) when {why}")
+            self._refuse(f"{numbers} (rounding: {self.question.rounding:.3g}) when {why}")
 
     def _refuse(self, sentence: str) -> NoReturn:
-        compiled = ", compiled" if self.asked.is_compiled else ""
-        raise NotCausal(f"the model sees what it must predict: in {self.asked.mode}{compiled}, {sentence}")
+        compiled = ", compiled" if self.question.is_compiled else ""
+        raise NotCausal(f"the model sees what it must predict: in {self.question.mode}{compiled}, {sentence}")
 
 
 class _Seen:

@@ -3,7 +3,7 @@
 The clock runs from start() to stop() and stands still inside paused(reason).  Every edge waits for the device first,
 so that work queued before an edge is paid for before it.  Host time, time.perf_counter_ns; a run's time is the
 maximum over ranks, which bench/training/run.py gathers.  Each edge is also reported, off the clock, to the launcher,
-who has a clock of its own (bench/record/outside_clock.py).
+who has a separate clock (bench/record/outside_clock.py).
 
 Marks tell the time between two places of a device's work without waiting for it in between: CUDA events from a pool,
 read when the device has passed them, or stamps of the host.
@@ -223,7 +223,7 @@ class GcPolicy:
 
     @property
     def checks(self) -> tuple[Callable[[], None], ...]:
-        """What is to be called at the end of each step: nothing unless the policy collects by hand."""
+        """What to call at the end of each step; empty unless the policy is manual."""
         return (self.each_step,) if self._policy == "manual" else ()
 
     def before_training(self) -> None:

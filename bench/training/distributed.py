@@ -61,7 +61,7 @@ def start(device_type: str, timeout_s: float, num_processes: int | None = None) 
 
 
 def set_timeout(timeout_s: float) -> None:
-    """Of every collective from now on."""
+    """Set the timeout of every later collective."""
     if dist.is_initialized():
         _set_pg_timeout(datetime.timedelta(seconds=timeout_s))
 

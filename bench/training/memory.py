@@ -72,15 +72,15 @@ class CudaPeaks:
         return {kind: gib_from_bytes(num_bytes) for kind, num_bytes in self._whole_bytes.items()}
 
     def now_bytes(self) -> int:
-        """Of tensors, at this moment."""
+        """Bytes that tensors hold now."""
         return int(self._cuda.memory_allocated(self._device))
 
     def total_gib(self) -> float:
-        """Of the GPU."""
+        """Memory of the GPU."""
         return gib_from_bytes(self._cuda.get_device_properties(self._device).total_memory)
 
     def _peak_bytes(self, stats: dict[str, int]) -> dict[str, int]:
-        """Of this segment, which also counts for the whole."""
+        """The peak of this segment, which also counts for the whole run."""
         peak_bytes = {kind: stats.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "active", "reserved")}
         self._whole_bytes = {
             kind: max(num_bytes, self._whole_bytes.get(kind, 0)) for kind, num_bytes in peak_bytes.items()
@@ -128,7 +128,7 @@ class ProcessPeaks:
         return {"rss": gib_from_bytes(max(self._whole_bytes, self._read()[1]))}
 
     def total_gib(self) -> float:
-        """Of the machine."""
+        """Memory of the machine."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
     def now_bytes(self) -> int:

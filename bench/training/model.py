@@ -145,7 +145,7 @@ def timeline_of(config: Config, model: LanguageModel) -> Timeline:
     """ValueError: stages set what the model does not have, or its windows to no multiples of its blocks."""
     stages, val_window_tokens = stages_of(config), config.goal.val_window_tokens
     for setting, (method, what) in METHODS.items():
-        # a forward() of its own knows no loss of several tokens
+        # an overridden forward() knows no loss of several tokens
         is_own = setting == "ahead_weights" and type(model).forward is not LanguageModel.forward
         for index, stage in enumerate(stages):
             if getattr(stage, setting) is not None and (is_own or not hasattr(model, method)):

@@ -1,4 +1,4 @@
-"""The loss as the referee computes it: from the model's logits, in a cross entropy of its own, off the clock.
+"""The loss as the referee computes it: from the model's logits, in its own cross entropy, off the clock.
 
 A model's forward() says what its loss is, and a mistake or a lie there would win a race.  So logits(tokens_BT), which
 is given no target, is asked for the tokens of the validation before the first step and of the last one, and at the end
@@ -6,7 +6,7 @@ of the run for two validations more: of tokens drawn uniformly at random, and of
 validation shards beyond goal.val_tokens, which no run is given.  There logits() is asked first, so that forward() has
 not yet seen the targets.  bench/record/validity.py says what follows from the numbers; docs/HONESTY.md is the guide.
 
-Which batches are asked for is drawn anew in every run, by the system's random numbers: the model cannot foresee it, and
+Each run draws the batches that it checks from the system's random numbers: the model cannot foresee it, and
 the run's own random state is not touched.
 Legend: B sequences, T tokens, V vocabulary, N tokens of a batch.
 """
@@ -97,8 +97,8 @@ class RefereeLoss:
             checked = [self._compared(0, self._first, *self._at_start)]
             checked += [self._compared(num_steps, self._last, *self._nats_of_some_batches(1.0))]
         if self._why is None:
-            random_tokens, held_out = self._of_random_tokens(), self._of_held_out()
-        last = _of_all_ranks([loss.item() for loss in self._last])
+            random_tokens, held_out = self._check_random_tokens(), self._check_held_out()
+        last = _gathered([loss.item() for loss in self._last])
         if self._why is not None:
             checked, random_tokens, held_out = [], None, {"not_checked": self._why}
         self._seconds += time.perf_counter() - started_s
@@ -135,7 +135,7 @@ class RefereeLoss:
     ) -> dict[str, Any]:
         """What forward() said of the chosen batches, and what follows from the logits."""
         hardware = self._trainer.config.hardware
-        pairs = _of_all_ranks([(claimed[number].item(), mean.item()) for number, mean in zip(chosen, nats)])
+        pairs = _gathered([(claimed[number].item(), mean.item()) for number, mean in zip(chosen, nats)])
         num_batches = max(1, len(pairs))
         return {
             "step": step,
@@ -155,7 +155,7 @@ class RefereeLoss:
 
     # ---- tokens that no run is given
 
-    def _of_random_tokens(self) -> dict[str, Any]:
+    def _check_random_tokens(self) -> dict[str, Any]:
         """Uniform over the data's vocabulary: no causal model has less than ln V."""
         shape = self._rows.shape_BT
         generator = torch.Generator().manual_seed(self._random.getrandbits(63))
@@ -166,7 +166,7 @@ class RefereeLoss:
             batches.append((tokens_BT.to(self._trainer.ranks.device), targets_BT.to(self._trainer.ranks.device)))
         return self._examined(batches, asks_again=True)
 
-    def _of_held_out(self) -> dict[str, Any]:
+    def _check_held_out(self) -> dict[str, Any]:
         """Tokens of the validation shards that lie beyond goal.val_tokens, at places drawn at random."""
         val_tokens, num_tokens = self._trainer.config.goal.val_tokens, self._rows.num_tokens
         batch_tokens = math.prod(self._rows.shape_BT)
@@ -200,7 +200,7 @@ class RefereeLoss:
             return rows, moved_nats
 
         own_rows, moved_nats = self._guarded(examine) or ([], 0.0)
-        rows, moved = _of_all_ranks(own_rows), _of_all_ranks([moved_nats])
+        rows, moved = _gathered(own_rows), _gathered([moved_nats])
         num_batches, num_tokens = max(1, len(rows)), len(rows) * math.prod(self._rows.shape_BT)
         claimed, nats, squares = (sum(row[column] for row in rows) / num_batches for column in range(3))
         return {
@@ -226,8 +226,8 @@ class RefereeLoss:
             logits_BTV = logits(tokens)
             shape = tuple(logits_BTV.shape) if isinstance(logits_BTV, torch.Tensor) else type(logits_BTV).__name__
             if not isinstance(shape, tuple) or shape[:-1] != tuple(tokens.shape) or shape[-1] < self._vocab_size:
-                asked = f"tokens of {tuple(tokens.shape)} and a vocabulary of {self._vocab_size}"
-                raise NoLogits(f"they are {shape} for {asked}")
+                needed = f"tokens of {tuple(tokens.shape)} and a vocabulary of {self._vocab_size}"
+                raise NoLogits(f"they are {shape} for {needed}")
             nats.append(nats_of(logits_BTV, targets))
         return torch.cat(nats)
 
@@ -247,7 +247,7 @@ class RefereeLoss:
         return None if reasons else answer
 
 
-def _of_all_ranks(own: list[T]) -> list[T]:
+def _gathered(own: list[T]) -> list[T]:
     return [item for of_rank in distributed.gather(own) for item in of_rank]
 
 

@@ -54,7 +54,7 @@ class Run:
         self.referee: dict[str, dict[str, Any]] = {}  # what was found out about the contestant: run.json["referee"]
         self.config = schema.read(folder, launch.get("secrets", ()))
         hardware = self.config.hardware
-        torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
+        torch.set_num_threads(hardware.num_threads)  # torchrun without the launcher sets OMP_NUM_THREADS=1
         choose_kernels(hardware)
         self.ranks = distributed.start(
             hardware.device, max(hardware.collective_timeout_s, distributed.WARMUP_TIMEOUT_S), hardware.num_processes

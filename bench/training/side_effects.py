@@ -192,7 +192,7 @@ def _factors(seed: int, device: torch.device) -> torch.Tensor:
 
 @torch.no_grad()
 def _checksum(tensor: torch.Tensor, seed: int) -> str:
-    """Of its bits, each place times a factor of its own."""
+    """Of its bits, each position weighted by a different factor."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return str(tensor.layout)
     data = tensor.detach().contiguous().flatten().view(torch.uint8)

@@ -230,7 +230,7 @@ class Trainer:
         return [*self.model.named_parameters(), *self.model.named_buffers()]
 
     def _check_causality(self, has_noise: bool) -> dict[str, Any]:
-        """Of each way in which the model is called, in the stage that the run is in."""
+        """Check each way in which the model is called, in the current stage."""
 
         @contextlib.contextmanager
         def evaluating() -> Iterator[None]:

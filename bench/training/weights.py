@@ -65,7 +65,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
 
 
 def read(path: Path | str) -> dict[str, torch.Tensor]:
-    """{name: tensor on the CPU}, each with memory of its own.  ValueError: it is not such a file, or is cut."""
+    """{name: tensor on the CPU}, each with separate memory.  ValueError: it is not such a file, or is cut."""
     return _read(Path(path))[0]
 
 

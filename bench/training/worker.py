@@ -1,7 +1,7 @@
 """One rank of one run as a process: its log, its end with its launcher, its failure.  run.py is the run itself.
 
-Started by bench/launch/ranks.py, or by hand with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER
-holds config.yaml, run.json and, if a launcher started this, .launch.tmp.  Writes logs/rankN.log (by hand: to the
+Started by bench/launch/ranks.py, or directly with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER
+holds config.yaml, run.json and, if a launcher started this, .launch.tmp.  Writes logs/rankN.log (then: to the
 terminal); rank 0 writes steps.csv, events.jsonl and .result.tmp; a rank that fails writes logs/rankN.failure.json.
 Needs no Hydra.
 """
@@ -59,7 +59,7 @@ def main(path: str) -> None:
 
 
 def _read_launch(folder: Path) -> dict[str, Any] | None:
-    """What the launcher wrote for its workers (initial_record.write_inputs); None: started by hand."""
+    """What the launcher wrote for its workers (initial_record.write_inputs); None: started without a launcher."""
     try:
         launch: dict[str, Any] = json.loads((folder / run_folder.LAUNCH).read_text())
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def _prepare_by_hand(folder: Path, rank: int) -> None:
 def _end_with_launcher(launch: dict[str, Any] | None) -> None:
     """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
-    Within nsys the parent is a process, or a thread, of its own that may end before the run: the run's guard ends
+    Within nsys the parent is a separate process or thread that may end before the run: the run's guard ends
     such a worker, and writes the record that the launcher cannot write (bench/launch/guard.py).
     """
     watched = {"launcher-watch": launch["launcher_pid"]} if launch else {}

@@ -4,7 +4,7 @@ A spec: {"id", "title", "caption", "x_label", "y_label", "x": [...], "series": [
 "marks": [{"x", "label", "kind"}], "sync": key of charts that share their cursor, or None; "dates": x are Unix seconds}.
 kind of a series: line, stepped, points, bars or area (areas are stacked); of a mark: stall or validation.  None in y is
 a gap.  A series may have "labels" and "links", one for each x or None: hover shows the label, a click opens the link.
-Instead of x and series a spec may have "arms", see of_arms().  "log_x", "log_y": axes that are logarithmic.
+Instead of x and series a spec may have "arms", see chart_of_arms().  "log_x", "log_y": axes that are logarithmic.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,17 +31,17 @@ def chart(
     envelope = series[0]["y"]
     if len(series) > 1:  # thinning must keep the extremes of the sum of what is there
         envelope = [
-            sum(value for value in column if value is not None) for column in zip(*(one["y"] for one in series))
+            sum(value for value in column if value is not None) for column in zip(*(line["y"] for line in series))
         ]
     keep = thin(envelope, MAX_POINTS)
     if keep is not None:
         x = [x[num] for num in keep]
         each = ("y", "labels", "links")
-        series = [one | {key: [one[key][num] for num in keep] for key in each if key in one} for one in series]
+        series = [line | {key: [line[key][num] for num in keep] for key in each if key in line} for line in series]
         caption = "; ".join([*([caption] if caption else []), f"{len(x)} points drawn, extremes kept"])
-    words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
-    series = [one | {"y": short(one["y"])} for one in series]
-    return words | {"x": short(x), "series": series, "marks": list(marks)[:MAX_MARKS], "sync": sync}
+    about = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
+    series = [line | {"y": short(line["y"])} for line in series]
+    return about | {"x": short(x), "series": series, "marks": list(marks)[:MAX_MARKS], "sync": sync}
 
 
 def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
@@ -56,7 +56,7 @@ def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
     return sorted(keep)
 
 
-def of_arms(
+def chart_of_arms(
     id: str, title: str, caption: str, x_label: str, y_label: str, arms: Sequence[Spec], band: str = "range"
 ) -> Spec:
     """A spec of arms, [{"name", "runs": [{"x": [...], "y": [...]}]}]: one line an arm, the mean of its runs.
@@ -65,8 +65,8 @@ def of_arms(
     (the smallest to the largest run), sd (one standard deviation each way) or none.
     """
     arms = [arm | {"runs": [{key: short(run[key]) for key in ("x", "y")} for run in arm["runs"]]} for arm in arms]
-    words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
-    return words | {"arms": arms, "band": band}
+    about = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
+    return about | {"arms": arms, "band": band}
 
 
 def series_of(
@@ -78,7 +78,7 @@ def series_of(
 ) -> Spec:
     """A series of a spec, a value for each x; kinds, gaps, labels and links: see the top of this file."""
     extras = {"labels": labels, "links": links}
-    return {"name": name, "y": values, "kind": kind} | {key: list(one) for key, one in extras.items() if one}
+    return {"name": name, "y": values, "kind": kind} | {key: list(extra) for key, extra in extras.items() if extra}
 
 
 def mark_of(x: float, label: str, kind: str) -> Spec:

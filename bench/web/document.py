@@ -46,30 +46,30 @@ class Drawing(Protocol):
     def height_px(self) -> int: ...
 
 
-# ---- words
+# ---- text
 
 
-def and_(words: Iterable[str]) -> str:
+def and_(names: Iterable[str]) -> str:
     """A, B and C."""
-    *most, last = [*words] or ["nothing"]
+    *most, last = [*names] or ["nothing"]
     return f"{', '.join(most)} and {last}" if most else last
 
 
 class Shown(str):
-    """Words that a page shows as this markup, escaped where it is None; short: what a text has instead of them."""
+    """Text that a page shows as this markup, escaped where it is None; short: what a plain text shows instead."""
 
     markup: Safe
     short: str
 
-    def __new__(cls, words: str, markup: Safe | None = None, short: str | None = None) -> Self:
-        shown = super().__new__(cls, words)
-        shown.markup, shown.short = escaped(words) if markup is None else markup, words if short is None else short
+    def __new__(cls, text: str, markup: Safe | None = None, short: str | None = None) -> Self:
+        shown = super().__new__(cls, text)
+        shown.markup, shown.short = escaped(text) if markup is None else markup, text if short is None else short
         return shown
 
 
-def code(words: str) -> Shown:
-    """As code."""
-    return Shown(words, tag("code", words))
+def code(text: str) -> Shown:
+    """Text shown as code."""
+    return Shown(text, tag("code", text))
 
 
 def coloured(word: str, colour: str = "soft", hint: str = "") -> Shown:
@@ -87,14 +87,14 @@ def named(name: str, about: str = "") -> Shown:
     return Shown(name, tag("span", tag("b", name), f" {about}") if about else tag("b", name))
 
 
-def link(words: str, href: str | None) -> Shown:
-    """Words that lead somewhere on a page; href None: there is nothing to go to."""
-    return Shown(words, tag("a", words, href=href) if href else tag("span", words))
+def link(text: str, href: str | None) -> Shown:
+    """Text that links somewhere on a page; href None: there is nothing to link to."""
+    return Shown(text, tag("a", text, href=href) if href else tag("span", text))
 
 
-def marked_up(words: object) -> object:
-    """What page.tag() takes for words of this module; other words stay as they are."""
-    return words.markup if isinstance(words, Shown) else words
+def marked_up(value: object) -> object:
+    """The markup of a Shown, as page.tag() takes it; other values stay as they are."""
+    return value.markup if isinstance(value, Shown) else value
 
 
 # ---- blocks
@@ -115,13 +115,13 @@ class Verdict:
         if not self.word:
             whom = "" if is_md or not self.about else f"{text_table.printable(self.about)}: "
             state = f"{', '.join(self.badges)}: " if self.badges else ""
-            return Lines([f"{whom}{state}{self.sentence}", *(f"  {words}" for words in self.more)]).text(is_md)
+            return Lines([f"{whom}{state}{self.sentence}", *(f"  {line}" for line in self.more)]).text(is_md)
         word = text_table.line(badge(self.word).upper(), is_md)
         whom = text_table.line(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
             word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
         first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {whom}{sentence}"
-        return "\n".join([first, *(f"{' ' * len('verdict: ')}{text_table.line(words, is_md)}" for words in self.more)])
+        return "\n".join([first, *(f"{' ' * len('verdict: ')}{text_table.line(line, is_md)}" for line in self.more)])
 
     def html(self) -> Safe:
         if not self.word:
@@ -129,8 +129,8 @@ class Verdict:
                 [tag("p", *map(marked_up, self.badges), self.sentence, class_="verdict"), *map(soft, self.more)]
             )
         whom, doubts = self._whom(), [tag("p", doubt, class_="doubt") for doubt in self.more]
-        words = [tag("b", whom) if whom else "", badge(self.word).markup, self._after_badge()]
-        return join([tag("p", *words, class_="verdict"), *doubts])
+        parts = [tag("b", whom) if whom else "", badge(self.word).markup, self._after_badge()]
+        return join([tag("p", *parts, class_="verdict"), *doubts])
 
     def _after_badge(self) -> str:
         return self.sentence.removeprefix(f"{badge(self.word)}: ")  # the badge says it
@@ -141,7 +141,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Lines:
-    """Sentences, each a line of its own in one paragraph, or the words of one.  is_soft: of less importance."""
+    """Sentences, each on a separate line of one paragraph; a sequence is the parts of one.  is_soft: less important."""
 
     lines: Sequence[str | Sequence[str]]
     is_soft: bool = False
@@ -156,7 +156,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bullets:
-    """A list; an item is a sentence, or the words of one."""
+    """A list; an item is a sentence, or the parts of one."""
 
     items: Sequence[str | Sequence[str]]
 
@@ -167,8 +167,8 @@ class Bullets:
         return tag("ul", *(tag("li", _whole(item)) for item in self.items)) if self.items else Safe("")
 
 
-def _whole(words: str | Sequence[str]) -> Safe:
-    return join(map(marked_up, [words] if isinstance(words, str) else words))
+def _whole(line: str | Sequence[str]) -> Safe:
+    return join(map(marked_up, [line] if isinstance(line, str) else line))
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,14 @@ class Arms:
     def html(self) -> Safe:
         rows = []
         for number, (name, facts, counts) in enumerate(self.arms):
-            words = [*(tag("dd", marked_up(fact)) for fact in facts), tag("dd", counts, class_="soft")]
-            rows.append(tag("div", tag("dt", name), *words, style=f"--own: var(--series-{number % 8})"))
+            cells = [*(tag("dd", marked_up(fact)) for fact in facts), tag("dd", counts, class_="soft")]
+            rows.append(tag("div", tag("dt", name), *cells, style=f"--own: var(--series-{number % 8})"))
         return tag("dl", *rows, class_="arms")
 
 
 @dataclass(frozen=True)
 class Table:
-    """heads: () for none; rows: of words, None for nothing known; right: which columns are numbers, () for none.
+    """heads: () for none; rows: of text, None for nothing known; right: which columns are numbers, () for none.
 
     limit: rows of a text, more: where the others are.  style: of a page: tight, facts.
     """
@@ -256,10 +256,10 @@ class Drawn:
 class Hint:
     """What to type next, on a terminal alone."""
 
-    words: str
+    message: str
 
     def text(self, is_md: bool) -> str:
-        return "" if is_md else text_table.printable(self.words)
+        return "" if is_md else text_table.printable(self.message)
 
     def html(self) -> Safe:
         return Safe("")
@@ -269,16 +269,16 @@ class Hint:
 class Verbatim:
     """Text as it stands, of a language, such as a diff."""
 
-    words: str
+    content: str
     language: str = ""
 
     def text(self, is_md: bool) -> str:
-        words = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in self.words.split("\n"))
-        end = "" if words.endswith("\n") else "\n"
-        return f"````{self.language}\n{words.replace('````', '')}{end}````" if is_md else words
+        printable = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in self.content.split("\n"))
+        end = "" if printable.endswith("\n") else "\n"
+        return f"````{self.language}\n{printable.replace('````', '')}{end}````" if is_md else printable
 
     def html(self) -> Safe:
-        return tag("pre", self.words)
+        return tag("pre", self.content)
 
 
 @dataclass(frozen=True)
@@ -336,16 +336,16 @@ class Document:
     data: Any = None
     page_title: str = ""
     about: Sequence[str] = ()  # small, below a page's title
-    ways: Sequence[Sequence[str]] = ()  # links above a page's title, the words of each
+    ways: Sequence[Sequence[str]] = ()  # links above a page's title, the parts of each
 
     def terminal(self) -> str:
         """Text for a terminal; no line break at its end."""
-        return self._text("", "\n".join(one.text(False) for one in self.verdicts), False)
+        return self._text("", "\n".join(verdict.text(False) for verdict in self.verdicts), False)
 
     def markdown(self) -> str:
         """For a pull request or a file; no line break at its end."""
         title = f"# {text_table.line(self.title, True)}"
-        return self._text(title, "\n\n".join(one.text(True) for one in self.verdicts), True)
+        return self._text(title, "\n\n".join(verdict.text(True) for verdict in self.verdicts), True)
 
     def _text(self, title: str, verdicts: str, is_md: bool) -> str:
         about = text_table.line("; ".join(self.about), is_md)

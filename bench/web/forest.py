@@ -1,6 +1,6 @@
 """A forest plot: changes with their intervals against zero, a margin and a noise floor, as an SVG without a script.
 
-A panel is one measure, with a scale of its own, and a row is one candidate.  Colours come from the page's CSS.
+A panel is one measure, with a separate scale, and a row is one candidate.  Colours come from the page's CSS.
 """
 
 import math
@@ -15,10 +15,10 @@ WIDTH = 380  # units of the drawing; shown in a column that wide or wider, so th
 LEFT, RIGHT, TOP, ROW, BELOW = 12, 368, 8, 40, 46
 MAX_REACH = 3  # an interval is cut, with an arrow, at this many times the largest change, margin or floor
 NUM_TICKS = 5
-WORDS_BELOW, EDGE = 26, 12  # end of the words of the first row; where the number of a tick would leave the drawing
+WORDS_BELOW, EDGE = 26, 12  # end of the text of the first row; where the number of a tick would leave the drawing
 CAPTION_PX = 40
 PAGE_PX = 960  # width of a picture
-MAX_LABEL = 20  # letters of a name that are drawn; the words have all
+MAX_LABEL = 20  # letters of a name that are drawn; the sentences have all of it
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def height_px(panels: Sequence[Panel]) -> int:
     return math.ceil(sum(max(heights[num : num + 2]) for num in range(0, len(heights), 2)))
 
 
-def words(panel: Panel) -> list[str]:
+def sentences(panel: Panel) -> list[str]:
     """What the drawing shows, a sentence a row and one of the bands: for those who cannot see it."""
-    bands = ", ".join(words for _, words in _named_bands(panel))
+    bands = ", ".join(text for _, text in _named_bands(panel))
     return [f"{row.label}: {_numbers(row, panel.unit, panel.decimals)}" for row in panel.rows] + [bands] * bool(bands)
 
 
@@ -75,10 +75,10 @@ def _panel(panel: Panel, id: str) -> Safe:
         *_axis(panel, at, low, high, bottom),
         *(shape for num, row in enumerate(panel.rows) for shape in _row(row, panel, at, (low, high), TOP + ROW * num)),
     ]
-    names = tag("title", panel.title, id=f"{id}-title"), tag("desc", ". ".join(words(panel)), id=f"{id}-desc")
+    names = tag("title", panel.title, id=f"{id}-title"), tag("desc", ". ".join(sentences(panel)), id=f"{id}-desc")
     labelled = f"{id}-title {id}-desc"
     svg = tag("svg", *names, *shapes, viewBox=f"0 0 {WIDTH} {_height(panel)}", role="img", aria_labelledby=labelled)
-    legend = [tag("span", " ", tag("i", class_=f"swatch {which}"), words) for which, words in _named_bands(panel)]
+    legend = [tag("span", " ", tag("i", class_=f"swatch {which}"), text) for which, text in _named_bands(panel)]
     return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
 
 
@@ -107,7 +107,7 @@ def _bands(panel: Panel, at: Place, bottom: float) -> Iterator[Safe]:
 
 def _axis(panel: Panel, at: Place, low: float, high: float, bottom: float) -> Iterator[Safe]:
     yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
-    dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"  # not through words
+    dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"  # not through text
     yield tag("line", x1=at(0), x2=at(0), y1=TOP - 6, y2=bottom, class_="zero", style=dashes)
     for value in ticks(low, high):
         yield tag("line", x1=at(value), x2=at(value), y1=bottom, y2=bottom + 4, class_="axis")
@@ -127,11 +127,11 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _row(row: Row, panel: Panel, at: Place, domain: tuple[float, float], top: float) -> Iterator[Safe]:
-    """Its words above, its interval below them."""
+    """Its label and numbers above, its interval below them."""
     colour, y = f"--own: var(--series-{row.colour % 8})", top + 27
     label = row.label if len(row.label) <= MAX_LABEL else f"{row.label[: MAX_LABEL - 1]}…"
-    words = _numbers(row, "%" if panel.unit == "%" else "", panel.decimals)
-    yield tag("text", tag("tspan", label, class_="name"), tag("tspan", words, dx=8), x=LEFT, y=top + 12)
+    numbers = _numbers(row, "%" if panel.unit == "%" else "", panel.decimals)
+    yield tag("text", tag("tspan", label, class_="name"), tag("tspan", numbers, dx=8), x=LEFT, y=top + 12)
     if row.low is not None and row.high is not None:
         yield tag("line", x1=at(row.low), x2=at(row.high), y1=y, y2=y, class_="interval", style=colour)
         for edge, beyond, way in ((row.low, row.low < domain[0], -1), (row.high, row.high > domain[1], 1)):
@@ -154,7 +154,7 @@ def _numbers(row: Row, unit: str, decimals: int) -> str:
 
 
 def _named_bands(panel: Panel) -> list[tuple[str, str]]:
-    """[(which, its words)] of the shaded bands."""
+    """[(which, its text)] of the shaded bands."""
     bands = []
     if panel.margin:
         low, high = panel.margin

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.web.page import Safe, tag
 
-MAX_SHADE_PCT = 60  # of the colour in a cell: words on it stay readable, dark and light
+MAX_SHADE_PCT = 60  # of the colour in a cell: text on it stays readable, dark and light
 ROW_PX, HEAD_PX = 34, 90  # of a picture
 AXIS, LEFT, TOP, DEEP, BELOW = 150, 70, 34, 220, 24  # units of the drawing: between axes, around them, their length
 MAX_EVEN = 10  # values of an axis that are spread evenly, each with its word; more are spread by their numbers
@@ -20,10 +20,10 @@ LINES_PX = 480  # of a picture of lines, its height
 
 @dataclass(frozen=True)
 class Cell:
-    """value: what colours it, None for no number; words: what is written, notes: below it and smaller."""
+    """value: what colours it, None for no number; text: what is written, notes: below it and smaller."""
 
     value: float | None
-    words: str
+    text: str
     notes: str = ""
     is_best: bool = False
 
@@ -35,7 +35,7 @@ def plot(
     heads: tuple[Sequence[str], Sequence[str]],
     cells: Sequence[Sequence[Cell | None]],
 ) -> Safe:
-    """names: of the axis down and across; heads: the words of their values; cells: [down][across], Cell or None.
+    """names: of the axis down and across; heads: the text of their values; cells: [down][across], Cell or None.
 
     The smallest number has the strongest colour where less is better: give values so that small is good.
     """
@@ -52,26 +52,26 @@ def plot(
 
 
 def height_px(num_lines: int) -> int:
-    """Of a picture of so many lines."""
+    """The height of a picture with so many lines."""
     return HEAD_PX + (num_lines + 1) * (ROW_PX + 18)
 
 
 def _cell(cell: Cell | None, low: float, high: float) -> Safe:
     if cell is None or cell.value is None:
-        return tag("td", cell.words if cell else "", class_="soft")
+        return tag("td", cell.text if cell else "", class_="soft")
     share = 1.0 if high == low else (high - cell.value) / (high - low)
     colour = f"background: color-mix(in srgb, var(--series-0) {share * MAX_SHADE_PCT:.0f}%, var(--page))"
     notes = tag("div", cell.notes, class_="soft") if cell.notes else ""
-    return tag("td", cell.words, notes, style=colour, class_="number best" if cell.is_best else "number")
+    return tag("td", cell.text, notes, style=colour, class_="number best" if cell.is_best else "number")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """values: of each line, None where it has none; words: what a value is called."""
+    """values: of each line, None where it has none; labels: what a value is called."""
 
     name: str
     values: Sequence[Any]
-    words: Sequence[str]
+    labels: Sequence[str]
 
 
 def plot_lines(title: str, about: str, axes: Sequence[Axis], best: int | None) -> Safe:
@@ -95,7 +95,7 @@ def plot_lines(title: str, about: str, axes: Sequence[Axis], best: int | None) -
 
 def _scale(axis: Axis, is_result: bool) -> dict[Any, float]:
     """-> {value: place from the top}, of None the bottom."""
-    known = {value: word for value, word in zip(axis.values, axis.words, strict=True) if value is not None}
+    known = {value: word for value, word in zip(axis.values, axis.labels, strict=True) if value is not None}
     is_numeric = all(isinstance(value, (int, float)) for value in known)
     ordered = sorted(known) if is_numeric else list(known)
     if is_result or (is_numeric and len(ordered) > MAX_EVEN):
@@ -119,16 +119,16 @@ def _line(
     colour = (
         "var(--series-1)" if is_best else f"color-mix(in srgb, var(--series-0) {15 + 85 * share:.0f}%, var(--line))"
     )
-    words = ", ".join(f"{axis.name} {axis.words[number]}" for axis in axes)
+    text = ", ".join(f"{axis.name} {axis.labels[number]}" for axis in axes)
     style = f"stroke: {colour}; stroke-width: {4 if is_best else 1.5}; fill: none"
-    return tag("polyline", tag("title", words), points=" ".join(points), style=style)
+    return tag("polyline", tag("title", text), points=" ".join(points), style=style)
 
 
 def _axis_shapes(number: int, axis: Axis, scale: dict[Any, float]) -> Iterator[Safe]:
     x = LEFT + AXIS * number
     yield tag("line", x1=x, x2=x, y1=TOP, y2=TOP + DEEP, class_="axis")
     yield tag("text", axis.name, x=x, y=TOP - 16, text_anchor="middle", class_="name")
-    words = dict(zip(axis.values, axis.words, strict=True))
+    labels = dict(zip(axis.values, axis.labels, strict=True))
     ordered = sorted(scale, key=lambda value: scale[value])
     step = 1 if len(ordered) <= MAX_EVEN else max(1, len(ordered) // NUM_TICKS)
     last = None
@@ -136,4 +136,4 @@ def _axis_shapes(number: int, axis: Axis, scale: dict[Any, float]) -> Iterator[S
         if last is not None and abs(scale[value] - last) < 13:
             continue
         last = scale[value]
-        yield tag("text", words[value], x=x + 6, y=round(scale[value] + 4, 1), class_="tick")
+        yield tag("text", labels[value], x=x + 6, y=round(scale[value] + 4, 1), class_="tick")

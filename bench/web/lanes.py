@@ -1,7 +1,7 @@
-"""Bars on one axis, a lane each below its words: shares of a time, a timeline.  No script is needed.
+"""Bars on one axis, each lane below its caption: shares of a time, a timeline.  No script is needed.
 
 Words are HTML and wrap, bars are an SVG as wide as the page that is stretched along the axis alone, so that a drawing
-reads at any width.  Colours come from the page's CSS; what a bar is also stands in its words, its row or its hint.
+reads at any width.  Colours come from the page's CSS; what a bar is also stands in its caption, its row or its hint.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from bench.web.page import Safe, join, tag
 WIDTH = 1000  # of a track in its own units, stretched to the page
 ROW_PX, GAP_PX = 14, 2
 LANE_PX, HEAD_PX, AXIS_PX = 27, 80, 30  # of a picture, about
-HINT_FROM = 0.004  # of the axis: wider bars have a hint of their own, thinner ones are one path a colour
+HINT_FROM = 0.004  # of the axis: wider bars each have a hint, thinner ones are one path a colour
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """label and words stand above the bars."""
+    """label and caption stand above the bars."""
 
     label: str
-    words: str
+    caption: str
     bars: Sequence[Bar]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """id: of its picture's file.  names: [(colour, words)] of the legend; end: of the axis, None: where the last bar
-    ends; marks: [(place, words)], a line through all lanes each; num_rows: of a lane; is_wide:
+    """id: of its picture's file.  names: [(colour, text)] of the legend; end: of the axis, None: where the last bar
+    ends; marks: [(place, text)], a line through all lanes each; num_rows: of a lane; is_wide:
     over the whole width of a page.
     """
 
@@ -63,30 +63,32 @@ class Panel:
 
     @property
     def height_px(self) -> int:
-        """Of a picture."""
+        """The height of the picture."""
         return HEAD_PX + AXIS_PX + len(self.lanes) * (LANE_PX + self.num_rows * (ROW_PX + GAP_PX))
 
 
 def plot(panel: Panel) -> Safe:
     """Panel -> markup."""
-    high = panel.end if panel.end is not None else max((bar.end for one in panel.lanes for bar in one.bars), default=0)
+    high = (
+        panel.end if panel.end is not None else max((bar.end for lane in panel.lanes for bar in lane.bars), default=0)
+    )
     span = high or 1.0
     legend = [
-        tag("span", " ", tag("i", class_="swatch", style=f"background: var(--{colour})"), words)
-        for colour, words in panel.names
+        tag("span", " ", tag("i", class_="swatch", style=f"background: var(--{colour})"), text)
+        for colour, text in panel.names
     ]
     caption = tag("figcaption", tag("b", panel.title), " ", tag("span", panel.about), tag("div", *legend))
-    drawn = [_lane(one, panel, span) for one in panel.lanes]
-    marks = [tag("p", words, class_="soft mark") for _, words in panel.marks if words]
+    drawn = [_lane(lane, panel, span) for lane in panel.lanes]
+    marks = [tag("p", text, class_="soft mark") for _, text in panel.marks if text]
     return tag("figure", caption, *marks, *drawn, _axis(high, panel.unit), class_="lanes")
 
 
-def _lane(one: Lane, panel: Panel, span: float) -> Safe:
-    words = tag("div", tag("b", one.label), " ", tag("span", one.words))
+def _lane(lane: Lane, panel: Panel, span: float) -> Safe:
+    heading = tag("div", tag("b", lane.label), " ", tag("span", lane.caption))
     size = panel.num_rows * (ROW_PX + GAP_PX)
     shapes: list[Safe] = []
     paths: dict[str, list[str]] = {}
-    for bar in one.bars:
+    for bar in lane.bars:
         x, width = WIDTH * bar.start / span, max(0.4, WIDTH * (bar.end - bar.start) / span)
         y = bar.row * (ROW_PX + GAP_PX)
         if width >= HINT_FROM * WIDTH and bar.hint:
@@ -103,8 +105,8 @@ def _lane(one: Lane, panel: Panel, span: float) -> Safe:
             tag("line", x1=place_x, x2=place_x, y1=0, y2=size, class_="at", vector_effect="non-scaling-stroke")
         )
     box = {"viewBox": f"0 0 {WIDTH} {size}", "preserveAspectRatio": "none", "style": f"height: {size}px"}
-    track = tag("svg", *thin, *shapes, *lines, **box, role="img", aria_label=f"{one.label}: {one.words}")
-    return tag("div", words, track, class_="lane")
+    track = tag("svg", *thin, *shapes, *lines, **box, role="img", aria_label=f"{lane.label}: {lane.caption}")
+    return tag("div", heading, track, class_="lane")
 
 
 def _axis(high: float, unit: str) -> Safe:

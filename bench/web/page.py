@@ -29,12 +29,12 @@ def text(value: object) -> Safe:
 
 def tag(name: str, *children: object, **attributes: object) -> Safe:
     """tag("p", "a < b", class_="note") -> <p class="note">a &lt; b</p>; an attribute that is None is omitted."""
-    words = "".join(
+    pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Safe(f"<{name}{words}>{''.join(text(child) for child in children)}</{name}>")
+    return Safe(f"<{name}{pairs}>{''.join(text(child) for child in children)}</{name}>")
 
 
 def join(parts: Iterable[object], between: str = "") -> Safe:
@@ -134,5 +134,5 @@ def page(
 
 def json_block(value: object) -> str:
     """JSON that cannot end its own script element."""
-    words = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
-    return words.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    encoded = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
+    return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

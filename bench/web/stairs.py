@@ -1,8 +1,8 @@
 """A staircase: one measure of several rungs below each other, the lowest first, as an SVG without a script.
 
-A row is a rung: its words, beside them a tread as long as its value, its interval, a dot for each of its runs; risers
-join the treads.  Words have a column of their own, which no line crosses.  A second series (a record's own numbers) is
-drawn as a line of its own.  Colours come from the page's CSS.
+A row is a rung: its text, beside it a tread as long as its value, its interval, a dot for each of its runs; risers
+join the treads.  Text has a separate column, which no line crosses.  A second series (a record's own numbers) is
+drawn as a separate line.  Colours come from the page's CSS.
 """
 
 import math
@@ -22,10 +22,10 @@ DECADE_TICKS = (1, 2, 5)
 
 @dataclass(frozen=True)
 class Row:
-    """A rung.  value None: it has none, and words say why; interval None: unknown; other: the second series' value."""
+    """A rung.  value None: it has none, and text says why; interval None: unknown; other: the second series' value."""
 
     label: str
-    words: str
+    text: str
     value: float | None
     interval: tuple[float, float] | None = None
     runs: Sequence[float] = ()
@@ -54,9 +54,9 @@ def plot(panels: Sequence[Panel]) -> Safe:
 
 def _panel(panel: Panel, id: str) -> Safe:
     longest = max(  # of the rows of which something is drawn
-        len(_label(row)) + 1 + len(row.words) for row in panel.rows if (row.value, row.other) != (None, None)
+        len(_label(row)) + 1 + len(row.text) for row in panel.rows if (row.value, row.other) != (None, None)
     )
-    left = round(min(CHAR * longest + GAP, RIGHT - MIN_DRAWN))  # the words have a column
+    left = round(min(CHAR * longest + GAP, RIGHT - MIN_DRAWN))  # the text has a column
     ticks, at = _axis_of(panel, left)
     bottom = TOP + ROW * len(panel.rows) + 4
     shapes = [tag("line", x1=left, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")]
@@ -67,8 +67,8 @@ def _panel(panel: Panel, id: str) -> Safe:
         shapes += _risers([getattr(row, key) for row in panel.rows], at, number)
     for number, row in enumerate(panel.rows):
         shapes += _row(row, panel, at, left, TOP + ROW * number)
-    words = ". ".join(f"{row.label}: {row.words}" for row in panel.rows)
-    names = tag("title", panel.title, id=f"{id}-title"), tag("desc", words, id=f"{id}-desc")
+    text = ". ".join(f"{row.label}: {row.text}" for row in panel.rows)
+    names = tag("title", panel.title, id=f"{id}-title"), tag("desc", text, id=f"{id}-desc")
     size = f"0 0 {WIDTH} {bottom + BELOW}"
     svg = tag("svg", *names, *shapes, viewBox=size, role="img", aria_labelledby=f"{id}-title {id}-desc")
     legend = [
@@ -84,7 +84,7 @@ def _label(row: Row) -> str:
 
 def _axis_of(panel: Panel, left: float) -> tuple[list[float], Place]:
     """-> (values of the ticks, value -> x).  Intervals may leave the drawing: they are cut at its edge."""
-    values = [one for row in panel.rows for one in (row.value, row.other, *row.runs) if one is not None]
+    values = [value for row in panel.rows for value in (row.value, row.other, *row.runs) if value is not None]
     is_log = panel.axis == "log"
     values = [math.log(value) for value in values] if is_log else values
     pad = 0.06 * (max(values) - min(values)) or 1.0
@@ -126,4 +126,4 @@ def _row(row: Row, panel: Panel, at: Place, left: float, top: float) -> Iterator
         yield tag("line", x1=low, x2=high, y1=y, y2=y, class_="interval", style=own)
     for value in row.runs:
         yield tag("circle", cx=at(value), cy=y, r=3, class_="point", style=own)
-    yield tag("text", tag("tspan", _label(row), class_="name"), tag("tspan", row.words, dx=6), x=0, y=y + 4)
+    yield tag("text", tag("tspan", _label(row), class_="name"), tag("tspan", row.text, dx=6), x=0, y=y + 4)

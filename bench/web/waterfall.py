@@ -20,12 +20,12 @@ CHANGES: tuple[tuple[Kind, str], ...] = (("less", "less than in A"), ("more", "m
 
 @dataclass(frozen=True)
 class Bar:
-    """From begin to end of one scale; words: the number as it is read; about: shown while the pointer rests on it."""
+    """From begin to end of one scale; number: as it is read; about: shown while the pointer rests on it."""
 
     label: str
     begin: float
     end: float
-    words: str
+    number: str
     kind: Kind
     about: str = ""
 
@@ -49,9 +49,9 @@ class Waterfall:
         if not self.bars:
             return ""
         scale = self._scale()
-        cells = [(bar.label, bar.words, _signs(bar, *scale)) for bar in self.bars]
+        cells = [(bar.label, bar.number, _signs(bar, *scale)) for bar in self.bars]
         if self.has_sentences:
-            cells = [(words, signs, label) for label, words, signs in cells]
+            cells = [(number, signs, label) for label, number, signs in cells]
         right = [self.has_sentences, not self.has_sentences, False]
         drawn = text_table.render(("",) * 3 * is_md, cells, right, "github" if is_md else "simple")
         return f"{text_table.line(f'{self.title} {self.about}'.strip(), is_md)}\n\n{drawn}"
@@ -67,7 +67,7 @@ class Waterfall:
     @property
     def markup(self) -> Safe:
         rows = [_row(bar, *self._scale()) for bar in self.bars]
-        keys = [tag("span", tag("i", class_=kind), words) for kind, words in self.names]
+        keys = [tag("span", tag("i", class_=kind), text) for kind, text in self.names]
         legend = tag("p", *keys, class_="keys") if keys else ""
         caption = tag("figcaption", tag("b", self.title), " ", tag("span", self.about))
         bars = tag("div", *rows, class_="bars", role="list")
@@ -75,11 +75,11 @@ class Waterfall:
 
     @property
     def height_px(self) -> int:
-        """Of a picture."""
+        """The height of the picture."""
         return HEAD_PX + len(self.bars) * ROW_PX
 
 
-def of_changes(
+def from_changes(
     title: str,
     about: str,
     ends: tuple[tuple[str, float], tuple[str, float]],
@@ -117,7 +117,7 @@ def _row(bar: Bar, low: float, span: float) -> Safe:
     return tag(
         "div",
         tag("span", bar.label, class_="label"),
-        tag("span", bar.words, class_="value"),
+        tag("span", bar.number, class_="value"),
         tag("span", tag("i", class_=bar.kind, style=style), class_="track"),
         class_="row",
         role="listitem",

@@ -61,7 +61,7 @@ def _found(files: list[dict[str, Any]], patch: str, unknown: str | None) -> dict
 
 
 def _own_change(a_folder: Path, b_folder: Path) -> list[dict[str, Any]]:
-    """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
+    """The user's files that differ: [{"path", "added", "removed", "patch"}]."""
     a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
     files = []
     for name in sorted(a.keys() | b.keys()):

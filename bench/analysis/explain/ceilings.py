@@ -135,7 +135,7 @@ class Ceilings:
         return None
 
     def launch_ns(self) -> int:
-        """Of a launch that the device waits for, what it needs at least; 0 where that was not measured."""
+        """The least time that a launch needs while the device waits for it; 0 where that was not measured."""
         launch_s = self.measured and self.measured.launch_s
         if launch_s:
             self._is_from(parts.LATENCY, True)

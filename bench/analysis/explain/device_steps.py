@@ -24,7 +24,7 @@ PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: p
 
 
 def spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
-    """Of a trace with device rows; without steps that launched something one from the first row to the last."""
+    """The steps of a trace with device rows; if none launched anything, one span from the first row to the last."""
     rows = rank.device_rows()
     of_steps = [
         step for step in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step)) if len(step[1])
@@ -90,7 +90,7 @@ class Device:
         return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
 
     def is_optimizer(self, number: int) -> bool:
-        """By its name, its annotation or its phase."""
+        """Whether its name, its annotation or its phase says so."""
         by_name = categories.category(self.name(number), self.annotations[number], self.rules)
         return categories.OPTIMIZER in (by_name, self.phases[number])
 

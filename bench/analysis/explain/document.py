@@ -16,7 +16,7 @@ from bench.analysis.trace.text import plain, short
 from bench.base import text_table
 from bench.base.units import MIB, format_ms
 from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
-from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, of_changes
+from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, from_changes
 
 TITLE = "Where a step's time goes"
 MAX_TITLE_CHARS = 200
@@ -213,7 +213,7 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
     table = Table(("part", "A, ms", "B, ms", "change, ms"), cells, (False, True, True, True))
     rest = f"{difference['rest_ms']:+.3f} ms in all others together"
     return [
-        of_changes("From A's step to B's, ms:", f"by {MEASURED_BY[a['of']]}", ends, steps),
+        from_changes("From A's step to B's, ms:", f"by {MEASURED_BY[a['of']]}", ends, steps),
         Waterfall("What changed most:", "ms, in A and in B", bars, CHANGES, has_sentences=True),
         Lines([rest] if bars else [], is_soft=True),
         Section("What each part took", [table], is_folded=True),

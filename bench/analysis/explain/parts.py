@@ -68,18 +68,18 @@ class Pieces:
         self.count: collections.Counter[Piece] = collections.Counter()
 
     def add(self, step: int, piece: Piece, ns: int, count: int = 1) -> None:
-        """Of no effect without time, so that nothing is listed which took none."""
+        """Does nothing for 0 ns, so that nothing is listed that took no time."""
         if ns > 0:
             self.ns[step][piece] += int(ns)
             self.count[piece] += count
 
     @property
     def sum_ns(self) -> int:
-        """Of all steps."""
+        """The sum over all steps."""
         return sum(end - begin for _, begin, end in self.steps)
 
     def mean_ms(self, ns: int) -> float:
-        """Of a step, of what all steps have."""
+        """The mean per step of a sum over all steps."""
         return ms_from_ns(ns) / len(self.steps)
 
     def total(self) -> collections.Counter[Piece]:

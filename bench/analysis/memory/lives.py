@@ -62,7 +62,7 @@ class Lives:
 
     @functools.cached_property
     def x(self) -> list[float]:
-        """Of each entry: ms since the first one, never backwards; without times its number."""
+        """For each entry the ms since the first, never decreasing; its number where the entries have no times."""
         if self.times_us is None:
             return list(range(max(1, self.num_entries)))
         x_ms = ((time_us - self.times_us[0]) / 1e3 for time_us in self.times_us)
@@ -110,7 +110,7 @@ def devices(snapshot: dict[str, Any]) -> list[int]:
 
 
 def segments_of(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
-    """Of one device."""
+    """The segments of one device."""
     return [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
 
 
@@ -216,7 +216,7 @@ class Timeline(Generic[Name]):
 
     @property
     def unexplained_bytes(self) -> int:
-        """By the walk, minus by the final blocks: 0 in a whole snapshot."""
+        """The bytes held by the events minus those in the final blocks: 0 in a whole snapshot."""
         return 0 if self.lives.final_bytes is None else self.end_bytes - self.lives.final_bytes
 
 

@@ -172,7 +172,7 @@ def _file_facts(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], unti
 
 
 def _device_facts(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
-    """Of one device."""
+    """What is known of one device."""
     times = device_time.breakdown(rank, rows, kinds)
     return {
         "temporal": {name: times[name] for name in device_time.TIMES},

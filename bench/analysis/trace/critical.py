@@ -217,7 +217,7 @@ class Picture:
         ]
 
     def bars_of_rows(self, rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int) -> list[list[Any]]:
-        """Of device rows or calls."""
+        """The bars of device rows or calls."""
         inside = (rank.end[rows] > low) & (rank.ts[rows] < low + self.ns)
         rows, kinds = rows[inside], kinds[inside]
         order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))

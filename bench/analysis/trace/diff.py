@@ -67,7 +67,7 @@ def profile(rank: Rank, by: str = "kernel") -> dict[str, Any]:
 
 
 def _operators(rank: Rank, rows: np.ndarray) -> Lines:
-    """With a line for kernels that no recorded operator launched, so that all of them are in some line."""
+    """Includes a line for kernels that no recorded operator launched, so that every kernel is in some line."""
     time = "device_us" if len(rows) else "self_cpu_us"
     table = operators.table(rank, rows, window.until(rank))
     lines = _summed(

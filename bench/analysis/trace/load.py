@@ -97,7 +97,7 @@ def over_files(work: Callable[..., Any], paths: Sequence[str | Path], *given: An
 
 
 def num_bytes(path: str | Path) -> int:
-    """Of JSON in a file, about: a compressed one is estimated."""
+    """Approximate bytes of JSON in a file; estimated for a compressed one."""
     return os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1)
 
 

@@ -277,7 +277,7 @@ class Rank:
         return np.array([bool(predicate(name)) for name in self.names] or [False])
 
     def names_of(self, rows: Iterable[int]) -> list[str | None]:
-        """Of each row its name, None for -1."""
+        """The name of each row, None for -1."""
         return [self.names[self.name[row]] if row >= 0 else None for row in rows]
 
     def is_named(self, predicate: Callable[[str], object], rows: np.ndarray) -> np.ndarray:

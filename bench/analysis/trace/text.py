@@ -254,7 +254,7 @@ def _waiting(analysis: Line) -> Iterator[Block]:
 
 
 def _critical_path(analysis: Line) -> Iterator[Block]:
-    """Of the whole span, and of a step: the mean over the steps, whose shares say what bounds it; then the gaps."""
+    """For the whole span and for a mean step, whose shares say what bounds it; then the largest gaps."""
     names = ("compute", "communication", "memory", "launch", "host", "wait")
     of_steps = analysis["critical_path_of_steps"]
     sums = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name in names), "span_us")}
@@ -299,7 +299,7 @@ def difference(found: Line, a: str, b: str) -> Document:
 
 
 def difference_verdict(found: Line, a: str, b: str) -> Verdict:
-    """By how much a step changed, and of what that is the sum."""
+    """By how much a step changed, and what that change is the sum of."""
     if found["change_ms"] is None:
         return Verdict("There is no time to compare: one of the two has no steps and no rows.", "")
     a_ms, b_ms = found[found["of"]]

@@ -151,7 +151,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
 def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: float) -> Comparison:
     folders = {run.name: run.folder for run in claim.all_runs}
     arms = [
-        selection.of_folders(
+        selection.arm_from_folders(
             name,
             [folders[run] for run in known.runs(name) if run in folders],
             plan=known.plan,
@@ -160,7 +160,7 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: flo
         )
         for name in known.plan["arms"]
     ]
-    return dict(comparison.of_arms(arms, diagnose=False, floor_pct=floor_pct))[race.arm]
+    return dict(comparison.compare_arms(arms, diagnose=False, floor_pct=floor_pct))[race.arm]
 
 
 def the_table_matches_the_runs(claim: Claim) -> Judged:

@@ -66,7 +66,7 @@ def every_run_was_reproduced(claim: Claim) -> Judged:
 
     faults = judge_each(claim.runs, fault_of, "")
     times = [(again["outcome"], again["time"]) for again in made]
-    outcomes = certificates.of_several(f"{outcome} (time {time['word']})" for outcome, time in times if time)
+    outcomes = certificates.summarized(f"{outcome} (time {time['word']})" for outcome, time in times if time)
     return faults if not faults[0] else (True, f"recomputed from replays made here: {outcomes}")
 
 

@@ -156,7 +156,7 @@ def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
 def the_target_is_reached(claim: Claim) -> Judged:
     """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
     rows, losses_ids = zip(*((row_of(run.record), step_files.losses_id_of(run.folder)) for run in claim.runs))
-    decision = target.of_repeats(rows, claim.track_rules.p_value, losses_ids)
+    decision = target.decide(rows, claim.track_rules.p_value, losses_ids)
     return decision["passed"], decision["words"]
 
 

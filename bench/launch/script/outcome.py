@@ -95,7 +95,7 @@ def write(
         which = shown or f"a dialect ({', '.join(dialects.NAMES)})"
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
-    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(dialect))
+    rows = stamped(rows_of(foreign), output.lines, dialects.reader_of(dialect))
     telemetry = telemetry_of(rows)
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, shown)]

@@ -35,7 +35,7 @@ class Output:
     def __init__(self, folder: Path, num_ranks: int, dialect: str | None):
         self.pipes = [str(folder.absolute() / f".rank{rank}.pipe.tmp") for rank in range(num_ranks)]
         names = dialects.NAMES if dialect is None else (dialect,)
-        self.looks_like = re.compile("|".join(f"(?:{dialects.of_name(name).looks_like.pattern})" for name in names))
+        self.looks_like = re.compile("|".join(f"(?:{dialects.reader_of(name).looks_like.pattern})" for name in names))
         self.lines: list[tuple[int, str]] = []
         self.late_ns: dict[int, int] = {}
         self.gaps_ns: list[tuple[int, int]] = []

@@ -105,7 +105,7 @@ class Watched:
             name = self._script.dialect or dialects.detect(text for _, text in new)
             if name is None:
                 return []
-            self._reader = dialects.of_name(name)
+            self._reader = dialects.reader_of(name)
         rows = [row for _, text in new if (row := self._reader.row(text))]
         for row in rows:
             self._last |= row

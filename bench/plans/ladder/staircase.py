@@ -134,7 +134,7 @@ def _arm(folder: Path | str, race: race_folder.Race, name: str) -> Arm:
     paths = [path for run in runs if (path := race_folder.run_folder_of(Path(folder), run))]
     if len(paths) < len(runs):
         raise ValueError(f"{race['race_id']}: runs of {name} are not there: restore them beside the race")
-    return selection.of_folders(name, paths)
+    return selection.arm_from_folders(name, paths)
 
 
 def _validations(folder: Path | str) -> list[Validation]:
@@ -267,7 +267,7 @@ class Judge:
         ]
         if missed or answer.refusals:
             timed = [[], []]
-        kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
+        kept = calibration.find_for_rows(timed[0] + timed[1]) if all(timed) else None
         floor_pct = max(effects.MIN_FLOOR_PCT, calibration.floor_for(kept, *map(len, timed)) if kept else 0.0)
         batches = {row["batch_tokens"] for arm in arms for row in arm.rows if row["batch_tokens"] is not None}
         steps, steps_ms = ([_values(runs, key) for runs in runs_of] for key in ("steps_to_target", "step_ms"))

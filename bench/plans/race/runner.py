@@ -74,7 +74,7 @@ def _introduce(race: State) -> None:
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
     runs = f"{known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}"
     say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
-    rules = target.of_track(known["track"])
+    rules = target.track_settings(known["track"])
     if rules.get("fixed") and known["n"] < rules["repeats"]:
         few = f"n={known['n']} is too few for a claim on track {known['track']}, which requires {rules['repeats']} runs"
         remedy = "the race will have a verdict, but ./run.sh judge will refuse a claim"
@@ -214,12 +214,12 @@ def result_of(race: State) -> race_folder.Result:
     of_race: dict[str, Any] = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     about = race_folder.about(race.plan["arms"])
     arms = [
-        selection.of_folders(
+        selection.arm_from_folders(
             name, [race.results / run for run in race.runs(name)], in_race=(name, overrides), **of_race
         )
         for name, overrides in about.items()
     ]
-    against: Any = dict(comparison.of_arms(arms))
+    against: Any = dict(comparison.compare_arms(arms))
     return {"baseline": race.plan["baseline"], "against": against}
 
 

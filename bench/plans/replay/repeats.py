@@ -42,7 +42,7 @@ def from_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
             refusals.append(f"{row['run_id']} is suspect: {(row['machine_doubts'] or ['its own record doubts it'])[0]}")
     if refusals:
         return Time(NOT_COMPARABLE, refusals[0])
-    kept = calibration.of_runs(rows)
+    kept = calibration.find_for_rows(rows)
     floor_pct = calibration.floor_for(kept, 1, len(replayed)) if kept else None
     recorded_s, times_s = recorded["train_s"] or 0.0, [row["train_s"] or 0.0 for row in replayed]
     changes_pct = [100 * (time_s / recorded_s - 1) for time_s in times_s]
@@ -97,7 +97,7 @@ def judged_losses(
     ]
     word = outcomes.REPRODUCED if is_within else outcomes.DIFFERS
     if target_val_loss is not None and reached:
-        test = target.of_losses(losses, target_val_loss, p_value)
+        test = target.loss_test(losses, target_val_loss, p_value)
         facts |= {"target_val_loss": target_val_loss, "p": test["p"]}
         is_below = f"{'' if test['below'] else 'not shown to be '}below {target_val_loss:g}"
         p = "no spread to judge by" if test["p"] is None else f"p = {test['p']:.2g}"

@@ -79,13 +79,13 @@ def check(exporters: Mapping[str, dict[str, Any]]) -> None:
 def warnings(exporters: Iterable[str]) -> list[dict[str, Any]]:
     """Chosen exporters -> a record's warnings of the packages that are missing."""
     lacking = [(name, sentence) for name in exporters if (sentence := missing(name))]
-    return [{"rank": None, "instrument": name, "edge": "start", "error": words} for name, words in lacking]
+    return [{"rank": None, "instrument": name, "edge": "start", "error": message} for name, message in lacking]
 
 
 def after_run(
     folder: Path | str, exporters: Mapping[str, dict[str, Any]], say: Callable[[str], object] = print
 ) -> None:
-    """Export a run, to each in a process of its own.  Never raises.  exporters: {name: settings}."""
+    """Export a run, to each in a separate process.  Never raises.  exporters: {name: settings}."""
     for name, settings in exporters.items():
         if missing(name):  # the record has a warning
             continue
@@ -231,7 +231,7 @@ def _tensorboard_summaries(exported: Exported) -> Iterator[tuple[Any, int, float
 def _to_wandb(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     """A run of Weights & Biases.  Offline (the default) it is in RUN/dashboards/wandb; `wandb sync` sends it.
 
-    wandb adds nothing of its own: no host name, no git remote, no console, no machine metrics.
+    wandb adds nothing itself: no host name, no git remote, no console, no machine metrics.
     """
     check({"wandb": settings})
     import wandb

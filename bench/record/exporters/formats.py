@@ -26,7 +26,7 @@ T = TypeVar("T")
 def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping[str, Any]]:
     """[{column: value}]: of runs as the table has them, or of all their steps with run_id first."""
     if of_steps:
-        runs = of_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
+        runs = export_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
         return [{"run_id": run_id} | row for run_id, rows in runs for row in rows]
     return _some(named.rows_of_words([str(folder) for folder in folders]), folders)
 
@@ -37,7 +37,7 @@ def _some(found: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
     return found
 
 
-def of_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence[T]:
+def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence[T]:
     """make(folder) of each run folder; a damaged record is excluded, on standard error.  ValueError: all are."""
     made, folders = [], list(folders)
     for folder in folders:
@@ -164,7 +164,7 @@ def modded_nanogpt_log(folder: Path) -> str:
     train_s = run["metrics"].get("train_s") if is_timed and run["status"] == "complete" else None
     planned = _num_planned(folder, run, rows)
     lines = list(_step_lines(rows, planned, imported, train_s) if has_times else _llmc_lines(rows))
-    lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
+    lines += [f"tailavg {_tail(fields)}" for fields in imported.get("tail_averages") or ()]
     lines += imported.get("other_lines") or ()
     peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
     if peaks := [gib for gib in peaks_gib if gib is not None]:
@@ -263,5 +263,5 @@ def _loss(nats: float) -> str:
     return f"{nats:.4f}" if float(f"{nats:.4f}") == nats else repr(nats)
 
 
-def _tail(words: dict[str, str]) -> str:
-    return " ".join(f"{key}:{text}" if text else key for key, text in words.items())
+def _tail(fields: dict[str, str]) -> str:
+    return " ".join(f"{key}:{text}" if text else key for key, text in fields.items())

@@ -186,7 +186,7 @@ class NanoChat(Form):
         return row
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """As the program counts it; to the millisecond where every step was printed, else in hundredths of a minute."""
+        """The program's own clock; to the millisecond where every step was printed, else in hundredths of a minute."""
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
         add_train_time(by_step, untimed)
@@ -217,8 +217,8 @@ class KempnerForge(Form):
         if not match:
             return None
         row: Row = {"step": int(match[1])}
-        words = [word.strip().partition("=") for word in match[2].split("|")]
-        for key, equals, text in words:
+        fields = [word.strip().partition("=") for word in match[2].split("|")]
+        for key, equals, text in fields:
             if not equals or (key in self.keys and as_number(text) is None):
                 return None
             if key in self.keys:
@@ -252,19 +252,19 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
     meaning, num_untimed = form.clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
 
-    def of_rows(name: str) -> list[Any]:
+    def values_of(name: str) -> list[Any]:
         return [row[name] for row in rows if name in row]
 
     columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
     last, total = rows[-1]["step"], int(facts["total"]) if "total" in facts else None
     # nanoGPT's last iteration has the number max_iters
-    total = int(facts["max_iters"]) + 1 if "max_iters" in facts else next(iter(of_rows("total")), total)
-    timed, validated = of_rows("train_time_ms"), [row for row in rows if "val_loss" in row or "val_bpb" in row][-1:]
+    total = int(facts["max_iters"]) + 1 if "max_iters" in facts else next(iter(values_of("total")), total)
+    timed, validated = values_of("train_time_ms"), [row for row in rows if "val_loss" in row or "val_bpb" in row][-1:]
     if "total_min" in facts and ("train_time_ms" not in rows[-1] or len(timed) < last):
         timed.append(60e3 * to_float(facts["total_min"]))
     val_step = validated[0]["step"] if validated else None
     diverged = next((row["step"] for row in rows if "diverged" in row), None)
-    peaks_mib = of_rows("peak_mib") + [as_number(facts[name]) for name in ("peak_mib",) if name in facts]
+    peaks_mib = values_of("peak_mib") + [as_number(facts[name]) for name in ("peak_mib",) if name in facts]
     batch_tokens = as_number(facts["batch_tokens"]) if "batch_tokens" in facts else None
     if "num_tokens" in facts:
         batch_tokens = to_float(facts["num_tokens"]) / last
@@ -277,7 +277,7 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
         val_step=val_step,
         diverged_step=diverged,
         complete=diverged is None and _is_complete(form.name, last, val_step, total, facts),
-        val_loss=next(reversed(of_rows("val_loss")), None),
+        val_loss=next(reversed(values_of("val_loss")), None),
         train_time_ms=timed[-1] if timed else None,
         step_avg_ms=None,
         step_avg_meaning=meaning if timed else None,

@@ -79,7 +79,7 @@ class Patterns(consoles.Form):
         return super().clock(by_step)
 
 
-def of_name(name: str) -> Modded | consoles.Form:
+def reader_of(name: str) -> Modded | consoles.Form:
     """A new reader of one of NAMES, or of a yaml of patterns, with looks_like, row(line) and read(bytes).
 
     row: {"step", ...} of one line, None for another; step k is after k optimizer steps.  ValueError: see read_yaml.
@@ -106,7 +106,7 @@ def read_yaml(path: str, where: str) -> Patterns:
 
 
 def edge(path: str) -> tuple[str, int]:
-    """Of a readable yaml of patterns: that of a step's line, its number the first group, and what to add to it."""
+    """From a yaml of patterns: the one for a step's line, whose first group is the number, and what to add to it."""
     described = yaml_file.read(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", described["step"]), 1 - described.get("first_step", 1)
 
@@ -126,14 +126,14 @@ def _pattern(where: str, text: str) -> re.Pattern[str]:
 def detect(lines: Iterable[str]) -> str | None:
     """The dialect of NAMES that reads most of the lines, the first of them where several do; None: none reads one."""
     lines = list(lines)
-    num_read = {name: sum(of_name(name).row(line) is not None for line in lines) for name in NAMES}
+    num_read = {name: sum(reader_of(name).row(line) is not None for line in lines) for name in NAMES}
     best = max(NAMES, key=lambda name: num_read[name])
     return best if num_read[best] else None
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
     """All lines of a program, in that dialect -> (its runs, facts as read_file() has them: "unmatched" and more)."""
-    return of_name(name).read(("\n".join(lines) + "\n").encode())
+    return reader_of(name).read(("\n".join(lines) + "\n").encode())
 
 
 # ---- files
@@ -186,7 +186,7 @@ def read_file(
             size = f"{gib_from_bytes(num_bytes):.1f} GiB"
             raise ValueError(f"{path}: is {size}, too large for a training log: cut out the part with the metric lines")
     data = plain_file.content(path, MAX_BYTES)
-    runs, facts = of_name(form).read(data)
+    runs, facts = reader_of(form).read(data)
     digest = hashlib.sha256(data).hexdigest()
     facts |= {"sha256": digest, "num_bytes": len(data), "num_runs": len(runs)}
-    return [records.of_run(run, Path(path), form, facts, part_of) for run in runs], facts
+    return [records.record_of(run, Path(path), form, facts, part_of) for run in runs], facts

@@ -66,7 +66,7 @@ LAYOUTS = tuple(
 
 
 class Text:
-    """The bytes of a log as lines, of which most are never made into objects of their own.
+    """The bytes of a log as lines, most of which never become Python objects.
 
     From 0 on, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes).
     """
@@ -155,9 +155,9 @@ def read(data: bytes) -> tuple[Metrics, Text, Array]:
     is_metric = np.zeros(len(text), bool)
     for numbers, _ in by_layout.values():
         is_metric[numbers] = True
-    words, strays = _others(text, is_metric)
-    is_metric[list(words)] = True
-    metrics = _metrics(text, by_layout, words, is_metric)
+    metric_lines, strays = _others(text, is_metric)
+    is_metric[list(metric_lines)] = True
+    metrics = _metrics(text, by_layout, metric_lines, is_metric)
     for number in strays:
         metrics.report(text, number)
     _drop_repeated(metrics, text)
@@ -166,20 +166,20 @@ def read(data: bytes) -> tuple[Metrics, Text, Array]:
 
 
 def _others(text: Text, in_table: Array) -> tuple[dict[int, bytes], list[int]]:
-    """Of the lines in no table: {number: metric line}, and the numbers of those with the middle of one in them."""
-    words, strays = {}, []
+    """{number: metric line} of the lines in no table, and the numbers of lines that have one in their middle."""
+    metric_lines, strays = {}, []
     others = text.without(in_table)
     may_stray = any(stray.search(others) for stray in STRAYS)
     for number, line in zip(np.flatnonzero(~in_table).tolist(), others.split(b"\n")):
         if line.startswith(BEGINNINGS) and IS_METRIC.match(line):
-            words[number] = line
+            metric_lines[number] = line
         elif may_stray and any(stray.search(line) for stray in STRAYS):
             strays.append(number)
-    return words, strays
+    return metric_lines, strays
 
 
 def _metrics(
-    text: Text, by_layout: dict[bytes, tuple[Array, Columns]], words: dict[int, bytes], is_metric: Array
+    text: Text, by_layout: dict[bytes, tuple[Array, Columns]], metric_lines: dict[int, bytes], is_metric: Array
 ) -> Metrics:
     """Text, the tables of read_tables(), {number: line} of the other metric lines, a mask of all -> Metrics."""
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
@@ -191,10 +191,10 @@ def _metrics(
         for name, values in table.items():
             metrics.columns[name][indices] = values
     mask = np.ones(len(line_numbers), bool)
-    for number, line in words.items():
+    for number, line in metric_lines.items():
         index = int(index_of[number])
         metrics.shapes.add(_shape(line))
-        is_known = _read_words(line, index, metrics)
+        is_known = _read_fields(line, index, metrics)
         mask[index] = is_known == "step"
         if not is_known:
             metrics.report(text, number)
@@ -248,8 +248,8 @@ def same_again(metrics: Metrics) -> Array:
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
-def _read_words(line: bytes, index: int, metrics: Metrics) -> str | None:
-    """A line of a rarer shape: key:value words in any order.
+def _read_fields(line: bytes, index: int, metrics: Metrics) -> str | None:
+    """A line of a rarer shape: key:value fields in any order.
 
     "step": a step's line; "other": understood, of no step; None: not understood.
     """
@@ -258,35 +258,35 @@ def _read_words(line: bytes, index: int, metrics: Metrics) -> str | None:
         return "other"
     match = STEP.match(line)
     pairs = WORD.findall(match[4]) if match else []
-    words = dict(pairs)
-    has_numbers = any(MEASURED.search(key) or NAMES.get(key) in NOT_FINITE or key in NOT_TWICE for key in words)
+    fields = dict(pairs)
+    has_numbers = any(MEASURED.search(key) or NAMES.get(key) in NOT_FINITE or key in NOT_TWICE for key in fields)
     if VAL_STEP.match(line) or (match and match[1] and not has_numbers):
         metrics.others.append(line.decode("utf-8", "replace").rstrip())
         return "other"
-    if match is None or len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:
+    if match is None or len(fields) < len(pairs) or any(key in fields for key in NOT_TWICE) or not fields:
         return None
     values: dict[str, float | None] = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
     if match[1]:  # both stand in every such line: one without them was cut
-        values["train_time_ms"] = _time_ms(words.pop(b"train_time", b""))
-        values["step_avg_ms"] = _time_ms(words.pop(b"step_avg", b""), (b"ms",))
-    for key in [key for key in words if key in NAMES]:
-        name, number = NAMES[key], _number(words.pop(key))
+        values["train_time_ms"] = _time_ms(fields.pop(b"train_time", b""))
+        values["step_avg_ms"] = _time_ms(fields.pop(b"step_avg", b""), (b"ms",))
+    for key in [key for key in fields if key in NAMES]:
+        name, number = NAMES[key], _number(fields.pop(key))
         is_finite = number is None or math.isfinite(number)
         values[name] = number if is_finite else np.nan
         if not is_finite and name in NOT_FINITE:
             values[NOT_FINITE[name]] = 1.0
-    if None in values.values() or (match[3] and (words or match[5] or len(values) == 2)):
+    if None in values.values() or (match[3] and (fields or match[5] or len(values) == 2)):
         return None
     for name, value in values.items():
         metrics.columns[name][index] = value
-    if words or match[5]:
+    if fields or match[5]:
         last = {match[5].decode(): ""} if match[5] else {}
-        metrics.extras[index] = _texts(b"%s:%s" % item for item in words.items()) | last
+        metrics.extras[index] = _texts(b"%s:%s" % item for item in fields.items()) | last
     return "step"
 
 
-def _texts(words: Iterable[bytes]) -> dict[str, str]:
-    return dict(word.decode("utf-8", "replace").split(":", 1) for word in words)
+def _texts(fields: Iterable[bytes]) -> dict[str, str]:
+    return dict(word.decode("utf-8", "replace").split(":", 1) for word in fields)
 
 
 def _number(text: bytes) -> float | None:

@@ -90,7 +90,7 @@ def _drop_copies(metrics: Metrics, text: Text) -> None:
 def _facts_of_runs(metrics: Metrics, spans: list[range], text: Text, is_metric: Array) -> Iterator[dict[str, Any]]:
     """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
 
-    A later run of a file without a head of its own is of the same machine; its seed and its start are unknown.
+    A later run in a file that lacks its own head is from the same machine; its seed and its start are unknown.
     """
     starts = [int(metrics.line_numbers[span[0]]) for span in spans] + [len(text)]
     end = 0  # of the run before

@@ -53,7 +53,7 @@ class Run:
     num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
 
 
-def of_run(
+def record_of(
     run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
 ) -> tuple[Record, list[StepRow]]:
     """Run -> (record, rows of steps.csv).  path: of the log; facts: as dialects.read_file has; part_of: its folder."""
@@ -154,7 +154,7 @@ def _same_run_id(run: Run) -> str | None:
 
 
 def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
-    """Of every run of the file: to which of them the lines that were not understood belong is not known."""
+    """The same for every run of the file: which run an unrecognised line belongs to is not known."""
     if not unmatched:
         return []
     number, text = unmatched[0]

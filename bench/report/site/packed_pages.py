@@ -97,7 +97,7 @@ def write(
 def chosen(
     runs: Sequence[tuple[str, Row]], linked: Collection[str] = (), num_pages: int = NUM_PAGES
 ) -> list[tuple[str, Row]]:
-    """Of [(run folder, row)] those that get a page: the newest, and those with these run_ids."""
+    """The [(run folder, row)] that get a page: the newest, and those with these run_ids."""
     newest = sorted((row for _, row in runs), key=lambda row: row["started_at"] or "", reverse=True)[:num_pages]
     ids = {row["run_id"] for row in newest} | set(linked)
     return [(folder, row) for folder, row in runs if row["run_id"] in ids]

@@ -57,7 +57,7 @@ class Results:
 
     @property
     def num_runs(self) -> int:
-        """With the damaged."""
+        """Includes the damaged runs."""
         return len(self.runs) + len(self.damaged)
 
 

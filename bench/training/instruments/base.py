@@ -69,7 +69,9 @@ class Instrument:
 
     name = "?"  # set when it is loaded: the name of its file
     in_timed_region = ""  # what it does between the edges of the clock, and what that costs
-    flags_steps = False  # whether it disturbs steps, which then enter no statistic: such a run counts nowhere
+    flags_steps = (
+        False  # whether it disturbs steps, which are then left out of every statistic: such a run is never ranked
+    )
 
     @staticmethod
     def check(settings: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ class Garbage(Instrument):
         self._long = []
 
     def summary(self) -> dict[str, Any]:
-        """Of this rank; between steps is outside the timed region or at its edge."""
+        """For this rank; "between steps" is outside the timed region or at its edge."""
         by_generation = {str(generation): 0 for generation in range(3)}
         for generation, _ in self._pauses:
             by_generation[str(generation)] += 1

@@ -143,15 +143,15 @@ class MemoryHistory(Instrument):
         number = "" if self._num_ooms == 1 else str(self._num_ooms)
         path = self._folder / f"oom{number}_rank{self._rank}.pickle"
         where = self._edge if self._row is None else f"step {self._row}"
-        asked: dict[str, Any] = {"device": device, "requested_bytes": requested_bytes}
-        asked |= {"limit_bytes": limit_bytes, "free_bytes": free_bytes}
+        request: dict[str, Any] = {"device": device, "requested_bytes": requested_bytes}
+        request |= {"limit_bytes": limit_bytes, "free_bytes": free_bytes}
         running = self._always if self._open is None else self._open[1]
         assert running is not None  # on a GPU
-        running.dump(path, rank=self._rank, where=where, **asked)
-        self.context.emit("out_of_memory", step=self._row, where=where, file=f"memory/{path.name}", **asked)
-        asked_for, free = format_bytes(requested_bytes), format_bytes(free_bytes)
+        running.dump(path, rank=self._rank, where=where, **request)
+        self.context.emit("out_of_memory", step=self._row, where=where, file=f"memory/{path.name}", **request)
+        requested_text, free = format_bytes(requested_bytes), format_bytes(free_bytes)
         self.context.say(
-            f"rank {self._rank} ran out of memory ({where}): {asked_for} asked for, {free} free; "
+            f"rank {self._rank} ran out of memory ({where}): {requested_text} asked for, {free} free; "
             f"./run.sh memory {self.context.folder.name} shows who holds the rest"
         )
 

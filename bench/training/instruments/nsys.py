@@ -91,19 +91,19 @@ class Nsys(Nvtx):
         self._end()
 
     def flags(self) -> dict[int, str]:
-        """Of every rank's steps in the window, and the one after it: ranks wait for those that record."""
+        """Flags every rank's steps in the window and the one after it: ranks wait for those that record."""
         rows = range(self._window.first_step, min(self._window.last_step + 1, self.context.num_steps) + 1)
         return dict.fromkeys(rows, windows.FLAG)
 
     def summary(self) -> dict[str, Any]:
         """{"status", "steps", "file"}; whether nsys wrote the file is known when it has ended, after this."""
-        asked = [self._window.first_step, self._window.last_step]
+        requested = [self._window.first_step, self._window.last_step]
         if not self._rows:
             status = "not reached" if self._window.has(self.context.rank) else "not this rank"
-            return {"status": status, "steps_asked": asked}
+            return {"status": status, "steps_asked": requested}
         status = "captured" if self._rows[-1] == self._window.last_step else "cut short"
         file = f"traces/{self._window.name}_rank{self.context.rank}.nsys-rep"
-        return {"status": status, "steps_asked": asked, "steps": [self._rows[0], self._rows[-1]], "file": file}
+        return {"status": status, "steps_asked": requested, "steps": [self._rows[0], self._rows[-1]], "file": file}
 
     def close(self) -> None:
         super().close()

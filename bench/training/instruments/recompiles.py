@@ -90,7 +90,7 @@ class Recompiles(Instrument):
         return dict(counters["graph_break"])
 
     def summary(self) -> dict[str, Any]:
-        """Of this rank; graph breaks of the warm-up cost in every step, those in training come with a compilation."""
+        """For this rank; graph breaks in warm-up cost time in every step, those in training come with a compilation."""
         return {
             "num_recompiles": len(self._all),
             "recompile_ms": sum(facts["ms"] for facts in self._all),

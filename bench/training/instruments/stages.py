@@ -1,4 +1,4 @@
-"""nanochat's four stages, each a torch profile of its own with its memory: traces/<time>/stageN-PHASE_*.
+"""nanochat's four stages, each in a separate torch profile with its memory: traces/<time>/stageN-PHASE_*.
 
   stage1-model_init           weights made and initialised; with compilation=true also the warm-up, which compiles
   stage2-eval_bpb             the first validation

@@ -1,6 +1,6 @@
 """Power, energy, clocks and throttling of the run's GPUs, or the host's CPUs without one: telemetry.csv.
 
-Sampled by a process of its own (bench/machine/telemetry/sampler.py) that the first rank of each node starts before the
+Sampled by a separate process (bench/machine/telemetry/sampler.py) that the first rank of each node starts before the
 warm-up; in the timed region this instrument does nothing but note when the clock stands still.  Other nodes' samples
 are in telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] says how far those are from node 0's.
 """

@@ -48,7 +48,7 @@ class Profiling(Instrument):
         return self._flagged
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """Of each window its first recording rank's facts, with all files."""
+        """For each window, the facts of its first recording rank, with all files."""
         merged_windows = {}
         for name in dict.fromkeys(name for summary in summaries for name in summary):
             of_ranks = [summary[name] for summary in summaries if name in summary]

@@ -35,7 +35,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Of one device: (t_ns, bytes alive) after each change, and the groups that were alive at the peak."""
+    """One device's (t_ns, bytes alive) after each change, and the groups that were alive at the peak."""
 
     device: str
     points: list[tuple[int, int]]
@@ -75,7 +75,7 @@ def read(profile: Any, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[
     starts_ns = [start_ns for _, start_ns, _ in phases]
 
     def phase_at(t_ns: int) -> str:
-        """By time and not by what encloses it: a range opened in one Python call and closed in another has no parts."""
+        """Found by time, not by nesting: a range opened in one Python call and closed in another has no parts."""
         before = bisect.bisect_right(starts_ns, t_ns) - 1
         return phases[before][0] if before >= 0 and t_ns <= phases[before][2] else ""
 
@@ -122,7 +122,7 @@ def page_of(title: str, about: str, timelines: dict[str, Timeline], phases: list
 
 
 def _alive_chart(timeline: Timeline, phases: list[Phase]) -> dict[str, Any]:
-    """Bytes alive over time.  Each phase is a series of its own, so that the curve has its colour there."""
+    """Bytes alive over time.  Each phase is a separate series, so that the curve has its colour there."""
     points = _points(timeline, phases)
     start_ns = points[0][0]
     names = dict.fromkeys([*(name for name, _, _ in phases), NO_PHASE])

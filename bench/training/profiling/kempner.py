@@ -144,7 +144,7 @@ def _top_table(rows: Sequence[Any], what: str, device: str, time_key: str) -> li
         time_us, gflop = getattr(row, time_key), f"{row.flops / 1e9:.1f}" if row.flops else "—"
         name = row.key if len(row.key) <= MAX_NAME_CHARS else row.key[: MAX_NAME_CHARS - 3] + "..."
         times = f"{time_us / 1e3:.1f}", f"{100 * time_us / total_us:.1f}"
-        cells.append((text_table.line(name, True), *times, str(row.count), gflop))  # no markup of its own
+        cells.append((text_table.line(name, True), *times, str(row.count), gflop))  # without its own markup
     return _table((what, f"{device} (ms)", "%", "Calls", "GFLOPS"), cells)
 
 
@@ -181,7 +181,7 @@ def counted(averages: Iterable[Any], classifier: str = "fixed") -> list[Any]:
 def is_device_event(row: Any) -> bool:
     """A kernel or a copy; not an operator on the host, nor a range on either side.
 
-    What has no torch device type is a stand-in made by hand, and is taken as it is.
+    A row without a torch device type is a hand-made stand-in, and is taken as it is.
     """
     device_type = getattr(row, "device_type", None)
     if not isinstance(device_type, DeviceType):
@@ -194,7 +194,7 @@ def kind(name: str, classifier: str = "fixed") -> str:
     """ "matmul", "comm", "memory" or "other"."""
     if classifier == "kempner_v0":
         lower = name.lower()
-        return next((kind for kind, words in V0_WORDS.items() if any(word in lower for word in words)), "other")
+        return next((kind for kind, parts in V0_WORDS.items() if any(part in lower for part in parts)), "other")
     return KINDS.get(_category(name), "other")
 
 
@@ -207,5 +207,5 @@ def by_category(averages: Iterable[Any]) -> dict[str, float]:
 
 
 def _category(name: str) -> str:
-    """A stand-in may be called by a collective's range where there is no kernel of its own."""
+    """A stand-in may have the name of a collective's range where there is no separate kernel."""
     return categories.COMMUNICATION if name.startswith("nccl:") else categories.category(name)

@@ -86,8 +86,8 @@ class Recording:
         activities = options.activities or (("cpu", "cuda") if device_type == "cuda" else ("cpu",))
         wanted = {getattr(ProfilerActivity, activity.upper()) for activity in activities}
         if not wanted & torch.profiler.supported_activities():
-            asked = f"window {name}: activities={list(activities)}"
-            raise ValueError(f"{asked}: this torch can record none of them here: use null")
+            where = f"window {name}: activities={list(activities)}"
+            raise ValueError(f"{where}: this torch can record none of them here: use null")
         chosen = {flag: getattr(options, flag) for flag in FLAGS}
         self.profile = ExclusiveProfile(activities=sorted(wanted, key=str), **chosen)
         self.profile.owner = f"window {name}"
