@@ -204,4 +204,4 @@ def test_torchrun_takes_no_options_from_the_environment(tmp_path):
     guarded = type("Guarded", (), {"pid": 0, "cpu_s": None})
     group = ranks.Group(guarded, place, tmp_path, {"PET_MAX_RESTARTS": "1", "PET_RDZV_BACKEND": "c10d", "KEPT": "1"})
     assert [name for name in group._env if name.startswith("PET_")] == [] and group._env["KEPT"] == "1"
-    assert "--max-restarts=0" in group._words and "--rdzv-backend=static" in group._words
+    assert "--max-restarts=0" in group._command and "--rdzv-backend=static" in group._command
