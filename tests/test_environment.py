@@ -500,6 +500,6 @@ def test_importing_the_room_imports_neither_torch_nor_nvml():
 
 def test_peak_memory_is_this_programs_own_and_not_its_parents():
     ballast = bytearray(300 * 2**20)  # 300 MiB here must not show in a child
-    code = "from bench.machine import environment; print(environment.peak_rss_gib())"
+    code = "from bench.machine import meters; print(meters.peak_rss_gib())"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert len(ballast) and 0.005 < float(done.stdout) < 0.2

@@ -154,9 +154,10 @@ def test_revisions_are_refused(installed):
 
 def test_the_snippets_of_profiling_work_in_a_program_of_the_users(installed, tmp_path):
     """PROFILING.md's own loops, with the wheel's name of the package."""
-    blocks = re.findall(r"```python\n(from bench\..*?)```", (real_runs.REPO / "PROFILING.md").read_text(), re.S)
+    page = (real_runs.REPO / "PROFILING.md").read_text()
+    blocks = re.findall(r"```python\n((?:import torch\n\n)?from bench\..*?)```", page, re.S)
     timers, profiler = (block.replace("from bench.", "from speedrun_bench.") for block in blocks)
-    given = "model, micro_batches, batches, rank, train = float, [1, 2], range(9), 0, lambda batch: None\n"
+    given = "model, micro_batches, batch, train = float, [1, 2], 0, lambda batch: None\n"
     (tmp_path / "models.py").write_text("mine = True\n")
     (tmp_path / "loop.py").write_text(f"{given}{timers}\n{profiler}\nimport models\nassert models.mine\n")
     assert "'forward': " in must(installed.python, "-B", "loop.py", cwd=tmp_path)

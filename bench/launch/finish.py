@@ -15,7 +15,7 @@ from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
 from bench.launch.progress import EdgePipe
-from bench.machine import environment
+from bench.machine import environment, meters
 from bench.machine.meters import RunClock
 from bench.record import failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
@@ -97,7 +97,7 @@ def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, ed
     run["ended_at"] = run["heartbeat_at"] = utc.now()
     run["model"] = measured.get("model", run["model"])
     run["environment"] |= measured.get("torch_facts", {})
-    own = {"wall_s": clock.lasted_s(), "launcher_peak_mem_gib": environment.peak_rss_gib()}
+    own = {"wall_s": clock.lasted_s(), "launcher_peak_mem_gib": meters.peak_rss_gib()}
     run["measured"] = private.redact_all(measured.get("measured", {}), REPO) | own
     run["instrument_summaries"] = measured.get("instrument_summaries", {})
     run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)

@@ -9,8 +9,6 @@ import json
 import os
 import platform
 import re
-import resource
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,17 +178,6 @@ def available_memory_gib() -> float | None:
 def _meminfo_gib(name: str) -> float | None:
     match = re.search(rf"^{name}:\s+(\d+) kB$", text_of("/proc/meminfo") or "", re.M)
     return int(match[1]) * KIB / GIB if match else None
-
-
-def peak_rss_gib() -> float:
-    """The largest resident set this process has had since it began its program, imports included.
-
-    VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
-    """
-    if match := re.search(r"^VmHWM:\s+(\d+) kB$", text_of("/proc/self/status") or "", re.M):
-        return int(match[1]) * KIB / GIB
-    unit_bytes = 1 if sys.platform == "darwin" else KIB  # getrusage(2)
-    return gib_from_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes)
 
 
 # ---- software

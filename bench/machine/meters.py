@@ -1,4 +1,4 @@
-"""Meters of a run: the CPU that other programs take, and how long the run lasts by clocks that nobody can set.
+"""Meters of a run: the CPU that other programs take, peak memory, and how long it lasts by clocks that nobody can set.
 
 time.monotonic() and the time of day are slewed together (clock_gettime(2)), so that they part only where the time is
 set, or the machine sleeps.  /proc/uptime is the kernel's own, which a preloaded library does not change.
@@ -6,11 +6,14 @@ set, or the machine sleeps.  /proc/uptime is the kernel's own, which a preloaded
 
 import contextlib
 import os
+import re
+import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.base.units import s_from_ns
+from bench.base.units import GIB, KIB, gib_from_bytes, s_from_ns
 
 
 class CpuMeter:
@@ -88,3 +91,15 @@ def _uptime_s() -> float | None:
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/uptime") as file:
         return float(file.read().split()[0])
     return None
+
+
+def peak_rss_gib() -> float:
+    """The largest resident set this process has had since it began its program, imports included.
+
+    VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
+    """
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M):
+            return int(match[1]) * KIB / GIB
+    unit_bytes = 1 if sys.platform == "darwin" else KIB  # getrusage(2)
+    return gib_from_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes)

@@ -23,7 +23,7 @@ from typing import Any
 from bench.base import atomic, private
 from bench.base.paths import REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
-from bench.machine import environment
+from bench.machine import meters
 
 COUNTS = ("num_alloc_retries", "num_ooms")  # since the process began
 PICKLE_PROTOCOL = 4  # the newest that the viewer at pytorch.org/memory_viz reads
@@ -141,7 +141,7 @@ class ProcessPeaks:
                 lines = dict(line.split(":", 1) for line in file if ":" in line)
             return int(lines["VmRSS"].split()[0]) * KIB, int(lines["VmHWM"].split()[0]) * KIB
         except (OSError, KeyError):  # not Linux: the peak of its life is all that is known
-            highest_bytes = round(environment.peak_rss_gib() * GIB)
+            highest_bytes = round(meters.peak_rss_gib() * GIB)
             return highest_bytes, highest_bytes
 
 
