@@ -112,9 +112,7 @@ class R02(LanguageModel):
     """
 
     Attention, MLP, Block, norm = R02Attention, R02MLP, R02Block, staticmethod(r02_norm)
-    begins: dict[
-        str, float | list[float]
-    ] = {}  # what a rung lets learnt scalars begin as, by their names
+    begins: dict[str, float | list[float]] = {}  # what a rung lets learnt scalars begin as, by their names
 
     def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
         super().__init__()
