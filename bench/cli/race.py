@@ -1,6 +1,6 @@
 """Is B faster than A?  ./run.sh race A=<overrides> B=<overrides> [C=...] [n=5] [key=value for all arms]
 
-    ./run.sh race A= B="optim=muon"                        the default against Muon, 5 runs each, A B B A
+    ./run.sh race A= B="optim=muon"                        the default against Muon, 5 runs each
     ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=10             two revisions of this repository
     ./run.sh race --from-sweep ID --top 2 n=5              the best two configs of a sweep
     ./run.sh race A="model=gpt2" B="model=modern data.seq_len=64" track=free looks=3,5

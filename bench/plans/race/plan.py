@@ -19,6 +19,7 @@ from bench.compare.target import MARGIN_PCT
 SCHEMA_VERSION = 1
 N = 5  # runs an arm; a record needs what its track says
 MAX_ATTEMPTS = 3
+BLOCKS = (1, -1, -1, 1), (1, 1, -1, -1)  # of rounds: a random order of the arms, or its reverse
 RULES = {
     "failed": "a run that fails keeps its slot: it was started, has no time, and is not repeated",
     "interrupted": f"a slot whose run was interrupted, or ended by its machine (a killed agent, a full or broken disk, "
@@ -134,16 +135,19 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
 
 
 def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict[str, Any]]:
-    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
+    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then blocks of four rounds, of which the last may be cut short.
 
-    A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
-    arm has the same seed: a change that leaves the losses alone shows so bit for bit.
+    A block is a random order s of the arms and its reverse r: s r r s or s s r r, by chance.  So each arm
+    of a pair is ahead of the other equally often, among odd and among even rounds alike: a linear drift, and with two
+    arms a disturbance of every fourth run, hit both alike.  The k-th run of every arm is one round and has one seed: a
+    change that leaves the losses alone shows so bit for bit.
     """
     chance, rounds = random.Random(order_seed), list[list[str]]()
-    for number in range(n):
-        rounds.append(chance.sample(names, len(names)) if number % 2 == 0 else rounds[-1][::-1])
+    while len(rounds) < n:
+        arms, steps = chance.sample(names, len(names)), chance.choice(BLOCKS)
+        rounds += [arms[::step] for step in (BLOCKS[0][:2] if n - len(rounds) == 2 else steps)]
     slots = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
-    for number, arms in enumerate(rounds):
+    for number, arms in enumerate(rounds[:n]):
         slots += [{"arm": arm, "seed": first_seed + number, "discarded": False} for arm in arms]
     return slots
 
