@@ -67,7 +67,7 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results
 
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):
     evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 6: "interrupt"}))["few runs were interrupted"]
-    assert "one-sided" in evidence and "2 of A, 0 of B" in evidence
+    assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
 
 
 # ---- runs that the ledger should have and has not
