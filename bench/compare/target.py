@@ -1,12 +1,16 @@
 """What a track asks: its p, its margin of equivalence; and whether repeats reach its target.
 
-A fixed number of steps is won when the mean val_loss is below the target.
-One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Losses are judged against it only here.
+Losses are held against a target only here, by the statistic that the track's rules name:
+t  a fixed number of steps is won when the mean val_loss is below the target, one-sided t test, p below p_value
+z  won at the first step at which the mean of all runs is so far below it that (target - mean) * sqrt(runs) >= 0.004
+   nats: first_passing().  It assumes a standard deviation of 0.0013 nats over runs and p < 0.001, so that one run is
+   enough.  modded-nanogpt, records/track_3_optimization/README.md, rules 3 and 5
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import yaml
 
@@ -18,6 +22,7 @@ from bench.record.rows import Row
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
 LIMITS = ("alpha", "loss_margin_nats", "equivalence_margin_pct")  # of track.rules: a plan may ask less, never more
+ROUNDING_NATS = 1e-9  # losses are printed with four digits or more: a margin met but for the last bit of a float is met
 OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
 
 
@@ -72,6 +77,46 @@ def loss_test(losses: Sequence[float], target_val_loss: float | None, p_value: f
     below = None if p is None else p < p_value
     mean = stats.mean(losses) if losses else None
     return {"n": len(losses), "mean": mean, "sd": stats.sd(losses), "t": t, "p": p, "below": below}
+
+
+class StepMean(NamedTuple):
+    """The validations of several runs at one step."""
+
+    step: int
+    n: int  # runs
+    mean: float  # nats
+
+    def margin_nats(self, target_val_loss: float) -> float:
+        """(target - mean) * sqrt(n): the left side of the z rule."""
+        return (target_val_loss - self.mean) * math.sqrt(self.n)
+
+
+def step_means(curves: Sequence[Mapping[int, float]]) -> list[StepMean]:
+    """{step: val_loss} of each run -> the means at the steps at which every run was validated, in their order."""
+    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    return [StepMean(step, len(curves), stats.mean([curve[step] for curve in curves])) for step in common]
+
+
+def first_passing(
+    curves: Sequence[Mapping[int, float]], target_val_loss: float, z_margin_nats: float
+) -> StepMean | None:
+    """The first step at which the runs, taken together, are below the target by the z rule; None: there is none.
+
+    curves: {step: val_loss in nats a token} of each run, one or more, all of them, each as long as it ran: only steps
+    at which every run was validated are judged.  A run may have ended before its schedule did, and runs may go on
+    after the step that counts.  target_val_loss and z_margin_nats: 3.28 and 0.004 on track 3 (conf/track/steps.yaml).
+    """
+    enough = z_margin_nats - ROUNDING_NATS
+    return next((at for at in step_means(curves) if at.margin_nats(target_val_loss) >= enough), None)
+
+
+def pairwise_margin_nats(new: StepMean, old: StepMean, nats_per_100_steps: float) -> float:
+    """The left side of modded-nanogpt's rule for two results of track 3: at least 0.004, and new is better than old.
+
+    (loss that was saved + what the saved steps are worth) / sqrt(1/n + 1/n), each result at the step that it claims.
+    """
+    saved_nats = old.mean - new.mean + (old.step - new.step) / 100 * nats_per_100_steps
+    return saved_nats / math.sqrt(1 / new.n + 1 / old.n)
 
 
 def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = None) -> list[list[Row]]:
