@@ -8,7 +8,7 @@ from typing import Any
 from bench.claims.claim import Claim, ClaimedRace, Judged, standard
 from bench.compare import comparison, effects, selection, target, wording
 from bench.compare.verdict import Comparison
-from bench.plans.race import plan
+from bench.plans.race import plan, question
 from bench.plans.race.state import State
 from bench.record import ledger, race_folder
 
@@ -65,7 +65,7 @@ def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 @_if_raced
 def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
-    """Alpha and margins are at most the track's, the race judges what the track judges, and enough runs are planned."""
+    """Alpha and margins are at most the track's, the race asks what the track judges, and enough runs are planned."""
     track = claim.track_rules
     if not track.fixed:
         return None, f"track {claim.track} fixes nothing"
@@ -75,8 +75,8 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
         laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
         if known.plan["n"] < track.repeats:
             laxer.append(f"n {known.plan['n']}, the track's is {track.repeats}")
-        if known.plan.get("judged", track.rules.judged) != track.rules.judged:
-            laxer.append(f"it judges {known.plan['judged']}, the track {track.rules.judged}")
+        if (on := question.of_plan(known.plan)) not in (None, *question.OF_TRACK[track.rules.judged]):
+            laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     margin = f"a margin of {track.rules.equivalence_margin_pct:g} %"
     evidence = f"at most alpha {track.rules.alpha:g} and {margin}, at least {track.repeats} runs per arm"
