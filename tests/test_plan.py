@@ -3,9 +3,11 @@
 import itertools
 import shlex
 
+import claimed
 import pytest
 
 from bench.cli import race
+from bench.compare import eligibility
 from bench.config import compose
 from bench.plans.race import plan
 from bench.plans.race import plan as race_request
@@ -24,16 +26,42 @@ def blocks(order, size):
     return ["".join(run[start : start + size]) for start in range(0, len(run), size)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_two_arms_run_in_blocks_of_a_b_b_a_or_b_a_a_b_and_half_a_block_where_n_is_odd(seed):
-    whole, next_, half = blocks(plan.order(["A", "B"], 5, order_seed=seed), 4)
-    assert {whole, next_} <= {"ABBA", "BAAB"} and half in ("AB", "BA")
+WHOLE = {"ABBABAAB", "BAABABBA", "ABABBABA", "BABAABAB"}  # s r r s and s s r r
+CUT = {0: {""}, 1: {"AB", "BA"}, 2: {"ABBA", "BAAB"}, 3: {block[:6] for block in WHOLE}}
+
+
+@pytest.mark.parametrize("n", range(2, 21))
+def test_two_arms_run_in_blocks_of_four_rounds_and_the_last_may_be_cut_short(n):
+    found = [blocks(plan.order(["A", "B"], n, order_seed=seed), 8) for seed in range(100)]
+    num_whole = n // 4
+    assert {block for of_order in found for block in of_order[:num_whole]} == (WHOLE if num_whole else set())
+    assert {"".join(of_order[num_whole:]) for of_order in found} == CUT[n % 4]
 
 
 def test_all_orders_of_a_block_happen():
-    assert {blocks(plan.order(["A", "B"], 2, order_seed=seed), 4)[0] for seed in range(20)} == {"ABBA", "BAAB"}
     orders = {blocks(plan.order(["A", "B", "C"], 2, order_seed=seed), 6)[0] for seed in range(100)}
     assert orders == {"".join(one + one[::-1]) for one in itertools.permutations("ABC")}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_linear_drift_and_a_disturbance_of_every_fourth_run_hit_both_arms_alike(seed):
+    """A B B A A B B A, which was possible before, is hit by the latter in one arm alone."""
+    order = plan.order(["A", "B"], 12, order_seed=seed)
+    signs = [{"A": 1, "B": -1}[place["arm"]] for place in order if not place["discarded"]]
+    assert sum(minute * sign for minute, sign in enumerate(signs)) == 0
+    assert [sum(signs[phase::4]) for phase in range(4)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("num_arms", range(2, 6))
+def test_every_order_counts_as_interleaved(num_arms):
+    names = list("ABCDE"[:num_arms])
+    for n, seed in itertools.product(range(2, 21), range(10)):
+        starts = {name: [] for name in names}
+        for minute, place in enumerate(plan.order(names, n, order_seed=seed)):
+            if not place["discarded"]:
+                starts[place["arm"]].append({"started_at": claimed.at(minute)})
+        for a, b in itertools.combinations(names, 2):
+            assert eligibility._are_interleaved(starts[a], starts[b]), (n, seed, a, b)
 
 
 def test_each_arm_has_one_discarded_warm_up_before_all_else_and_n_runs_with_the_same_seeds():

@@ -186,6 +186,12 @@ class TrackRules:
     implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
     # what makes a record: least time, or fewest steps whatever their time
     judged: Annotated[str, one_of("time", "steps")] = "time"
+    # how the losses are held against the target: t, a one-sided t test of the last ones at p_value; z, modded-nanogpt's
+    # rule of track 3, at the first step at which the mean of all runs is z_margin_nats / sqrt(runs) below the target
+    statistic: Annotated[str, one_of("t", "z")] = "t"
+    z_margin_nats: Positive = 0.004  # with statistic=z: what (target - mean) * sqrt(runs) must reach
+    z_sd_nats: Positive = 0.0013  # with statistic=z: the standard deviation over runs that it assumes, not measures
+    nats_per_100_steps: Positive = 0.0045  # with statistic=z: what 100 steps are worth when two results are compared
     # a change of run time shown to be smaller than this, either way, is called equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
     # the largest alpha of a race on a track that fixes something: a plan may be stricter

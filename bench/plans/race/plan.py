@@ -15,10 +15,12 @@ from typing import Any
 from bench.base.stats import ALPHA
 from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.compare.target import MARGIN_PCT
+from bench.plans.race.question import QUESTIONS
 
 SCHEMA_VERSION = 1
 N = 5  # runs an arm; a record needs what its track says
 MAX_ATTEMPTS = 3
+BLOCKS = (1, -1, -1, 1), (1, 1, -1, -1)  # of rounds: a random order of the arms, or its reverse
 RULES = {
     "failed": "a run that fails keeps its slot: it was started, has no time, and is not repeated",
     "interrupted": f"a slot whose run was interrupted, or ended by its machine (a killed agent, a full or broken disk, "
@@ -32,7 +34,7 @@ RULES = {
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
-DEFAULTS |= {"first_seed": 0, "order_seed": 0, "judged": "time"}
+DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None}
 # word: (what the plan calls it, how it is read, what it must be)
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "n": ("n", int, "a number of runs"),
@@ -41,6 +43,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "margin": ("loss_margin_nats", float, "a number of nats"),
     "seed": ("first_seed", int, "a number"),
     "name": ("name", str, "a name"),
+    "on": ("on", lambda text: {word: word for word in QUESTIONS}[text], f"one of {', '.join(QUESTIONS)}"),
 }
 
 
@@ -85,7 +88,7 @@ def _setting(key: str, value: str) -> Any:
     _, read, what = SETTINGS[key]
     try:
         parsed = read(value)
-    except ValueError:
+    except (ValueError, KeyError):
         raise ValueError(f"{key}={value}: it must be {what}") from None
     if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
         raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
@@ -107,7 +110,7 @@ def make(
     _check(list(arms), n, given)
     plan = {"schema_version": SCHEMA_VERSION, "name": given["name"], "made_at": made_at, "track": given["track"]}
     plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
-    for key in ("looks", "judged", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
+    for key in ("on", "why_on", "looks", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
         plan[key] = given[key]
     plan["order"] = order(list(arms), n, given["first_seed"], given["order_seed"])
     plan |= {"rules": RULES, "session_id": given["session_id"]} | ({} if ladder is None else {"ladder": ladder})
@@ -134,16 +137,19 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
 
 
 def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict[str, Any]]:
-    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
+    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then blocks of four rounds, of which the last may be cut short.
 
-    A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
-    arm has the same seed: a change that leaves the losses alone shows so bit for bit.
+    A block is a random order s of the arms and its reverse r: s r r s or s s r r, by chance.  So each arm
+    of a pair is ahead of the other equally often, among odd and among even rounds alike: a linear drift, and with two
+    arms a disturbance of every fourth run, hit both alike.  The k-th run of every arm is one round and has one seed: a
+    change that leaves the losses alone shows so bit for bit.
     """
     chance, rounds = random.Random(order_seed), list[list[str]]()
-    for number in range(n):
-        rounds.append(chance.sample(names, len(names)) if number % 2 == 0 else rounds[-1][::-1])
+    while len(rounds) < n:
+        arms, steps = chance.sample(names, len(names)), chance.choice(BLOCKS)
+        rounds += [arms[::step] for step in (BLOCKS[0][:2] if n - len(rounds) == 2 else steps)]
     slots = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
-    for number, arms in enumerate(rounds):
+    for number, arms in enumerate(rounds[:n]):
         slots += [{"arm": arm, "seed": first_seed + number, "discarded": False} for arm in arms]
     return slots
 

@@ -1,0 +1,44 @@
+"""modded-nanogpt's rule of track 3: the first step at which the mean of all runs is below the target, and which result
+is better than another.  https://github.com/KellerJordan/modded-nanogpt, records/track_3_optimization/README.md
+"""
+
+import pytest
+
+from bench.compare import target
+from bench.compare.target import StepMean
+
+
+def passing_step(*curves):
+    found = target.first_passing(curves, 3.28, 0.004)
+    return found and found.step
+
+
+def test_the_first_step_counts_at_which_the_mean_of_all_runs_passes():
+    a = {3100: 3.2790, 3125: 3.2775, 3150: 3.2760}
+    b = {3100: 3.2780, 3125: 3.2768, 3150: 3.2750}
+    # (3.28 - 3.2785) * 2**0.5 = 0.0021, (3.28 - 3.27715) * 2**0.5 = 0.0040305, and 0.0064
+    assert target.first_passing([a, b], 3.28, 0.004) == StepMean(3125, 2, pytest.approx(3.27715))
+
+
+@pytest.mark.parametrize(
+    ("n", "mean", "passes"),
+    [(1, 3.276, True), (1, 3.2761, False), (4, 3.278, True), (4, 3.2781, False), (16, 3.279, True), (1, 3.28, False)],
+)
+def test_one_run_needs_3_276_and_sixteen_need_3_279(n, mean, passes):
+    assert (passing_step(*[{3000: mean}] * n) == 3000) is passes
+
+
+def test_runs_that_stopped_early_are_judged_at_the_steps_that_all_of_them_reached():
+    whole, stopped = {2720: 3.2772, 2725: 3.2700, 2900: 3.26}, {2720: 3.2770}
+    assert passing_step(whole, stopped) == 2720
+    assert passing_step(whole, {2700: 3.2700}) is None  # validated at no step of the other's
+    assert passing_step() is None
+
+
+def test_upstreams_own_examples_of_two_results_are_the_same_numbers():
+    eleven, thirteen = StepMean(3225, 16, 3.2785), StepMean(3210, 10, 3.2785)
+    assert target.pairwise_margin_nats(thirteen, eleven, 0.0045) == pytest.approx(0.00167, abs=5e-6)
+    six, twelve = StepMean(3375, 20, 3.2788), StepMean(3325, 20, 3.2790)
+    assert target.pairwise_margin_nats(twelve, six, 0.0045) == pytest.approx(0.00648, abs=5e-6)
+    eight = StepMean(3250, 16, 3.2778)  # its README counts 16 runs in this example and 10 in its table
+    assert target.pairwise_margin_nats(thirteen, eight, 0.0045) == pytest.approx(0.0027, abs=5e-5)
