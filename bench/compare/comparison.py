@@ -28,7 +28,8 @@ VERDICTS = ("faster", "slower", "equivalent", "inconclusive")
 KNOWN_BY = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
-OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
+# variables that are new for each run of older records, or each compilation of a race
+OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 Facts = Mapping[str, Mapping[str, Any]]  # {one of KINDS: {dotted name: value}} of a run

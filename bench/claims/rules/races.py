@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,8 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
         laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
         if known.plan["n"] < track.repeats:
             laxer.append(f"n {known.plan['n']}, the track's is {track.repeats}")
+        if known.plan.get("compilations", math.inf) < track.rules.compilations:  # an older plan could not have them
+            laxer.append(f"{known.plan['compilations']} compilations, the track's are {track.rules.compilations}")
         if (on := question.of_plan(known.plan)) not in (None, *question.OF_TRACK[track.rules.judged]):
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
