@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from bench.claims.claim import Claim, ClaimedRace, Judged
+from bench.claims.claim import Claim, ClaimedRace, Judged, standard
 from bench.compare import comparison, effects, selection, target, wording
 from bench.compare.verdict import Comparison
 from bench.plans.race import plan, question
@@ -140,6 +140,8 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         is_better = again["verdict"] == "faster"
         if claim.track_rules.rules.judged == "steps":
             theirs, ours = again["steps"]
+            if claim.track_rules.rules.statistic == "z":
+                theirs, ours = _first_passing(claim, known), claim.decision["step"]
             sentence = f"{ours} steps, its baseline {theirs}"
             is_better = theirs is not None and ours is not None and ours < theirs
             if effects.spends_more_outside(again["time"]):
@@ -149,6 +151,16 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         baseline = known.plan["baseline"]
         evidence.append(f"{race.race_id}: {sentence}; {baseline} is {race_folder.about(known.plan['arms'])[baseline]}")
     return (True, "; ".join(evidence)) if evidence else (None, "it was not raced against another arm")
+
+
+def _first_passing(claim: Claim, known: State) -> int | None:
+    """The first step at which a race's baseline passes the z rule; where it passes at none, one more than it made."""
+    curves = [run.val_losses for run in claim.others if run.name in known.runs(known.plan["baseline"])]
+    goal = standard(claim.track).goal.target_val_loss
+    if goal is None or not curves:
+        return None
+    found = target.first_passing(curves, goal, claim.track_rules.rules.z_margin_nats)
+    return found.step if found else min(max(curve, default=0) for curve in curves) + 1
 
 
 def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: float) -> Comparison:
