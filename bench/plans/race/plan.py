@@ -36,8 +36,10 @@ RULES = {
 }
 AUTO = re.compile(r"auto:(\d+)-(\d+)")
 FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer say little about how much one differs from the next
-KEPT = ("on", "why_on", "looks", "sequential", "compilations", "alpha", "loss_margin_nats", "equivalence_margin_pct")
-KEPT += ("order_seed",)  # of the settings, as they are in the plan
+KEPT = (  # of the settings, as they are in the plan
+    *("on", "why_on", "looks", "sequential", "compilations", "alpha", "loss_margin_nats", "equivalence_margin_pct"),
+    "order_seed",
+)
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
