@@ -43,7 +43,7 @@ def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(resul
 
 def test_stricter_plans_and_tracks_that_fix_nothing_choose_for_themselves(results, monkeypatch):
     made = json.loads((results.race(monkeypatch, "n=3", "alpha=0.01", "margin=0.001") / "plan.json").read_text())
-    assert (made["alpha"], made["loss_margin_nats"], made["judged"]) == (0.01, 0.001, "time")
+    assert (made["alpha"], made["loss_margin_nats"], made["on"]) == (0.01, 0.001, "time")
     planning.refuse_laxer("free", {"alpha": 0.4, "loss_margin_nats": 1.0})
 
 
@@ -62,12 +62,12 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results
     assert "n=2 is too few for a claim on track cpu_nano, which requires 3 runs" in capsys.readouterr().out
     rules = claimed.config().track.rules
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))
-    assert failed(results.race(monkeypatch))[PLAN].endswith("it judges steps, the track time")
+    assert failed(results.race(monkeypatch))[PLAN].endswith("it asks for steps_to_target, the track judges time")
 
 
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):
     evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 6: "interrupt"}))["few runs were interrupted"]
-    assert "one-sided" in evidence and "2 of A, 0 of B" in evidence
+    assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
 
 
 # ---- runs that the ledger should have and has not

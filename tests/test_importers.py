@@ -488,7 +488,7 @@ def test_a_record_says_what_is_unknown(tmp_path):
     )
     ((path, part_of),) = dialects.files_of([tmp_path])
     (((run, _),), _) = dialects.read_file(path, part_of=part_of)
-    assert (run["provenance"], run["track"], run["name"]) == ("imported", "track_1_short", "2026-01-10_Idea-baseline")
+    assert (run["provenance"], run["track"], run["name"]) == ("imported", "gpt2_small", "2026-01-10_Idea-baseline")
     assert (run["seed"], run["session_id"], run["comparability_id"], run["config_id"], run["world_size"]) == (None,) * 5
     assert (
         run["metrics"]["train_s"] == 0.3

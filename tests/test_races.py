@@ -22,7 +22,7 @@ from bench.compare import calibration, comparison, selection
 from bench.launch import ready
 from bench.machine import preflight
 from bench.machine.preflight import Check
-from bench.plans.race import arm_process, plan, planning, state
+from bench.plans.race import arm_process, plan, planning, question, runner, state
 from bench.record import ledger, race_folder, run_folder
 
 NOISE = 0.002  # sd of log run time, of one machine in one session; public logs have 0.0008
@@ -411,6 +411,73 @@ def test_what_could_not_be_compared_is_refused_before_the_first_run(results, rea
 def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real_facts, words, anyway):
     asked = plan.parse_request(["A=", *words, "track=free", "goal.num_steps=20", "hardware=cpu"])
     assert (planning.begin(asked, results.folder, anyway) / "plan.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "on", "why"),
+    [
+        (["B=optim=muon"], "loss", "the arms differ in optim"),
+        (["B=model.num_layers=2 data.seq_len=64"], "loss", "the arms differ in model and data"),
+        (["B=optim=muon", "on=time"], "time", None),
+        (
+            ["B=optim=muon", "goal.target_val_loss=3.5", "goal.stop_at_target=true"],
+            "time_to_target",
+            "the arms differ in optim, and every run ends at the target",
+        ),
+        (
+            ["B=goal.num_steps=30", "goal.target_val_loss=3.5"],
+            "time_to_target",
+            "the arms take different numbers of steps (20, 30)",
+        ),
+        (["B=goal.num_steps=30", "goal.target_val_loss=3.5", "on=steps_to_target"], "steps_to_target", None),
+        (["B=hardware.dtype=bfloat16"], "time", "no setting that differs changes losses"),
+        (["B=model.activation_checkpointing=true"], "time", "no setting that differs changes losses"),
+        (["B=goal.val_every_steps=10"], "time", "no setting that differs changes losses"),
+    ],
+)
+def test_what_a_race_asks_follows_from_its_arms_or_is_chosen(results, real_facts, words, on, why):
+    asked = plan.parse_request(["A=", *words, "track=free", "hardware=cpu", "goal.num_steps=20"])
+    made = json.loads((planning.begin(asked, results.folder) / "plan.json").read_text())
+    assert (made["on"], made["why_on"]) == (on, why)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["on=time_to_target"], "on=time_to_target: A has no target loss: give goal.target_val_loss=LOSS"),
+        (["on=speed"], "on=speed: it must be one of time, loss, time_to_target, steps_to_target"),
+        (
+            ["on=loss", "goal.target_val_loss=3.5", "goal.stop_at_target=true"],
+            "on=loss: runs of A end at their target, whatever they could reach: give goal.stop_at_target=false",
+        ),
+    ],
+)
+def test_a_question_that_the_arms_cannot_answer_is_refused(results, real_facts, words, why):
+    with pytest.raises(ValueError, match=why):
+        race.main(["A=", "B=optim=muon", *words, "track=free", "goal.num_steps=20", "hardware=cpu"])
+    assert ledger.read(results.folder).lines == []
+
+
+def test_a_loss_after_more_steps_is_no_better_loss():
+    facts = {name: {"row": {"num_steps": steps, "batch_tokens": 1024}} for name, steps in (("A", 20), ("B", 30))}
+    with pytest.raises(ValueError, match=r"on=loss: the arms take different numbers of steps \(20, 30\), and losses"):
+        question.refuse_unanswerable("loss", facts)
+
+
+def test_a_track_that_judges_steps_asks_for_steps_and_another_code_for_time():
+    facts = {name: {"source_sha256": name, "changes_losses": {"optim": 1}} for name in "AB"}
+    assert question.chosen(facts, "steps") == ("steps_to_target", "the track judges steps")
+    assert question.chosen(facts, "time") == ("time", "the arms differ in code")
+    facts["B"].pop("changes_losses")  # an older revision does not know it
+    assert question.chosen(facts, "time") == ("time", "the arms differ in code")
+
+
+def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_facts, capsys):
+    folder = planning.begin(plan.parse_request(["A=", "B=optim=muon"]), results.folder)
+    runner._introduce(state.read(folder, results.folder))
+    out = capsys.readouterr().out
+    assert "the question: loss, at equal steps, because the arms differ in optim; on=time asks another" in out
+    assert "track cpu_nano judges time, and ./run.sh judge will refuse a claim on=loss: on=time asks what" in out
 
 
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):

@@ -7,7 +7,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.analysis.trace import events, source, window
+from bench.analysis.trace import source
 from bench.analysis.trace.load import find, load
 from bench.analysis.trace.text import document
 
@@ -463,12 +463,6 @@ def test_allocations_are_moments(tmp_path):
     (line,) = of(tmp_path / "a.json")["operators"]
     assert (line["allocated_bytes"], line["net_bytes"]) == (100, 60)
     assert of(write(tmp_path / "b.json", rows()))["operators"][0]["allocated_bytes"] is None
-
-
-def test_kinds_that_are_left_out_change_nothing_for_the_others(tmp_path):
-    path = write(tmp_path / "a.json", rows())
-    few, all_of_it = (load(path, kinds) for kinds in ((events.KERNEL, events.RUNTIME), None))
-    assert len(few.ts) == 6 and len(window.device_rows(few)) == 2 and len(all_of_it.ts) == 10
 
 
 @pytest.mark.skipif(not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout")

@@ -2,13 +2,12 @@
 
 import json
 
-import numpy as np
 import pytest
 import traces
 from browser import Browser, needs_browser
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, critical, diff, events, launches, load, source, window
+from bench.analysis.trace import analysis, critical, diff, events, launches, load, window
 from bench.analysis.trace.device_time import types
 from bench.cli import analyze
 from bench.report import trace_page
@@ -169,38 +168,6 @@ def test_the_page_of_eight_ranks_in_a_browser_wide_and_narrow_light_and_dark(tmp
 
 
 # ---- reading
-
-
-def rows_but_queries(rank, kinds):
-    is_query = rank.names_that(lambda name: name.startswith(source.QUERIES))
-    return np.flatnonzero(rank.is_kind(*kinds) & ~(is_query[rank.name] & rank.is_kind(events.RUNTIME)))
-
-
-@needs_shared
-@pytest.mark.parametrize("name", SETS)
-def test_what_is_skipped_undecoded_is_what_nobody_wanted(name):
-    kinds = (events.KERNEL, events.MEMCPY, events.MEMSET, events.RUNTIME, events.ANNOTATION)
-    for path in load.find(traces.SHARED / "files" / name)[:2]:
-        whole, few = load.load(path), load.load(path, kinds)
-        mine, theirs = (rows_but_queries(rank, kinds) for rank in (whole, few))
-        queries = np.setdiff1d(np.flatnonzero(whole.is_kind(*kinds)), mine)
-        assert not np.isin(whole.correlation[queries], whole.correlation[whole.device_rows()]).any()
-        for column in ("kind", "ts", "dur", "correlation", "external"):
-            assert (getattr(whole, column)[mine] == getattr(few, column)[theirs]).all(), column
-        assert [whole.names[index] for index in whole.name[mine]] == [few.names[index] for index in few.name[theirs]]
-        assert few.num_bad == whole.num_bad
-
-
-def test_an_event_between_other_bytes_than_the_usual_ones_is_not_skipped_with_its_neighbour():
-    usual = b'},\n  {\n    "ph": "'
-    chunk = (
-        b'{"ph": "X", "cat": "kernel", "name": "a" ' + usual + b'X", "cat": "cpu_op", "name": "b"},{"ph": "X"' + usual
-    )
-    chunk += b'X", "cat": "cpu_op", "name": "c" ' + usual + b'X", "cat": "kernel", "name": "d" ' + usual
-    chunk += b'X", "cat": "cpu_op", "name": "e" }'
-    kept, num_skipped = source.Skip(["cpu_op"])(chunk)
-    names = [one["name"] for one in json.loads(b"[" + kept + b"]") if "name" in one]
-    assert (names, num_skipped) == (["a", "b", "d"], 2)
 
 
 def test_stamps_since_the_epoch_are_exact_to_the_nanosecond(tmp_path):

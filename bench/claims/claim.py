@@ -8,15 +8,22 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from bench.compare import target
 from bench.config import compose, groups, schema
 from bench.plans.race import state
-from bench.record import ledger, race_folder, run_folder
+from bench.record import ledger, race_folder, run_folder, step_files
+from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 
 Kind = tuple[str | None, str | None]  # (config_id, source_sha256)
-Judged = tuple[bool | None, str]  # of a rule: (passed, evidence); passed None: it does not apply
+Judged = tuple[
+    bool | None, str
+]  # of a rule: (passed, evidence); None: it does not apply, or, in these words, NOT_KNOWN
+NOT_KNOWN = "not known from a log"
+MIN_SHARED = 2  # validations, without that before the first step, in which two logs of one run agree
+AVERAGED = "val_ema_loss"  # of averaged weights: a log that prints it goes by it
 
 
 @dataclass
@@ -39,6 +46,18 @@ class Run:
     def arm(self) -> str:
         """Its name in the race; "" without one."""
         return (self.record.get("race") or {}).get("arm") or ""
+
+    @property
+    def is_log(self) -> bool:
+        """Whether another program's log is all that is known of it."""
+        return self.record.get("provenance") == "imported"
+
+    @functools.cached_property
+    def val_losses(self) -> dict[int, float]:
+        """{step: val_loss}; of a log that goes by AVERAGED, these.  ValueError: steps.csv cannot be read."""
+        tails = (self.record.get("imported") or {}).get("line_tails") or {}
+        averaged = {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail}
+        return averaged or step_files.val_losses(self.folder)
 
     @property
     def is_discarded(self) -> bool:
@@ -86,6 +105,31 @@ class Claim:
     claimed_n: int | None = None  # None: no number is claimed
     table_fault: str | None = None  # of a claim folder's README
     is_folder: bool = False
+    copies: list[str] = field(default_factory=list)  # names of logs that are logs of claimed runs once more
+    against: "Claim | None" = None  # another result, of a lower or higher step count
+
+    @property
+    def is_of_logs(self) -> bool:
+        """Whether these are logs: then many rules are NOT_KNOWN.  from_folders() takes no logs beside records."""
+        return self.runs[0].is_log
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether a run may end before its schedule does: logs, where a step that all of them reached is judged."""
+        return self.is_of_logs and self.track_rules.rules.statistic == "z"
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of the claimed runs; what a log does not say of its target is the track's."""
+        goal = {"target_val_loss": standard(self.track).goal.target_val_loss} if self.is_of_logs else {}
+        return [cast(Row, {**row_of(run.record), **goal}) for run in self.runs]
+
+    @functools.cached_property
+    def decision(self) -> target.Decision:
+        """Whether the runs reach the track's target, by its statistic."""
+        losses_ids = [step_files.losses_id_of(run.folder) for run in self.runs]
+        curves = lambda: [run.val_losses for run in self.runs]  # noqa: E731
+        return target.decide_by(self.track_rules, self.rows, curves, losses_ids)
 
     @property
     def all_runs(self) -> list[Run]:
@@ -162,10 +206,11 @@ class Claim:
         return None
 
 
-def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None) -> Claim:
+def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None, track: str | None = None) -> Claim:
     """A claim of these run folders.  Discarded warm-up runs among them are left out.
 
     book: their ledger.Ledger, if it has been read; else the nearest one, upwards, which they must share.
+    track: that of logs, which do not say it; None: the one that the runs have.
     ValueError where nothing can be claimed.
     """
     paths = [Path(folder).absolute() for folder in folders]
@@ -173,14 +218,44 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     runs = [run for run in (Run.read(book, path) for path in paths) if not run.is_discarded]
     if not runs:
         raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
-    tracks = {run.record["track"] for run in runs}
-    if len(tracks) > 1:
-        raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: name runs of one track")
-    track = tracks.pop()
-    claim = Claim(track, track_rules(track), standard(track).data, runs, book)
+    runs, copies = _without_copies(runs)
+    of_logs = {run.is_log for run in runs}
+    if len(of_logs) > 1:
+        raise ValueError("records and logs together: judge them apart; a log cannot show what a record must keep to")
+    found = {groups.UPSTREAM_TRACKS.get(run.record["track"], run.record["track"]) for run in runs}
+    found = {track} if track and of_logs == {True} else found
+    if len(found) > 1:
+        raise ValueError(f"runs of {len(found)} tracks, {', '.join(sorted(found))}: name runs of one track")
+    if track and found != {track}:
+        raise ValueError(f"--track {track}: these records were made on track {found.pop()}, and keep to its rules")
+    track = found.pop()
+    if of_logs == {True} and track not in tracks():
+        raise ValueError(f"a log does not name its track: add --track and one of {', '.join(tracks())}")
+    claim = Claim(track, track_rules(track), standard(track).data, runs, book, copies=copies)
     for race_id, arm in dict.fromkeys((run.race_id, run.arm) for run in runs if run.race_id):
         _add_race(claim, race_id, arm)
     return claim
+
+
+def _without_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    """Without logs of a run that is among them already, whatever was cut from one: (runs, names of the others)."""
+    kept: list[Run] = []
+    copies: list[str] = []
+    for run in sorted(runs, key=lambda run: -len(run.val_losses) if run.is_log else 0):
+        if run.is_log and any(other.is_log and are_one(run.val_losses, other.val_losses) for other in kept):
+            copies.append(run.name)
+        else:
+            kept.append(run)
+    return [run for run in runs if run.name not in copies], copies
+
+
+def are_one(curve: target.Curve, other: target.Curve) -> bool:
+    """Whether two logs are of one run: most of the validations that they share are equal, as printed.
+
+    Two runs agree in few: losses of sd 0.0013 that are printed with four digits are equal in 2 of 100 cases.
+    """
+    shared = [step for step in curve if step in other and step > 0]
+    return len(shared) >= MIN_SHARED and sum(curve[step] == other[step] for step in shared) > len(shared) / 2
 
 
 def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:

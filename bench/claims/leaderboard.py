@@ -17,7 +17,7 @@ from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.compare import eligibility, target
 from bench.config import schema
-from bench.record import certificates, ledger, race_folder
+from bench.record import certificates, ledger, race_folder, step_files
 from bench.record.rows import Row
 
 # {(track, config_id, source_sha256, results folder, comparability_id): [(row, folder)]}
@@ -45,7 +45,7 @@ class Entry:
         self.train_s = stats.mean(self.times_s) if self.times_s else None
         num_steps = [row["num_steps"] for row in self.rows if row["num_steps"] is not None]
         most_steps = max(num_steps) if len(num_steps) == len(self.rows) else None  # None: not known of every run
-        self.score = most_steps if by_steps else self.train_s
+        self.score = self.losses["step"] or most_steps if by_steps else self.train_s  # step: that counts by the z rule
         self.place = "any device" if by_steps else self.first["device"]  # where a record stands
         self.setting = self.first["comparability_id"]
         self.kind = (self.first["config_id"], self.first["source_sha256"])
@@ -65,7 +65,8 @@ class Entry:
     @functools.cached_property
     def losses(self) -> target.Decision:
         """The decision of bench.compare.target on the runs and the track's target."""
-        return target.decide(self.rows, target.p_value_of(self.first["track"]))
+        curves = lambda: list(map(step_files.val_losses, self.folders))  # noqa: E731
+        return target.decide_by(claims.track_rules(self.first["track"] or ""), self.rows, curves)
 
 
 def _started(row: Row) -> str:
@@ -152,6 +153,8 @@ def why_excluded(row: Row, known_tracks: set[str]) -> str | None:
         return "on tracks that conf/track/ does not have"
     if row["num_deviations"]:
         return "in the open division"
+    if row["provenance"] == "imported":
+        return "logs, which do not show whether rules were kept"
     return "a warm-up" if row["discarded"] else None
 
 

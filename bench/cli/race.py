@@ -161,7 +161,8 @@ def _parser() -> arguments.Parser:
         nargs="*",
         metavar="WORD",
         help="A=overrides, A.rev=REVISION, A.python=PATH (of a script), n=5, looks=3,5, alpha=0.05, margin=0.002 "
-        "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms",
+        "(nats of val_loss), seed=0 (the first), name=race, on=time (the question, also loss, time_to_target, "
+        "steps_to_target; default: by what the arms differ in); key=value for all arms",
     )
     arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")
     arguments.latest(parser, "--look", "show the interim state; the ledger keeps the look")

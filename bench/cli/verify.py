@@ -13,7 +13,7 @@ from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.record import named, verification
 
-Rules = Sequence[Mapping[str, Any]]  # {"rule", "passed", "evidence"} each; passed None does not apply
+Rules = Sequence[Mapping[str, Any]]  # {"rule", "passed", "evidence"} each; None does not apply, or with "known" False
 
 MARKS = {True: "pass", None: "-", False: "FAIL"}
 
@@ -40,8 +40,9 @@ def checked(what: str, rules: Rules, mark: str, verdict: str = "") -> str:
     """The verdict, what was checked and how many rules passed; then each rule with its evidence, failed ones first."""
     head = mark, f"{verdict}{text_table.printable(what)}: {_count(rules)}"
     ordered = sorted(rules, key=lambda rule: rule["passed"] is not False)
+    marks = (MARKS[rule["passed"]] if rule.get("known", True) else "?" for rule in ordered)
     return text_table.marked(
-        [head, *((MARKS[rule["passed"]], f"{rule['rule']}: {rule['evidence']}") for rule in ordered)]
+        [head, *((mark, f"{rule['rule']}: {rule['evidence']}") for mark, rule in zip(marks, ordered))]
     )
 
 
@@ -49,10 +50,13 @@ def _count(rules: Rules) -> str:
     """E.g. "2 of 22 rules failed"."""
     num_failed = sum(rule["passed"] is False for rule in rules)
     num_open = sum(rule["passed"] is None for rule in rules)
+    num_unknown = sum(not rule.get("known", True) for rule in rules)
+    unknown = f", {num_unknown} not known from a log" * bool(num_unknown)
     if num_failed:
-        return f"{num_failed} of {counted(len(rules), 'rule')} failed"
+        return f"{num_failed} of {counted(len(rules), 'rule')} failed{unknown}"
     if num_open:
-        return f"{counted(len(rules) - num_open, 'rule')} passed, {num_open} not applicable"
+        passed = f"{counted(len(rules) - num_open, 'rule')} passed, {num_open - num_unknown} not applicable"
+        return passed + unknown
     return f"all {counted(len(rules), 'rule')} passed"
 
 

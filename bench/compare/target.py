@@ -9,7 +9,8 @@ z  won at the first step at which the mean of all runs is so far below it that (
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import yaml
@@ -17,7 +18,7 @@ import yaml
 from bench.base import stats
 from bench.compare import eligibility
 from bench.config import groups
-from bench.config.schema import TrackRules
+from bench.config.schema import TrackConfig, TrackRules
 from bench.record.rows import Row
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
@@ -40,6 +41,10 @@ class LossTest(TypedDict):
 class Decision(LossTest):
     passed: bool | None  # None: nothing to decide
     words: str
+    step: int | None  # the first that passes, by the z rule; None by the t test, which is of the last, and of none
+
+
+Curve = Mapping[int, float]  # {step: val_loss} of a run's validations
 
 
 def p_value_of(track: str | None) -> float:
@@ -91,23 +96,27 @@ class StepMean(NamedTuple):
         return (target_val_loss - self.mean) * math.sqrt(self.n)
 
 
-def step_means(curves: Sequence[Mapping[int, float]]) -> list[StepMean]:
+def step_means(curves: Sequence[Curve]) -> list[StepMean]:
     """{step: val_loss} of each run -> the means at the steps at which every run was validated, in their order."""
-    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    steps: list[set[int]] = [set(curve) for curve in curves]
+    common = sorted(set.intersection(*steps)) if steps else []
     return [StepMean(step, len(curves), stats.mean([curve[step] for curve in curves])) for step in common]
 
 
-def first_passing(
-    curves: Sequence[Mapping[int, float]], target_val_loss: float, z_margin_nats: float
-) -> StepMean | None:
+def first_passing(curves: Sequence[Curve], target_val_loss: float, z_margin_nats: float) -> StepMean | None:
     """The first step at which the runs, taken together, are below the target by the z rule; None: there is none.
 
     curves: {step: val_loss in nats a token} of each run, one or more, all of them, each as long as it ran: only steps
     at which every run was validated are judged.  A run may have ended before its schedule did, and runs may go on
     after the step that counts.  target_val_loss and z_margin_nats: 3.28 and 0.004 on track 3 (conf/track/steps.yaml).
     """
-    enough = z_margin_nats - ROUNDING_NATS
-    return next((at for at in step_means(curves) if at.margin_nats(target_val_loss) >= enough), None)
+    passing = (at for at in step_means(curves) if is_enough(at.margin_nats(target_val_loss), z_margin_nats))
+    return next(passing, None)
+
+
+def is_enough(margin_nats: float, z_margin_nats: float) -> bool:
+    """Whether a margin of the z rule is met, as its losses were printed."""
+    return margin_nats >= z_margin_nats - ROUNDING_NATS
 
 
 def pairwise_margin_nats(new: StepMean, old: StepMean, nats_per_100_steps: float) -> float:
@@ -119,14 +128,20 @@ def pairwise_margin_nats(new: StepMean, old: StepMean, nats_per_100_steps: float
     return saved_nats / math.sqrt(1 / new.n + 1 / old.n)
 
 
-def independent(rows: Sequence[Row], losses_ids: Sequence[str | None] | None = None) -> list[list[Row]]:
+def _has_loss(row: Row) -> bool:
+    return row["val_loss"] is not None and eligibility.is_complete(row)
+
+
+def independent(
+    rows: Sequence[Row], losses_ids: Sequence[str | None] | None = None, is_counted: Callable[[Row], bool] = _has_loss
+) -> list[list[Row]]:
     """Complete runs with a loss, in groups that count as one: of one seed, or of one trajectory whatever their seeds.
 
     losses_ids: of each row step_files.losses_id(), None: unknown.  A run of unknown seed and trajectory is on its own.
     """
     groups: list[tuple[set[tuple[str, Any]], list[Row]]] = []  # (what its runs are known by, its rows)
     for row, losses_id in zip(rows, losses_ids or [None] * len(rows), strict=True):
-        if row["val_loss"] is None or not eligibility.is_complete(row):
+        if not is_counted(row):
             continue
         keys = {key for key in (("seed", row.get("seed")), ("losses", losses_id)) if key[1] is not None}
         mine, *others = [group for group in groups if group[0] & keys] or [(set[tuple[str, Any]](), list[Row]())]
@@ -143,6 +158,75 @@ def mean_losses(groups: Sequence[Sequence[Row]]) -> list[float]:
     return [stats.mean([row["val_loss"] for row in group if row["val_loss"] is not None]) for group in groups]
 
 
+def decide_by(
+    track: TrackConfig,
+    rows: Sequence[Row],
+    curves: Callable[[], Sequence[Curve]],
+    losses_ids: Sequence[str | None] | None = None,
+) -> Decision:
+    """Rows of runs of one config: do they reach their target, by the statistic of this track?
+
+    curves: reads the validations of each, which the t test does not need.
+    """
+    if track.rules.statistic == "t":
+        return decide(rows, track.p_value, losses_ids)
+    return decide_z(rows, curves(), track.rules, losses_ids)
+
+
+def decide_z(
+    rows: Sequence[Row], curves: Sequence[Curve], rules: TrackRules, losses_ids: Sequence[str | None] | None = None
+) -> Decision:
+    """Rows of runs of one config, and each run's validations: do they reach their target at a step, by the z rule?
+
+    A run of ours must be complete.  A log may end before its schedule does: what is judged is what all of them reached.
+    """
+    by_row = {id(row): curve for row, curve in zip(rows, curves, strict=True)}
+    groups = independent(rows, losses_ids, lambda row: bool(by_row[id(row)]))
+    each = [{at.step: at.mean for at in step_means([by_row[id(row)] for row in group])} for group in groups]
+    target_val_loss, means = rows[0]["target_val_loss"], step_means(each)
+    if fault := _z_fault(rows, curves, each, target_val_loss):
+        nothing: LossTest = {"n": len(groups), "mean": None, "sd": None, "t": None, "p": None, "below": None}
+        return {**nothing, "passed": None if target_val_loss is None else False, "words": fault, "step": None}
+    assert target_val_loss is not None
+    found = first_passing(each, target_val_loss, rules.z_margin_nats)
+    at = found or max(means, key=lambda mean: mean.margin_nats(target_val_loss))
+    margin_nats, losses = at.margin_nats(target_val_loss), [curve[at.step] for curve in each]
+    sd = stats.sd(losses)
+    sd_text = f"sd {sd:.4f}, assumed {rules.z_sd_nats:g}" if sd is not None else f"assumed sd {rules.z_sd_nats:g}"
+    p = statistics.NormalDist().cdf(-margin_nats / rules.z_sd_nats)
+    first = f"step {at.step} is the first" if found else f"step {at.step} comes closest, and none is"
+    copies = f"{len(rows)} runs count as {len(groups)} by their seeds and losses; " * (len(rows) > len(groups))
+    words = (
+        f"{copies}{first} at which the mean of all runs is below {target_val_loss:g} by the z rule: mean val_loss "
+        f"{at.mean:.5f} ({sd_text}, n={at.n}), ({target_val_loss:g} - mean) * sqrt(n) = {margin_nats:.5f}, "
+        f"needed {rules.z_margin_nats:g}"
+    )
+    tested: LossTest = {"n": at.n, "mean": at.mean, "sd": sd, "t": None, "p": p, "below": found is not None}
+    return {**tested, "passed": found is not None, "words": words, "step": found and found.step}
+
+
+def _z_fault(
+    rows: Sequence[Row], curves: Sequence[Curve], each: Sequence[Curve], target_val_loss: float | None
+) -> str | None:
+    """Why the z rule cannot be applied to these runs; None: it can."""
+    if target_val_loss is None:
+        return "no target to reach: the losses above are the result"
+    ours = [row for row in rows if row["provenance"] != "imported"]
+    if num_failed := sum(not eligibility.is_complete(row) for row in ours):
+        return f"{num_failed} of {len(rows)} runs did not complete or are invalid"
+    if num_empty := sum(not curve for curve in curves):
+        return f"{num_empty} of {len(rows)} runs have no validation"
+    end = min(max(curve, default=0) for curve in curves)
+    steps = [{step for step in curve if step <= end} for curve in curves]
+    if uneven := sorted({step for of_run in steps for step in of_run if not all(step in other for other in steps)}):
+        lacking = sum(uneven[0] not in of_run for of_run in steps)
+        return (
+            f"{lacking} of {len(rows)} runs lack the validation at step {uneven[0]} that others have: a mean is of all "
+            "runs, so all must be validated at the same steps"
+        )
+    return None if step_means(each) else "the runs have no validated step in common"
+
+
 def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> Decision:
     """Rows of runs of one config: do they reach their target?
 
@@ -156,7 +240,8 @@ def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None]
     num_losses = sum(map(len, groups))
     if target_val_loss is not None and num_losses > len(groups):
         sentence = f"{num_losses} runs count as {len(groups)} by their seeds and losses; {sentence}"
-    return {**tested, "passed": passed, "words": sentence + (doubt if num_suspect and tested["n"] > 1 else "")}
+    words = sentence + (doubt if num_suspect and tested["n"] > 1 else "")
+    return {**tested, "passed": passed, "words": words, "step": None}
 
 
 def _decided(

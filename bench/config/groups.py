@@ -27,6 +27,8 @@ LISTS = ("instruments", "exporters")  # of names, each with the settings of its 
 OF_HYDRA = ("hydra/launcher", "hydra/sweeper")  # Hydra's own, of which a user's folder may have choices too
 VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the runs that it starts
 NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
+# Folders of modded-nanogpt's records/: the tracks of conf/ with their data, target and rule
+UPSTREAM_TRACKS = {"track_1_short": "gpt2_small", "track_2_medium": "gpt2_medium", "track_3_optimization": "steps"}
 PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
 # __main__ takes these two
 OPTION: dict[str, Any] = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}

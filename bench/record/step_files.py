@@ -129,6 +129,12 @@ def losses_id_of(folder: Path | str) -> str | None:
         return None
 
 
+def val_losses(folder: Path | str) -> dict[int, float]:
+    """{step: val_loss} of every validation of a run folder, in nats a token.  ValueError as read()."""
+    columns = read_columns(folder, ("step", "val_loss"))
+    return {step: loss for step, loss in zip(columns["step"], columns["val_loss"]) if loss is not None}
+
+
 def _whole(columns: list[str], lines: list[str], names: Sequence[str] | None = None) -> dict[str, list[Any]] | None:
     """{column: values} of these names, None for all; None unless every line is whole and each step follows the last."""
     cells, width = ",\n,".join([*lines, ""]).split(","), len(columns) + 1  # each line is followed by a cell of its end

@@ -51,7 +51,7 @@ gradients and optimizer steps of all but r01 against numbers that the record's o
   simple            the portable trainer of track 3
 
 Times are the records' own, on 8x H100.  experiment=r09 is the record; `model.args.softcap=15` and the like take a
-single idea out of it or change it.
+single idea out of it or change it.  A rung has the model.args of those before it.
 
 From r12 on a token sees its own document and a window (models/masked_attention.py): FlexAttention where
 hardware.compile compiles for a GPU, else the same through a mask.  set_window() changes the window, a multiple of

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.base import constant_
 from models.ladder.short_sequences import Linear
 from models.ladder.yarn import GATE_INPUTS, R33
 
@@ -16,17 +15,14 @@ class R34(R33):
     """Record 34, 2025-09-18: 2.565 -> 2.547 minutes.  Smear: a token's embedding takes on some of the one before it.
 
     How much is a gate of 12 numbers of its own embedding, through a sigmoid, times one learnt scalar, at first 0.
-    model.args: those of record 31.
     """
+
+    begins = {"smear_weight": 0.0}
 
     def __init__(self, **options):
         super().__init__(**options)
         self.smear_gate = Linear(GATE_INPUTS, 1).to(self.dtype)
         self.smear_weight = nn.Parameter(torch.tensor(0.0))
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        constant_(self.smear_weight, 0.0)
 
     def looked_up(self, tokens_BT):
         """[B, T, D], of each token its row of the table."""
@@ -43,7 +39,6 @@ class R35(R34):
 
     Of the first layer only its number is left, and the last layer takes no skip.  In the last validation every long
     window is 20 blocks.
-    model.args: those of record 31.
     """
 
     def __init__(self, **options):
@@ -79,7 +74,6 @@ class R37(R35):
     """Record 37, 2025-09-27: 2.495 (record 36, Muon's work shared out otherwise) -> 2.483 minutes.  Bfloat16 loss.
 
     Logits stay in bfloat16 while training, and so does each token's cross entropy; only their mean is float32.
-    model.args: those of record 31.
     """
 
     def to_logits(self, x_BTD):
@@ -95,16 +89,13 @@ class R40(R37):
     """Record 40, 2025-10-04: 2.447 -> 2.358 minutes.  Backout: the ninth layer's output is taken back before the head.
 
     A learnt part of it, at first a half: the head need not see what only the layers in the middle needed.
-    model.args: those of record 31.
     """
+
+    begins = {"backout_weight": 0.5}
 
     def __init__(self, **options):
         super().__init__(**options)
         self.backout_weight = nn.Parameter(torch.tensor(0.5))
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        constant_(self.backout_weight, 0.5)
 
     def left(self, outputs):
         return outputs[-1] - self.backout_weight * outputs[len(outputs) * 8 // 12]
@@ -114,8 +105,9 @@ class R45(R40):
     """Record 45, 2025-11-18: 2.269 (record 44, communication) -> 2.248 minutes.  One skip instead of five, 4 to 7.
 
     The eighth layer, which has no attention, takes what the fifth gave.  A block begins with 1.1 of the stream.
-    model.args: those of record 31.
     """
+
+    begins = {"stream_mix": [1.1, 0.0]}
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -123,12 +115,6 @@ class R45(R40):
         if num_layers < 4:
             raise ValueError(f"model.num_layers={num_layers}: the skip begins after the first layer: use 4 or more")
         self.skip_weights.data = self.skip_weights.data[:1]
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        for block in self.blocks:
-            if block.stream_mix is not None:
-                constant_(block.stream_mix[0], 1.1)
 
     def entered(self, index: int, x_BTD, outputs):
         num_layers = len(self.blocks)

@@ -150,7 +150,6 @@ class R21(R20):
     """Record 21, 2025-01-26: 2.992 -> 2.933 minutes.  Three quarters of the tokens a step, scales of the 8-bit head.
 
     A step is 8 sequences of 48K tokens, and validation has sequences of 256K (conf/experiment/r21.yaml).
-    model.args: those of record 20.
     """
 
     WEIGHT_SCALE = 2.0**9
@@ -164,7 +163,6 @@ class R26(R21):
     communication: the head's logits are divided by sqrt(width), its learning rate is 27.5 times as large, and its 8-bit
     scales are those of its largest weights.  They also sum the loss over tokens where we take the mean, so that their
     epsilon of Adam is ours times the tokens of a sequence.
-    model.args: those of record 21.
     """
 
     WEIGHT_SCALE = FP8_LARGEST / 24

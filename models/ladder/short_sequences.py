@@ -19,6 +19,12 @@ def uniform_(parameter, bound, generator):
     parameter.copy_(torch.empty(parameter.shape, device="cpu").uniform_(-bound, bound, generator=generator))
 
 
+@torch.no_grad()
+def set_(parameter, value):
+    """To a number, or a list of as many."""
+    parameter.copy_(torch.tensor(value))
+
+
 class Linear(nn.Linear):
     """Without biases; its weights stay float32 where x is not."""
 
@@ -106,6 +112,7 @@ class R02(LanguageModel):
     """
 
     Attention, MLP, Block, norm = R02Attention, R02MLP, R02Block, staticmethod(r02_norm)
+    begins: dict[str, float | list[float]] = {}  # what a rung lets learnt scalars begin as, by their names
 
     def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
         super().__init__()
@@ -123,6 +130,11 @@ class R02(LanguageModel):
         for module in self.modules():
             if isinstance(module, Linear):
                 uniform_(module.weight, module.weight.shape[1] ** -0.5, generator)
+        for rung in reversed(type(self).__mro__):
+            for ending, value in vars(rung).get("begins", {}).items():
+                for name, parameter in self.named_parameters():
+                    if name.endswith(ending):
+                        set_(parameter, value)
         self.rotary.fill()
 
     def embed(self, tokens_BT):
@@ -269,6 +281,7 @@ class R09(R08):
     """
 
     Attention, Block = R09Attention, R09Block
+    begins = {"value_mix": 0.5, "stream_mix": [1.0, 0.0]}
 
     def __init__(
         self, *, softcap: float | None = 30.0, value_residual: bool = True, embedding_skip: bool = True, **shape
@@ -278,15 +291,6 @@ class R09(R08):
         for block in self.blocks:
             block.attention.value_mix = block.attention.value_mix if value_residual else None
             block.stream_mix = block.stream_mix if embedding_skip else None
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        for name, parameter in self.blocks.named_parameters():
-            if name.endswith("value_mix"):
-                constant_(parameter, 0.5)
-            elif name.endswith("stream_mix"):
-                constant_(parameter[0], 1.0)
-                constant_(parameter[1], 0.0)
 
     def stack(self, x_BTD):
         embedded_BTD, first_v_BHTK = x_BTD, None
@@ -333,16 +337,14 @@ class R11(R10):
     Learning rates are doubled, the head's fourfold (conf/experiment/r11.yaml).
     """
 
+    begins = {"skip_weights": 1.0}
+
     def __init__(self, **options):
         super().__init__(**options)
         num_layers = len(self.blocks)
         if num_layers % 2:
             raise ValueError(f"model.num_layers={num_layers}: every skip joins two blocks: use an even number")
         self.skip_weights = nn.Parameter(torch.ones(num_layers // 2, dtype=self.dtype))
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        constant_(self.skip_weights, 1.0)
 
     def stack(self, x_BTD, mix=causal_attention):
         embedded_BTD, first_v_BHTK, skips = x_BTD, None, []

@@ -36,16 +36,10 @@ class R48(R45):
     begins at 1.  The record also stores its matrices the other way round.  Here they lie as they did; what followed
     from it is conf/experiment/r48.yaml's: updates of q, k, v, projection and gates are evened out over rows, attention
     has twice the learning rate and the MLP's second matrix four times.
-    model.args: those of record 31.
     """
 
     Attention = R48Attention
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        for name, parameter in self.blocks.named_parameters():
-            if name.endswith("value_mix"):
-                constant_(parameter[1], 1.0)
+    begins = {"value_mix": [0.5, 1.0]}
 
 
 class R49Attention(R48Attention):
@@ -100,7 +94,6 @@ class R51(R49):
 
     It is drawn as a head, small, and learns as one; the scales of its 8-bit product are the record's of its numbers
     then.
-    model.args: those of record 49.
     """
 
     WEIGHT_SCALE = FP8_LARGEST / 1.5
@@ -124,8 +117,9 @@ class R52(R51):
     Their Adam looks back farther, except for that of what a block takes of the embedding, which is a tensor of its own
     here; for 40 steps after each change they stay as they are and their gradients are dropped.  The smear gate is
     Adam's now, at a hundredth of its learning rate (conf/experiment/r52.yaml).
-    model.args: those of record 49.
     """
+
+    begins = {"stream_mix.0": 1.1, "stream_mix.1": 0.0}
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -133,12 +127,6 @@ class R52(R51):
             if block.stream_mix is not None:
                 del block.stream_mix  # torch lets no list take the place of a tensor
                 block.stream_mix = nn.ParameterList([torch.tensor(1.1), torch.tensor(0.0)])
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        for block in self.blocks:
-            if block.stream_mix is not None:
-                constant_(block.stream_mix[1], 0.0)
 
 
 class R53(R52):
@@ -148,7 +136,6 @@ class R53(R52):
     weighs falls to nothing on the way (stages[].ahead_weights of conf/experiment/r53.yaml).  At two thirds the
     embedding becomes a matrix of its own, which begins as the head's, with its state of Adam (stages[].untied).  The
     first q, k and v are twice as large.
-    model.args: those of record 49.
     """
 
     late_parameters = ("embedding.weight",)

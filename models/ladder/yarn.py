@@ -53,7 +53,6 @@ class R28(R26):
     takes the gates too.  Record 27 stores the MLP's first matrix transposed, so that Muon no longer doubles its step,
     and multiplies a matrix by its own transpose in a Triton kernel of its own: that is omitted, it computes the same.
     The head's logits are no longer divided.
-    model.args: those of record 21.
     """
 
     Attention, MLP = R28Attention, R28MLP
@@ -74,7 +73,6 @@ class R29(R28):
     and whole ones.  Here FlexAttention does it where compiled for a GPU, FlashAttention 3 being a package for Hopper
     alone.  The record's loader keeps the first 2,048 tokens of each document: ours keeps documents whole
     (docs/LADDER.md).
-    model.args: those of record 21.
     """
 
     def limits(self, window_tokens: int) -> tuple[int, int]:
@@ -99,10 +97,7 @@ class R29(R28):
 
 
 class R30(R29):
-    """Record 30, 2025-09-05: 2.731 -> 2.717 minutes.  No MLP in the first layer.
-
-    model.args: those of record 21.
-    """
+    """Record 30, 2025-09-05: 2.731 -> 2.717 minutes.  No MLP in the first layer."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -176,8 +171,9 @@ class R32(R31):
     matrices, Adam's epsilon is larger.  The record's Adam keeps bfloat16 state of its float32 scalars too, and adds
     epsilon before its bias correction: ours float32, and after it, which differs for the smallest gradients of the
     first steps.
-    model.args: those of record 31.
     """
+
+    begins = {"skip_weights": -1.5}
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -188,10 +184,6 @@ class R32(R31):
     def make_rotary(self, seq_len):
         return R32Rotary(self.head_dim, seq_len).to(self.dtype)
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        constant_(self.skip_weights, -1.5)
-
     def skip_factor(self, index: int) -> torch.Tensor:
         return torch.sigmoid(self.skip_weights[index])
 
@@ -201,7 +193,6 @@ class R33(R32):
 
     A window beyond the schedule's last one, 13 blocks, is the last layer's alone (stages[].end_window_tokens: 2560).
     The record also reads and indexes shards in a thread: here every loader does.
-    model.args: those of record 31.
     """
 
     def reaches_far(self, index: int) -> bool:

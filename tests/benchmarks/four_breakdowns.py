@@ -1,18 +1,16 @@
 """The analyses on which HolisticTraceAnalysis is raced: times, kernels, idle, overlap.  four_breakdowns.py TRACE...
 
-They need device rows and launches alone, so nothing else is decoded; of several large files each has its own process.
+Of several large files each has its own process.
 """
 
 import sys
 
-from bench.analysis.trace import device_time, events, load, window
-
-KINDS = (events.KERNEL, events.MEMCPY, events.MEMSET, events.RUNTIME, events.ANNOTATION)
+from bench.analysis.trace import device_time, load, window
 
 
 def of_file(path, num_parts):
     """-> {"idle_pct", "overlap_pct", "num_kernels", "num_types", "num_streams"} of a trace."""
-    rank = load.load(path, KINDS, num_parts)
+    rank = load.load(path, num_parts)
     rows = window.device_rows(rank)
     kinds = device_time.types(rank, rows)
     times = device_time.breakdown(rank, rows, kinds)

@@ -70,18 +70,14 @@ class Event(msgspec.Struct, gc=False):
     ph: str | None = None
     cat: str | None = None
     name: Number = None
-    ts: Number | msgspec.Raw = None
+    ts: msgspec.Raw = msgspec.Raw(b"")  # as text: see above
     dur: Number = None
     pid: Number = None
     tid: Number = None
     args: Args | None = None
 
 
-class ExactEvent(Event, gc=False):
-    ts: msgspec.Raw = msgspec.Raw(b"")
-
-
-DECODERS: dict[bool, Any] = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
+DECODER = msgspec.json.Decoder(list[Event])
 
 
 def from_plain(value: dict[str, Any]) -> Event:
@@ -92,8 +88,8 @@ def from_plain(value: dict[str, Any]) -> Event:
     }
     plain = {key: _if(args.get(name), (int, float, str)) for key, name in _ARG_NAMES.items() if key not in _RAW}
     texts = {key: _if(value.get(key), str) for key in ("ph", "cat")}
-    rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "ts", "dur", "pid", "tid")}
-    return Event(**texts, **rest, args=Args(**plain, **raw))
+    rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "dur", "pid", "tid")}
+    return Event(**texts, **rest, ts=msgspec.Raw(str(value.get("ts")).encode()), args=Args(**plain, **raw))
 
 
 def _if(value: Any, types: Any) -> Any:
@@ -118,7 +114,7 @@ def nanoseconds(values: list[Any]) -> np.ndarray:
 
 
 def _exact(values: list[Any]) -> np.ndarray:
-    """Stamps as JSON text -> int64 nanoseconds; those that all have as many digits, as Kineto's, at once."""
+    """Stamps as JSON text -> int64 nanoseconds; those that all have as many digits, as Kineto's, or few, at once."""
     texts = np.array([bytes(value) for value in values])
     width = texts.dtype.itemsize
     digits = texts.view(np.uint8).reshape(len(texts), width)
@@ -126,6 +122,14 @@ def _exact(values: list[Any]) -> np.ndarray:
         digits = np.delete(digits, width - DECIMALS - 1, axis=1) - ord("0")  # what is not a digit wraps to over 9
         if digits.max() <= 9:
             return digits.astype(np.int64) @ 10 ** np.arange(width - 2, -1, -1)
+    with contextlib.suppress(ValueError, OverflowError):  # of decimals
+        whole_us = texts.astype(np.int64)
+        if whole_us.max() < LARGEST_US and whole_us.min() > -LARGEST_US:
+            return whole_us * 1000
+    with contextlib.suppress(ValueError):  # of a word, or of none
+        stamps_us = texts.astype(np.float64)
+        if (np.abs(stamps_us) < EXACT_BELOW).all():
+            return np.rint(stamps_us * 1000).astype(np.int64)
     return np.array([_one_ns(value) for value in values], np.int64)
 
 

@@ -5,7 +5,7 @@ import gc
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ GZIP_FACTOR = 15  # of JSON, about
 SUFFIXES = (".json", ".json.gz")
 
 
-def load(path: str | Path, kinds: Collection[int] | None = None, num_parts: int | None = None) -> Rank:
-    """One file -> Rank.  kinds: those to keep, None: all.  NoTrace (a ValueError) for a file that is not a trace.
+def load(path: str | Path, num_parts: int | None = None) -> Rank:
+    """One file -> Rank.  NoTrace (a ValueError) for a file that is not a trace.
 
     num_parts: that so many processes read, None: as many as may run here, of a large file.
     """
@@ -33,11 +33,11 @@ def load(path: str | Path, kinds: Collection[int] | None = None, num_parts: int 
         most = MAX_PARTS_OF_GZIP if source.is_gzip else num_bytes(path) // PART_BYTES
         num_parts = min(processes(), most) if num_bytes(path) >= PARALLEL_BYTES else 1
     if num_parts == 1:
-        return _rank(path, [_read(path, kinds)])
+        return _rank(path, [_read(path)])
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         with _pool(num_parts - 1) as pool:
-            reading = [pool.submit(_read_into, folder, path, kinds, part, num_parts) for part in range(1, num_parts)]
-            first = _read(path, kinds, 0, num_parts)
+            reading = [pool.submit(_read_into, folder, path, part, num_parts) for part in range(1, num_parts)]
+            first = _read(path, 0, num_parts)
             others = [other.result() for other in reading]
         for part in others:  # once the processes that read are gone
             part["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part["columns"].items()}
@@ -139,8 +139,8 @@ def _pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _read(path: str | Path, kinds: Collection[int] | None, part: int = 0, num_parts: int = 1) -> dict[str, Any]:
-    source, collector = Source(path), Collector(kinds)
+def _read(path: str | Path, part: int = 0, num_parts: int = 1) -> dict[str, Any]:
+    source, collector = Source(path), Collector()
     collects = gc.isenabled()
     gc.disable()  # a chunk is a hundred thousand objects in no circle
     try:
@@ -152,11 +152,9 @@ def _read(path: str | Path, kinds: Collection[int] | None, part: int = 0, num_pa
     return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
 
 
-def _read_into(
-    folder: str, path: str | Path, kinds: Collection[int] | None, part: int, num_parts: int
-) -> dict[str, Any]:
+def _read_into(folder: str, path: str | Path, part: int, num_parts: int) -> dict[str, Any]:
     """_read() with its columns in files: through a pipe the one who merges would hold them twice."""
-    part_read = _read(path, kinds, part, num_parts)
+    part_read = _read(path, part, num_parts)
     for name, column in part_read["columns"].items():
         file = f"{folder}/{part}-{name}.npy"
         np.save(file, column)

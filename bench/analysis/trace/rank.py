@@ -7,7 +7,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from bench.analysis.trace import events
 from bench.analysis.trace.events import (
     BAD,
     COLUMNS,
-    DECODERS,
-    EXACT_BELOW,
+    DECODER,
     KINDS,
     MEMORY,
     MOMENT,
@@ -32,13 +31,11 @@ from bench.analysis.trace.events import (
     nanoseconds,
     whole,
 )
-from bench.analysis.trace.source import Skip
 
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
 STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
 MIN_ROWS = 2**14
 IDS, SMALL = ("correlation", "external"), np.iinfo(np.int32)
-_LARGE = re.compile(rb'"ts"\s*:\s*"?(\d{13,})\.\d')
 _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
 _NO_ARGS = Args()
 
@@ -68,45 +65,28 @@ class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
-    (bytes, dims, types, collective, nelems, group, device type, group size, dtype).  kinds: the ones to keep, None:
-    all.  Those that are not wanted are skipped undecoded (source.Skip), which saves half the time and memory.
+    (bytes, dims, types, collective, nelems, group, device type, group size, dtype).
     """
 
-    def __init__(self, kinds: Collection[int] | None = None) -> None:
-        self._kind_of = _Kinds({name: kind for name, kind in KINDS.items() if kinds is None or kind in kinds})
-        self._skip = None if kinds is None else Skip(name for name, kind in KINDS.items() if kind not in kinds)
+    def __init__(self) -> None:
+        self._kind_of = _Kinds(KINDS)
         self._names: dict[Any, int] = {}
         self._extras: dict[tuple[Any, ...], int] = {}
         self._tracks: dict[tuple[bool, Any, Any], int] = {}  # (is device, number or text, number or text) -> index
         self._track_of = functools.cache(self._track)  # the same by the raw values, which come again and again
         self._columns = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
         self._num_rows = 0
-        self._exact = False  # whether stamps are so large that a float would lose their nanoseconds
-        self._is_first = True
         self.num_events = self.num_bad = 0
 
     def add(self, chunk: bytes) -> None:
-        if self._skip is not None:
-            chunk, num_skipped = self._skip(chunk)
-            self.num_events += num_skipped
-        self._add(chunk)
-
-    def _add(self, chunk: bytes) -> None:
-        if self._is_first and (stamp := _LARGE.search(chunk)):
-            self._exact = int(stamp[1]) >= EXACT_BELOW
-        self._is_first = False
         try:
-            events = DECODERS[self._exact].decode(b"[" + chunk + b"]")
+            events = DECODER.decode(b"[" + chunk + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = self._decode_one_by_one(chunk)
         kind_of = self._kind_of
         kept = [
             event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)
         ]
-        if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
-            self._exact = True  # the chunks before had no stamp that shows it
-            self._add(chunk)
-            return
         self.num_events += len(events)
         if kept:
             self._keep(kept, [kind_of[event.cat] for event in kept])
@@ -190,13 +170,8 @@ class Collector:
         }
 
 
-def _is_rounded(ts: object) -> bool:
-    """Whether a stamp in microseconds was read as a float that has lost its nanoseconds."""
-    return type(ts) is float and abs(ts) >= EXACT_BELOW
-
-
 class _Kinds(dict[str | None, int | None]):
-    """Category -> kind, None if not wanted.  Categories come in capitals too: those seen are remembered."""
+    """Category -> kind, None of any other.  Categories come in capitals too: those seen are remembered."""
 
     def __missing__(self, cat: str | None) -> int | None:
         kind = self.get(cat.lower()) if cat else None

@@ -3,20 +3,15 @@
 Kineto writes one object whose "traceEvents" is an array of a million small objects.  Nothing here parses them: a chunk
 ends where an event ends and the next one begins, which BOUNDARY recognises.  In JSON those bytes cannot stand inside a
 string: a quote there is escaped, and after the quote that ends a string no word follows.
-
-Skip takes events that nobody wants out of a chunk undecoded, which saves half of the time of a large file.  It knows
-the layout in which Kineto writes; of another one everything is decoded.
 """
 
 import collections
 import os
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
@@ -31,14 +26,6 @@ EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"PK\x03\x04"
 # A string that has no end goes to the end: the search would start again at each escaped quote in it.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.S)
-BETWEEN = re.compile(rb'\},\s*\{\s*"ph": "')
-FLOWS = tuple(b'%c", "id"' % letter for letter in b"sft")  # arrows
-ANOTHER = b'"ph"'  # in what lies between two BETWEEN: an event that something else separates
-QUERIES = (
-    *("cudaEvent", "cudaOccupancy", "cudaFunc", "cudaStreamIs", "cudaStreamGet", "cudaStreamWaitEvent", "cudaGet"),
-    *("cudaDeviceGet", "cudaThreadExchange", "cudaPeekAtLastError", "cudaPointerGet"),
-)
-STARTS_OBJECT = np.isin(np.arange(256), list(b' \t\r\n"'))  # a byte that may follow a {; in names another one does
 
 
 class NoTrace(ValueError):
@@ -232,42 +219,3 @@ def _end_of_array(data: bytes) -> int | None:
                 return match.start() if token == b"]" else None
             depth -= 1
     return None
-
-
-class Skip:
-    """skip(chunk) -> (the chunk without events of these categories, how many it lacks).
-
-    Nor has it CUDA's QUERIES (names that begin so): calls that start nothing on the device.
-    """
-
-    def __init__(self, categories: Iterable[str]) -> None:
-        unwanted = [f'X", "cat": "{name}"' for name in categories]
-        unwanted += [f'X", "cat": "cuda_runtime", "name": "{name}' for name in QUERIES]
-        self._unwanted = (*FLOWS, *map(str.encode, unwanted))
-        self._between: bytes | None = None
-
-    def __call__(self, chunk: bytes) -> tuple[bytes, int]:
-        match = BETWEEN.search(chunk) if self._between is None else None
-        between = self._between = match.group() if match else self._between
-        if between is None:
-            return chunk, 0
-        first, *events = chunk.split(between)
-        unwanted = self._unwanted
-        kept = [event for event in events if not event.startswith(unwanted)]
-        if len(kept) == len(events):
-            return chunk, 0
-        if _num_objects(chunk) > len(events) + _num_objects(first):
-            kept = [event for event in events if not event.startswith(unwanted) or ANOTHER in event]
-        is_last_kept = kept and kept[-1] is events[-1]
-        end = b"" if is_last_kept else b"}"  # all but the chunk's last event lack theirs
-        return between.join([first, *kept]) + end, len(events) - len(kept)
-
-
-def _num_objects(data: bytes) -> int:
-    """How many objects begin in it that are no value of a key, as "args": {...} is: no fewer than its events."""
-    bytes_ = np.frombuffer(data, np.uint8)
-    at = np.flatnonzero(bytes_ == ord("{"))
-    before = bytes_[at - 1]
-    is_value = (before == ord(":")) | ((before == ord(" ")) & (bytes_[at - 2] == ord(":")))
-    after = np.minimum(at[~is_value] + 1, len(bytes_) - 1)
-    return int(STARTS_OBJECT[bytes_[after]].sum()) if len(bytes_) else 0

@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.claims.claim import Claim, ClaimedRace, Judged
+from bench.claims.claim import Claim, ClaimedRace, Judged, standard
 from bench.compare import comparison, effects, selection, target, wording
 from bench.compare.verdict import Comparison
-from bench.plans.race import plan
+from bench.plans.race import plan, question
 from bench.plans.race.state import State
 from bench.record import ledger, race_folder
 
@@ -65,7 +65,7 @@ def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 @_if_raced
 def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
-    """Alpha and margins are at most the track's, the race judges what the track judges, and enough runs are planned."""
+    """Alpha and margins are at most the track's, the race asks what the track judges, and enough runs are planned."""
     track = claim.track_rules
     if not track.fixed:
         return None, f"track {claim.track} fixes nothing"
@@ -75,8 +75,8 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
         laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
         if known.plan["n"] < track.repeats:
             laxer.append(f"n {known.plan['n']}, the track's is {track.repeats}")
-        if known.plan.get("judged", track.rules.judged) != track.rules.judged:
-            laxer.append(f"it judges {known.plan['judged']}, the track {track.rules.judged}")
+        if (on := question.of_plan(known.plan)) not in (None, *question.OF_TRACK[track.rules.judged]):
+            laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     margin = f"a margin of {track.rules.equivalence_margin_pct:g} %"
     evidence = f"at most alpha {track.rules.alpha:g} and {margin}, at least {track.repeats} runs per arm"
@@ -137,6 +137,8 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         is_better = again["verdict"] == "faster"
         if claim.track_rules.rules.judged == "steps":
             theirs, ours = again["steps"]
+            if claim.track_rules.rules.statistic == "z":
+                theirs, ours = _first_passing(claim, known), claim.decision["step"]
             sentence = f"{ours} steps, its baseline {theirs}"
             is_better = theirs is not None and ours is not None and ours < theirs
             if effects.spends_more_outside(again["time"]):
@@ -146,6 +148,16 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         baseline = known.plan["baseline"]
         evidence.append(f"{race.race_id}: {sentence}; {baseline} is {race_folder.about(known.plan['arms'])[baseline]}")
     return (True, "; ".join(evidence)) if evidence else (None, "it was not raced against another arm")
+
+
+def _first_passing(claim: Claim, known: State) -> int | None:
+    """The first step at which a race's baseline passes the z rule; where it passes at none, one more than it made."""
+    curves = [run.val_losses for run in claim.others if run.name in known.runs(known.plan["baseline"])]
+    goal = standard(claim.track).goal.target_val_loss
+    if goal is None or not curves:
+        return None
+    found = target.first_passing(curves, goal, claim.track_rules.rules.z_margin_nats)
+    return found.step if found else min(max(curve, default=0) for curve in curves) + 1
 
 
 def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapping[str, Any]) -> Comparison:

@@ -44,11 +44,15 @@ def every_run_completed(claim: Claim) -> Judged:
     """No run failed or is invalid.  A suspect one keeps its loss, and its time does not count."""
 
     def fault_of(run: Run) -> str | None:
+        if claim.may_end_early:
+            return None if run.val_losses else "it has no validation"
         if run.record["status"] != "complete":
             return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
         return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
 
-    return judge_each(claim.runs, fault_of, f"{len(claim.runs)} complete")
+    num_complete = sum(run.record["status"] == "complete" for run in claim.runs)
+    early = f", {len(claim.runs) - num_complete} ended before their schedule, as the z rule allows"
+    return judge_each(claim.runs, fault_of, f"{num_complete} complete" + early * (num_complete < len(claim.runs)))
 
 
 def every_run_was_reproduced(claim: Claim) -> Judged:

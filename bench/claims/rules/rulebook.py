@@ -4,18 +4,20 @@ passed None: the rule does not apply.  A track's own numbers and names are data 
 them is here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TypedDict
 
-from bench.claims.claim import Claim, Judged
+from bench.claims.claim import NOT_KNOWN, Claim, Judged
 from bench.claims.rules import races, records, runs
 from bench.record import verification
 
 
 class Result(TypedDict):
     rule: str  # its name, a sentence
-    passed: bool | None  # None: it does not apply
+    passed: bool | None  # None: it does not apply, or is not known
     evidence: str
+    known: bool  # False: the runs are logs, which do not show it
 
 
 RULES: list[Callable[[Claim], Judged]] = [
@@ -47,13 +49,31 @@ RULES: list[Callable[[Claim], Judged]] = [
 ]
 
 
-ON_REQUEST: list[Callable[[Claim], Judged]] = [records.every_run_was_reproduced]  # judge --replayed
+# Only a ledger, a config.yaml or what the referee saw can answer these
+NOT_IN_LOGS = {
+    records.the_ledger_is_whole,
+    records.every_record_matches_the_ledger,
+    records.git_identified_the_code_of_every_run,
+    records.the_contestant_was_audited,
+    runs.nothing_that_the_track_fixes_was_changed,
+    runs.the_data_are_those_of_the_track,
+    runs.no_forbidden_instrument_ran,
+    runs.no_run_was_left_out,
+}
 
 
 def check(claim: Claim, replayed: bool = False) -> list[Result]:
-    """Every rule, also after one that failed.  replayed: demand replays too."""
-    applied = verification.applied(RULES + ON_REQUEST * replayed, claim)
-    return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in applied]
+    """Every rule, also after one that failed.  replayed: demand replays too.  claim.against: that it is better."""
+    on_request = [records.every_run_was_reproduced] * replayed
+    on_request += [runs.it_is_better_than_the_other] * (claim.against is not None)
+    results: list[Result] = []
+    for rule in RULES + on_request:
+        if claim.is_of_logs and rule in NOT_IN_LOGS:
+            rule = functools.wraps(rule)(lambda claim: (None, NOT_KNOWN))
+        ((name, passed, evidence),) = verification.applied([rule], claim)
+        known = not (passed is None and evidence.startswith(NOT_KNOWN))
+        results.append({"rule": name, "passed": passed, "evidence": evidence, "known": known})
+    return results
 
 
 def first_failed(claim: Claim) -> str | None:

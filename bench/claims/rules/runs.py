@@ -3,10 +3,11 @@
 A track's numbers, models and names are its own: track.rules, track.fixed and the data in conf/.
 """
 
+import collections
 from collections.abc import Iterable
 
 from bench.base.text_table import counted, some
-from bench.claims.claim import Claim, Judged, Kind, Run
+from bench.claims.claim import AVERAGED, NOT_KNOWN, Claim, Judged, Kind, Run
 from bench.claims.rules.records import judge_each
 from bench.compare import eligibility, target
 from bench.config import schema
@@ -23,7 +24,9 @@ _known_deviations: dict[str, list[str]] = {}  # by config_id: composing takes a 
 
 
 def the_runs_share_config_and_code(claim: Claim) -> Judged:
-    """One config and one code; the code is in git or in the run's own folder."""
+    """One config and one code; the code is in git or in the run's own folder.  Of logs, the code that they embed."""
+    if claim.is_of_logs:
+        return _logs_share_code(claim)
     if len(claim.kinds) > 1:
         versions = {code_state.identity_version(run.record["code"]) for run in claim.runs}
         kinds = [f"config {config} with code {str(source)[:12]}" for config, source in sorted(claim.kinds, key=str)]
@@ -34,9 +37,25 @@ def the_runs_share_config_and_code(claim: Claim) -> Judged:
     if hidden:
         return False, f"{', '.join(hidden)}: its value is not recorded, so whether the runs share it is unknown"
     code = claim.runs[0].record["code"]
-    commit = f"commit {code['commit'][:8]}" if code["commit"] else "no commit"
+    commit = f"commit {code['commit'][:8]}" if code["commit"] else "no commit: commit what was raced, and race again"
     commit += " and the difference in code/" * bool(code["commit"] and code["dirty"])
     return code["commit"] is not None, f"config {claim.runs[0].record['config_id']}, {commit}"
+
+
+def _logs_share_code(claim: Claim) -> Judged:
+    """A literal seed and a run's name may differ; all else that differs makes another code."""
+    logs = [run.record["imported"] or {} for run in claim.runs]
+    names = [log.get("code_id") or run.record["code"]["source_sha256"] for log, run in zip(logs, claim.runs)]
+    counts = collections.Counter(name for name in names if name)
+    listed = ", ".join(f"{num} of code {name[:12]}" for name, num in counts.most_common())
+    if len(counts) > 1:
+        return (
+            False,
+            f"{some(listed.split(', '), 4)}: the logs embed {len(counts)} codes, so they are not repeats of one",
+        )
+    if None in names:
+        return None, f"{NOT_KNOWN}: {names.count(None)} of {counted(len(names), 'log')} embed no code"
+    return True, f"{listed}, but for its seed; {NOT_KNOWN} whether its arguments were the same"
 
 
 def the_runs_share_one_setting(claim: Claim) -> Judged:
@@ -44,6 +63,12 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
 
     Scripts that were raced with another interpreter each may differ in what that holds, from arm to arm.
     """
+    if claim.is_of_logs:
+        differing = eligibility.differing_settings(claim.rows)
+        of_time = claim.track_rules.rules.judged == "time"
+        return False if differing and of_time else None, (
+            f"{', '.join(differing)} differ" + "; the track judges no times" * (not of_time) if differing else NOT_KNOWN
+        )
     own, others = ([run for run in runs if run.record["status"] == "complete"] for runs in (claim.runs, claim.others))
     settings = {run.record["comparability_id"] for run in own + others}
     evidence = f"comparability_id {', '.join(sorted(map(str, settings)))}"
@@ -66,6 +91,10 @@ def every_run_has_its_own_seed(claim: Claim) -> Judged:
         by_losses.setdefault(step_files.losses_id_of(run.folder) or run.name, []).append(run.name)
     twice = [f"seed {seed}: {', '.join(names)}" for seed, names in by_seed.items() if len(names) > 1]
     evidence = f"seeds {_numbers(by_seed)}, no two runs with the same losses"
+    if claim.is_of_logs:
+        by_seed.pop(None, None)
+        evidence = f"no two of {counted(len(claim.runs), 'log')} have the same validations"
+        evidence += f"; copies of these, not counted: {some(claim.copies, 3)}" if claim.copies else ""
     same = "have bit-identical training losses: they are one run, whatever their seeds"
     if any(run.record.get("script") for run in claim.runs):
         evidence = (
@@ -86,13 +115,17 @@ def there_are_enough_runs(claim: Claim) -> Judged:
     One that ran beside others of its sweep counts nowhere.
     """
     wanted, judged = claim.num_runs, claim.track_rules.rules.judged
+    if wanted is None:
+        return None, f"track {claim.track} asks for no number of runs"
     count = ("valid", "suspect") if judged == "steps" else ("valid",)
     num_valid = sum(run.record["validity"] in count and not run.record.get("beside") for run in claim.runs)
+    if claim.may_end_early:
+        num_valid = len(claim.runs)
     runs = counted(len(claim.runs), "run")
-    evidence = f"{num_valid} {' or '.join(count)} of {runs}, the track needs {wanted or 'none'}"
+    evidence = f"{num_valid} {' or '.join(count)} of {runs}, the track needs {wanted}"
     suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
     doubts = sorted({reason for record in suspect for reason in record["validity_reasons"]})
-    return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
+    return num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
 
 
 def all_claimed_runs_are_present(claim: Claim) -> Judged:
@@ -154,10 +187,32 @@ def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
 
 
 def the_target_is_reached(claim: Claim) -> Judged:
-    """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
-    rows, losses_ids = zip(*((row_of(run.record), step_files.losses_id_of(run.folder)) for run in claim.runs))
-    decision = target.decide(rows, claim.track_rules.p_value, losses_ids)
-    return decision["passed"], decision["words"]
+    """The mean val_loss is below the track's target, by the statistic that it names; or every run reached it."""
+    by_average = any(AVERAGED in str(run.record.get("imported")) for run in claim.runs) and claim.decision["step"]
+    words = claim.decision["words"] + f"; by {AVERAGED}, which the logs go by" * bool(by_average)
+    return claim.decision["passed"], words
+
+
+def it_is_better_than_the_other(claim: Claim) -> Judged:
+    """With --against: modded-nanogpt's pairwise rule, a saved step being worth as many nats as the track says."""
+    rules, steps = claim.track_rules.rules, []
+    if rules.statistic != "z" or claim.against is None:
+        return False, f"track {claim.track} has no rule for two results: race them, ./run.sh race A=... B=..."
+    for result in (claim, claim.against):
+        found = result.decision
+        if found["step"] is None or found["mean"] is None:
+            return (
+                False,
+                f"{'this' if result is claim else 'the other'} result does not reach the target: {found['words']}",
+            )
+        steps.append(target.StepMean(found["step"], found["n"], found["mean"]))
+    new, old = steps
+    margin_nats = target.pairwise_margin_nats(new, old, rules.nats_per_100_steps)
+    return target.is_enough(margin_nats, rules.z_margin_nats), (
+        f"step {new.step} (mean {new.mean:.5f}, n={new.n}) against step {old.step} (mean {old.mean:.5f}, n={old.n}): "
+        f"(loss saved + {rules.nats_per_100_steps:g} nats per 100 steps saved) / sqrt(1/n + 1/n) = {margin_nats:.5f}, "
+        f"needed {rules.z_margin_nats:g}"
+    )
 
 
 def nothing_that_the_track_fixes_was_changed(claim: Claim) -> Judged:
@@ -196,11 +251,17 @@ def the_hardware_is_that_of_the_track(claim: Claim) -> Judged:
         return None
 
     first = row_of(claim.runs[0].record)
-    return judge_each(claim.all_runs, fault_of, first["device"] or "CPU")
+    printing = [run for run in claim.all_runs if run.record["environment"]["gpus"] or not run.is_log]
+    passed, evidence = judge_each(printing, fault_of, first["device"] or "CPU")
+    if passed and len(printing) < len(claim.all_runs):
+        return None, f"{NOT_KNOWN}: {len(claim.all_runs) - len(printing)} of them do not print their GPUs"
+    return passed, evidence
 
 
 def the_data_are_those_of_the_track(claim: Claim) -> Judged:
     """All runs read the same bytes, with the sha256 that the track's data must have where conf/data/ names one."""
+    if not any(name.split(".")[0] == "data" for name in claim.track_rules.fixed):
+        return None, f"track {claim.track} fixes no data"
     wanted = {"train": claim.data.train_sha256, "val": claim.data.val_sha256}
     first = _data(claim.runs[0])
 
@@ -225,6 +286,8 @@ def _short(hashes: list[str]) -> str:
 def only_what_may_be_untimed_was_untimed(claim: Claim) -> Judged:
     """One timing protocol, and it excludes nothing from train_s but what the track allows."""
     allowed, first = claim.track_rules.rules.may_be_untimed, claim.runs[0].record["timing_protocol"]["id"]
+    if claim.is_of_logs:
+        return None, NOT_KNOWN if claim.track_rules.rules.judged == "time" else "the track judges no times"
 
     def fault_of(run: Run) -> str | None:
         protocol = run.record["timing_protocol"]

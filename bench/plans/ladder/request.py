@@ -20,6 +20,7 @@ from bench.record import named, race_folder
 
 N = 3  # runs a rung
 NAME = "ladder"
+ON = "time_to_target"
 SIZE = "size"  # the only argument that just a ladder has
 TARGET = (
     "goal.target_val_loss of the runs; without one the highest val_loss of the lowest rung's runs at their last step"
@@ -59,7 +60,7 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
     arms = {
         fit.rung.arm: {"overrides": [*size.all_overrides, *fit.overrides, *overrides], "rev": None} for fit in runnable
     }
-    return size, fitted, {"n": N, "name": NAME} | settings | {"arms": arms, "ladder": kept}
+    return size, fitted, {"n": N, "name": NAME, "on": ON} | settings | {"arms": arms, "ladder": kept}
 
 
 def check(arguments: Sequence[str]) -> None:
@@ -74,6 +75,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
     given = [word for word in arguments if word.startswith(f"{SIZE}=")]
     named_sizes = [sizes.named(word.partition("=")[2]) for word in given]
     settings = plan.parse_request([word for word in arguments if "=" in word and word not in given])
+    if "on" in settings:
+        raise ValueError(f"on={settings['on']}: a ladder asks for the time to its own target: leave it out")
     if settings.pop("arms"):
         raise ValueError(
             "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
-from bench.config import user_code
+from bench.config import schema, user_code
 from bench.machine import code_copy, code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
@@ -31,6 +31,7 @@ TAIL_LINES = 15
 TICK_S = 0.5
 # this file's names, the newest first: a revision has one
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
+OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; of the goal the steps, where schedules end
 MANY = "-"  # in place of an arm's overrides: those of several arms are on standard input
 
 
@@ -140,7 +141,8 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         known |= {"own": job.own} if job.own else {}
         known |= {"redacted": run["redacted"]} if "redacted" in run else {}
         checks = [asdict(check) for check in ready.checks(job, env, foreign_cores)]
-        facts[number] = known | {"row": _best_row(job, run), "preflight": checks}
+        known |= {"row": _best_row(job, run), "changes_losses": _what_changes_losses(schema.to_dict(job.config))}
+        facts[number] = known | {"preflight": checks}
     return facts
 
 
@@ -166,6 +168,12 @@ def _best_row(job: "Job", run: Any) -> dict[str, Any]:
     hoped |= {"target_reached": True, "val_loss": row["target_val_loss"]}
     num_steps = None if goal.stop_at_target else goal.num_steps
     return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
+
+
+def _what_changes_losses(settings: dict[str, Any]) -> dict[str, Any]:
+    """A config as a dict -> {section: settings} from which the losses of a run follow, but for rounding."""
+    (settings["model"] or {}).pop("activation_checkpointing", None)
+    return {name: settings[name] for name in OF_LOSSES} | {"schedule": settings["goal"]["num_steps"]}
 
 
 def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:

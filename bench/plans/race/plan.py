@@ -15,6 +15,7 @@ from typing import Any
 from bench.base.stats import ALPHA
 from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.compare.target import MARGIN_PCT
+from bench.plans.race.question import QUESTIONS
 
 SCHEMA_VERSION = 1
 N = 5  # runs an arm; a record needs what its track says
@@ -33,7 +34,7 @@ RULES = {
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
-DEFAULTS |= {"first_seed": 0, "order_seed": 0, "judged": "time"}
+DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None}
 # word: (what the plan calls it, how it is read, what it must be)
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "n": ("n", int, "a number of runs"),
@@ -42,6 +43,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "margin": ("loss_margin_nats", float, "a number of nats"),
     "seed": ("first_seed", int, "a number"),
     "name": ("name", str, "a name"),
+    "on": ("on", lambda text: {word: word for word in QUESTIONS}[text], f"one of {', '.join(QUESTIONS)}"),
 }
 
 
@@ -86,7 +88,7 @@ def _setting(key: str, value: str) -> Any:
     _, read, what = SETTINGS[key]
     try:
         parsed = read(value)
-    except ValueError:
+    except (ValueError, KeyError):
         raise ValueError(f"{key}={value}: it must be {what}") from None
     if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
         raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
@@ -108,7 +110,7 @@ def make(
     _check(list(arms), n, given)
     plan = {"schema_version": SCHEMA_VERSION, "name": given["name"], "made_at": made_at, "track": given["track"]}
     plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
-    for key in ("looks", "judged", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
+    for key in ("on", "why_on", "looks", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
         plan[key] = given[key]
     plan["order"] = order(list(arms), n, given["first_seed"], given["order_seed"])
     plan |= {"rules": RULES, "session_id": given["session_id"]} | ({} if ladder is None else {"ladder": ladder})

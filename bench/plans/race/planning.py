@@ -14,7 +14,7 @@ from bench.base.reading.damage import reading_record
 from bench.compare import eligibility, target
 from bench.launch import ready
 from bench.machine.preflight import Check
-from bench.plans.race import arm_process, plan, state, worktrees
+from bench.plans.race import arm_process, plan, question, state, worktrees
 from bench.record import ledger, race_folder
 from bench.record.rows import COLUMNS
 
@@ -47,15 +47,12 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     if not anyway:
         _refuse_identical(facts)
         _refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
+    if "on" in settings:
+        settings["why_on"] = None
+        if "ladder" not in settings:
+            question.refuse_unanswerable(settings["on"], facts)
+    settings = _as_the_arms_suggest(facts, results) | settings
     agree_on_machine(facts, anyway)
-    ids = {arm["config_id"] for arm in arms.values()}  # the first seed that no started run of these configs has had
-    starts = [run["start"] for run in ledger.read(results).runs.values()]
-    last_seed = max((start["seed"] or 0 for start in starts if start["config_id"] in ids), default=-1)
-    rules = target.rules_of(first["track"])
-    settings = {"alpha": rules.alpha, "loss_margin_nats": rules.loss_margin_nats} | settings
-    settings.setdefault("first_seed", last_seed + 1)
-    settings |= {"equivalence_margin_pct": rules.equivalence_margin_pct, "judged": rules.judged}
-    settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}
     made = plan.make(arms, made_at=utc.now(), **settings)
     folder = race_folder.of(results, made["race_id"])
     try:
@@ -67,6 +64,26 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
         why = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
         raise ValueError(f"{results}: {why}") from None
     return folder
+
+
+def _as_the_arms_suggest(facts: Mapping[str, Mapping[str, Any]], results: Path) -> dict[str, Any]:
+    """What a request need not name, or cannot: by the arms, their track and chance."""
+    first = next(iter(facts.values()))
+    rules = target.rules_of(first["track"])
+    ids = {
+        known["config_id"] for known in facts.values()
+    }  # the first seed that no started run of these configs has had
+    starts = [run["start"] for run in ledger.read(results).runs.values()]
+    last_seed = max((start["seed"] or 0 for start in starts if start["config_id"] in ids), default=-1)
+    on, why_on = question.chosen(facts, rules.judged)
+    return {key: getattr(rules, key) for key in target.LIMITS} | {
+        "on": on,
+        "why_on": why_on,
+        "first_seed": last_seed + 1,
+        "order_seed": secrets.randbits(32),
+        "session_id": first["session_id"],
+        "track": first["track"],
+    }
 
 
 def enter(folder: Path, results: Path) -> None:

@@ -13,7 +13,7 @@ from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, plan, planning, state, worktrees
+from bench.plans.race import arm_process, plan, planning, question, state, worktrees
 from bench.plans.race.state import Slot, State
 from bench.record import ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
@@ -74,11 +74,22 @@ def _introduce(race: State) -> None:
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
     runs = f"{known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}"
     say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
+    if on := known.get("on"):
+        because = (
+            f", because {known['why_on']}; on={'loss' if on == 'time' else 'time'} asks another"
+            if known["why_on"]
+            else ""
+        )
+        say("plan", f"the question: {question.QUESTIONS[on]}{because}")
     rules = target.track_settings(known["track"])
     if rules.get("fixed") and known["n"] < rules["repeats"]:
         few = f"n={known['n']} is too few for a claim on track {known['track']}, which requires {rules['repeats']} runs"
         remedy = "the race will have a verdict, but ./run.sh judge will refuse a claim"
         say("plan", f"{few} (n={rules['repeats']}): {remedy}")
+    judged = target.rules_of(known["track"]).judged
+    if rules.get("fixed") and on and on not in question.OF_TRACK[judged]:
+        asked = f"track {known['track']} judges {judged}, and ./run.sh judge will refuse a claim on={on}"
+        say("plan", f"{asked}: on={question.OF_TRACK[judged][0]} asks what the track judges")
 
 
 def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

@@ -36,6 +36,8 @@ PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{
 RULE = b"=" * 40
 PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # how code may begin
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
+# what may differ in the code of repeats: a literal seed, the name of the run
+OF_ONE_RUN = re.compile(rb"""(?i)(\b(?:manual_)?seed\b\W{1,5})\d+|(\brun_id\s*=\s*)(?:"[^"\n]*"|'[^'\n]*')""")
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 UNTIMED_STEPS = 10
 MEANINGS = (
@@ -53,13 +55,19 @@ def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
     training log.
     """
     data = lines.plain(data)
-    source, start = _source(data)
+    code, start = _source(data)
+    source, code_id = None, None
+    if code:
+        source = hashlib.sha256(code).hexdigest()
+        code_id = hashlib.sha256(OF_ONE_RUN.sub(rb"\1\2", code)).hexdigest()
     first_number = data.count(b"\n", 0, start) + 1
     metrics, text, is_metric = lines.read(data[start:])
     _drop_copies(metrics, text)
     spans = _split(metrics)
     of_runs = zip(spans, _facts_of_runs(metrics, spans, text, is_metric))
     runs = [_run(metrics, span, facts, source, number) for number, (span, facts) in enumerate(of_runs)]
+    for run in runs:
+        run.code_id = code_id
     unmatched = [(first_number + line, text) for line, text in metrics.unmatched]
     counts = {"num_repeated": metrics.num_repeated, "num_tail_lines": len(metrics.tails)}
     return runs, {"unmatched": unmatched, "format_id": _format(metrics)} | counts
@@ -212,8 +220,8 @@ def _started(data: bytes) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _source(data: bytes) -> tuple[str | None, int]:
-    """(sha256 of the code in a log, where what follows it starts): before the first rule, or between the first two.
+def _source(data: bytes) -> tuple[bytes | None, int]:
+    """(the code in a log, where what follows it starts): before the first rule, or between the first two.
 
     No code: (None, 0).  Lines in it that look like metric lines are code, if it is Python; else there is no code there.
     """
@@ -228,7 +236,7 @@ def _source(data: bytes) -> tuple[str | None, int]:
     code = data[start:stop].strip()
     if metric < stop and not (last and PYTHON.match(code) and IMPORT.search(code)):
         return None, 0
-    return (hashlib.sha256(code).hexdigest() if code else None), after
+    return code or None, after
 
 
 def _rule(data: bytes, start: int) -> tuple[int, int] | None:

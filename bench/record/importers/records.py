@@ -1,5 +1,6 @@
 """A foreign Run -> a record with provenance "imported": the same keys as ours, null where the log does not say."""
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -7,15 +8,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import yaml
 
 from bench.base.units import MIB, gib_from_bytes, s_from_ms
+from bench.config import groups
 from bench.record.importers.lines import Columns
 from bench.record.metrics import metrics
 from bench.record.run_folder import SCHEMA_VERSION
 from bench.record.shape import Record, Section
 from bench.record.step_files import StepRow
 
-TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization": 3.28}  # modded-nanogpt README
 CLOCK = "as printed by the log's own program; its lines are not synchronised with the device"
 # Printed with four digits.  Of the 1,700 runs in modded-nanogpt's public logs, of which all but 21 have 7 or more, no
 # two agree in all of them that are not one: the same 35 copies as with the time.
@@ -46,6 +48,7 @@ class Run:
     # the number that the log's author goes by, where it is not val_loss
     headline: dict[str, str] = field(default_factory=dict)
     source_sha256: str | None = None
+    code_id: str | None = None  # the same for code that differs in its literal seed or the run's name alone
     diverged_step: int | None = None  # the first whose loss is printed as nan or inf
     flags: dict[int, str] = field(default_factory=dict)  # step -> why its time is not its own
     model: str = "unknown"
@@ -65,7 +68,7 @@ def record_of(
     unknown = dict.fromkeys(("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher"))
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
     peak_mib = run.facts.get("peak_mib")
-    goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
+    goal = {"target_val_loss": _target_of(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
     record: Section = unknown | {
         "deviations": [],
         "command": [],
@@ -111,6 +114,7 @@ def _imported(run: Run, form: str, facts: dict[str, Any], file: str) -> Section:
         "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
         "format": form,
         "format_id": facts["format_id"],
+        "code_id": run.code_id,
         "file": file,
         "sha256": facts["sha256"],
         "run_of_file": run.number,
@@ -210,13 +214,22 @@ def rows_of(run: Run) -> list[StepRow]:
 def _named(path: Path, part_of: Path | None) -> tuple[str, str, str]:
     """(track, name, the file as the record names it: below the folder that was given, never a home folder)."""
     parts = path.resolve().parts
-    if track := next((track for track in TARGETS if track in parts), None):
+    if track := next((track for track in groups.UPSTREAM_TRACKS if track in parts), None):
         inside = parts[parts.index(track) :]
         rest = inside[2:-1] if inside[1:2] == ("results",) else inside[1:-1]
-        return track, _slug("-".join(rest) or path.stem), "/".join(inside)
+        return groups.UPSTREAM_TRACKS[track], _slug("-".join(rest) or path.stem), "/".join(inside)
     name = path.parent.name if part_of and path.parent != part_of else path.stem
     below = part_of is not None and path.is_relative_to(part_of)
     return "imported", _slug(name), str(path.relative_to(part_of)) if part_of and below else path.name
+
+
+@functools.cache
+def _target_of(track: str) -> float | None:
+    """The target of a track of conf/; None for "imported", which is none."""
+    if track not in groups.choices("track"):
+        return None
+    target: float | None = yaml.safe_load(groups.path_of("track", track).read_text())["goal"].get("target_val_loss")
+    return target
 
 
 def _slug(text: str) -> str:

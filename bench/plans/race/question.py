@@ -1,0 +1,75 @@
+"""What a race asks of its arms: time, loss, time_to_target or steps_to_target, by on= or by what the arms differ in.
+
+Facts are those of bench/plans/race/arm_process.py: {arm: facts}, the baseline first.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.compare.eligibility import AMOUNTS
+
+QUESTIONS = {  # word of on=: what it asks
+    "time": "time, at equal losses",
+    "loss": "loss, at equal steps",
+    "time_to_target": "time to the target loss",
+    "steps_to_target": "steps to the target loss",
+}
+OF_TRACK = {"time": ("time", "time_to_target"), "steps": ("steps_to_target",)}  # that answer what a track judges
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+def of_plan(plan: Mapping[str, Any]) -> str | None:
+    """One of QUESTIONS; of a plan from before on= what its track judged; None: of one that does not say."""
+    judged: str | None = plan.get("judged")
+    return plan.get("on") or (OF_TRACK[judged][0] if judged else None)
+
+
+def chosen(facts: Facts, judged: str) -> tuple[str, str]:
+    """(one of QUESTIONS, why) where on= names none.  judged: by the track, time or steps."""
+    if judged == "steps":
+        return "steps_to_target", "the track judges steps"
+    settings = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision does not say
+    differing = [
+        name for name in settings[0] if all(settings) and any(of[name] != settings[0][name] for of in settings)
+    ]
+    has_target = not any(_lacks_target(facts))
+    if unequal := next(_unequal(facts), None):
+        return ("time_to_target" if has_target else "time"), unequal
+    if not differing:
+        one_code = len({known["source_sha256"] for known in facts.values()}) == 1
+        return "time", "no setting that differs changes losses" if one_code else "the arms differ in code"
+    why = f"the arms differ in {' and '.join(differing)}"
+    if has_target and all(known["row"]["stop_at_target"] for known in facts.values()):
+        return "time_to_target", f"{why}, and every run ends at the target"
+    return "loss", why
+
+
+def refuse_unanswerable(on: str, facts: Facts) -> None:
+    """ValueError for a question that these arms can never answer."""
+    if on.endswith("to_target") and (lacking := next(_lacks_target(facts), None)):
+        raise ValueError(f"on={on}: {lacking}: give goal.target_val_loss=LOSS beside the arms, or on=loss")
+    if on == "loss":
+        if unequal := next(_unequal(facts), None):
+            remedy = "give them the same, or goal.target_val_loss=LOSS and on=time_to_target"
+            raise ValueError(f"on=loss: {unequal}, and losses are compared after equal training: {remedy}")
+        if ends := [name for name, known in facts.items() if (known.get("row") or {}).get("stop_at_target")]:
+            why = f"runs of {ends[0]} end at their target, whatever they could reach"
+            raise ValueError(f"on=loss: {why}: give goal.stop_at_target=false, or on=time_to_target")
+
+
+def _lacks_target(facts: Facts) -> Iterator[str]:
+    """Why the arms have no target in common: a sentence, or nothing."""
+    targets = {name: (known.get("row") or {}).get("target_val_loss") for name, known in facts.items()}
+    for name, target in targets.items():
+        if target is None:
+            yield f"{name} has no target loss"
+    if len(set(targets.values())) > 1:
+        yield f"the arms have different targets ({', '.join(f'{loss} in {name}' for name, loss in targets.items())})"
+
+
+def _unequal(facts: Facts) -> Iterator[str]:
+    """In what amounts of training the arms differ: sentences.  Unknown ones, of runs that end at a target, do not."""
+    for column, _, unit in AMOUNTS:
+        amounts = {name: (known.get("row") or {}).get(column) for name, known in facts.items()}
+        if len({amount for amount in amounts.values() if amount is not None}) > 1:
+            yield f"the arms take different numbers of {unit} ({', '.join(map(str, amounts.values()))})"
