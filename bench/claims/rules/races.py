@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.claims.claim import Claim, ClaimedRace, Judged, standard
@@ -132,7 +132,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         ends = [line for line in known.lines if line["event"] == "race_end"]
         if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(known.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
-        again = _verdict_again(claim, race, known, reported["time"]["floor_pct"])
+        again = _verdict_again(claim, race, known, reported)
         sentence = wording.standalone_verdict(again)
         if again["verdict"] != reported["verdict"] or again["time"]["change_pct"] != reported["time"]["change_pct"]:
             in_race_json = wording.standalone_verdict(reported)
@@ -163,7 +163,7 @@ def _first_passing(claim: Claim, known: State) -> int | None:
     return found.step if found else min(max(curve, default=0) for curve in curves) + 1
 
 
-def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: float) -> Comparison:
+def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapping[str, Any]) -> Comparison:
     folders = {run.name: run.folder for run in claim.all_runs}
     arms = [
         selection.arm_from_folders(
@@ -175,7 +175,8 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: flo
         )
         for name in known.plan["arms"]
     ]
-    return dict(comparison.compare_arms(arms, diagnose=False, floor_pct=floor_pct))[race.arm]
+    kept = {"floor_pct": reported["time"]["floor_pct"], "earlier_weight": reported.get("earlier_weight", 1.0)}
+    return dict(comparison.compare_arms(arms, diagnose=False, **kept))[race.arm]
 
 
 def the_table_matches_the_runs(claim: Claim) -> Judged:
