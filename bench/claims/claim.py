@@ -54,10 +54,8 @@ class Run:
 
     @functools.cached_property
     def val_losses(self) -> dict[int, float]:
-        """{step: val_loss}; of a log that goes by AVERAGED, these.  ValueError: steps.csv cannot be read."""
-        tails = (self.record.get("imported") or {}).get("line_tails") or {}
-        averaged = {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail}
-        return averaged or step_files.val_losses(self.folder)
+        """{step: val_loss}, as val_losses_of() has them.  ValueError: steps.csv cannot be read."""
+        return val_losses_of(self.record, step_files.val_losses(self.folder))
 
     @property
     def is_discarded(self) -> bool:
@@ -67,6 +65,12 @@ class Run:
     def config(self) -> schema.Config:
         """The run's own config.yaml.  ValueError where it cannot be read."""
         return schema.read(self.folder)
+
+
+def val_losses_of(record: Record, val_losses: dict[int, float]) -> dict[int, float]:
+    """{step: val_loss} of a run's validations -> those that are judged: of a log that goes by AVERAGED, these."""
+    tails = (record.get("imported") or {}).get("line_tails") or {}
+    return {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail} or val_losses
 
 
 @dataclass
@@ -120,7 +124,7 @@ class Claim:
 
     @property
     def rows(self) -> list[Row]:
-        """Of the claimed runs; what a log does not say of its target is the track's."""
+        """Of the claimed runs.  The target of a log is the track's."""
         goal = {"target_val_loss": standard(self.track).goal.target_val_loss} if self.is_of_logs else {}
         return [cast(Row, {**row_of(run.record), **goal}) for run in self.runs]
 
@@ -253,9 +257,12 @@ def are_one(curve: target.Curve, other: target.Curve) -> bool:
     """Whether two logs are of one run: most of the validations that they share are equal, as printed.
 
     Two runs agree in few: losses of sd 0.0013 that are printed with four digits are equal in 2 of 100 cases.
+    A single one is enough where it is all that the log has, beside one with more: a summary of it.
     """
     shared = [step for step in curve if step in other and step > 0]
-    return len(shared) >= MIN_SHARED and sum(curve[step] == other[step] for step in shared) > len(shared) / 2
+    num_equal = sum(curve[step] == other[step] for step in shared)
+    is_summary = len(curve) == 1 < len(other) and num_equal == 1
+    return is_summary or (len(shared) >= MIN_SHARED and num_equal > len(shared) / 2)
 
 
 def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:

@@ -82,7 +82,7 @@ def _folders(names: Sequence[str], folder: Path | None) -> list[Path]:
         return named.runs(names)
     except ValueError:
         found = [path for word in named.find(names) for path in word.holders]
-        if folder is None or next(run_folder.find_runs(found), None):
+        if folder is None or next(run_folder.find_runs(path for path in found if path.is_dir()), None):
             raise
         from bench.cli import import_logs  # numpy, which a judge of records does not need
         from bench.record.importers import dialects

@@ -5,6 +5,7 @@ PART: import_logs, results, telemetry, harness (the default ones), slope (table 
 Alone: gpu [--rehearse] [--json] races the harness against plain loops on a GPU; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
+Alone: records [CLONE] makes docs/records.md, the public records of modded-nanogpt judged (public_records.py).
 Alone: leaks [NUM_TOKENS ...]: how small a leak an audit on random tokens finds (leaks.py).
 Alone: rounding FOLDER trains at other instruction sets what bench/plans/replay/rounding.json is made of (rounding.py).
 """
@@ -29,6 +30,8 @@ def main(parts):
     if parts[:1] in (["faults"], ["rounding"]):
         module = importlib.import_module(f"benchmarks.{parts[0]}")
         return bench_self.show([bench_self.row(*one) for one in module.measure(*parts[1:])])
+    if parts[:1] == ["records"]:
+        return importlib.import_module("benchmarks.public_records").main(*parts[1:])
     if parts[:1] in (["contestants"], ["leaks"]):
         return importlib.import_module(f"benchmarks.{parts[0]}").main(*parts[1:])
     unknown = [part for part in parts if part not in PARTS]

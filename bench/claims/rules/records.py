@@ -51,7 +51,7 @@ def every_run_completed(claim: Claim) -> Judged:
         return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None
 
     num_complete = sum(run.record["status"] == "complete" for run in claim.runs)
-    early = f", {len(claim.runs) - num_complete} ended before their schedule, as the z rule allows"
+    early = f", {len(claim.runs) - num_complete} stopped within their schedules, as the z rule allows"
     return judge_each(claim.runs, fault_of, f"{num_complete} complete" + early * (num_complete < len(claim.runs)))
 
 

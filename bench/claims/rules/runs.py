@@ -87,13 +87,14 @@ def every_run_has_its_own_seed(claim: Claim) -> Judged:
     by_seed: dict[int | None, list[str]] = {}
     by_losses: dict[str, list[str]] = {}
     for run in claim.runs:
-        by_seed.setdefault(run.record["seed"], []).append(run.name)
+        if run.record["seed"] is not None or not run.is_log:
+            by_seed.setdefault(run.record["seed"], []).append(run.name)
         by_losses.setdefault(step_files.losses_id_of(run.folder) or run.name, []).append(run.name)
     twice = [f"seed {seed}: {', '.join(names)}" for seed, names in by_seed.items() if len(names) > 1]
     evidence = f"seeds {_numbers(by_seed)}, no two runs with the same losses"
     if claim.is_of_logs:
-        by_seed.pop(None, None)
-        evidence = f"no two of {counted(len(claim.runs), 'log')} have the same validations"
+        printed = _numbers(by_seed) or "none"
+        evidence = f"no two of {counted(len(claim.runs), 'log')} have the same losses; seeds printed: {printed}"
         evidence += f"; copies of these, not counted: {some(claim.copies, 3)}" if claim.copies else ""
     same = "have bit-identical training losses: they are one run, whatever their seeds"
     if any(run.record.get("script") for run in claim.runs):

@@ -1,0 +1,389 @@
+"""What public_records.py keeps -> docs/records.md: numbers and verdicts are the harness's own, made here.
+
+The words around the tables are public_records.md, those about single records public_records.yaml.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import statistics
+import string
+import textwrap
+from typing import Any
+
+from bench.base import stats
+from bench.base.text_table import counted
+from bench.compare import effects, eligibility, target, verdict
+from benchmarks import public_records as kept
+
+OFF_PCT = 0.5  # between README's time and the logs' mean, from which a note says so
+DIFFERENT_POINTS = 0.3  # between two changes in per cent
+USUAL_GPUS = "8 x NVIDIA H100 80GB HBM3"
+# When README got the rules, by its history: p < 0.01 (commit 3030776e), a baseline on the same hardware (4b6328c3)
+P_SINCE, BASELINE_SINCE = "2024-12-04", "2025-12-02"
+PULLS = "https://github.com/KellerJordan/modded-nanogpt/pull/"
+UNMATCHED = "unmatched code"
+wrap = textwrap.TextWrapper(140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+@dataclasses.dataclass
+class Record:
+    """A row of README's table with what its logs say."""
+
+    track: str
+    claim: dict[str, Any]
+    before: dict[str, Any] | None  # the row of README before it
+    facts: dict[str, Any]
+    given: dict[str, Any]  # of the yaml
+
+    def __post_init__(self):
+        self.number = self.claim["number"]
+        self.rows, self.baseline = self.arm(""), self.arm(" baseline")
+        self.timed = [row for row in self.rows if eligibility.is_timed(row)]
+        self.times_s = eligibility.times_s(self.timed)
+        self.claimed_pct = self.before and 100 * (self.claim["s"] / self.before["s"] - 1)
+        self.off_pct = 100 * (stats.mean(self.times_s) / self.claim["s"] - 1) if self.times_s else None
+        month, day, year = (self.claim["date"].split("/") * 3)[:3]
+        self.date = f"20{year}-{month}-{day}"  # ISO, as the rules' days
+
+    def arm(self, name):
+        name = f"{self.track}/{self.number}{name}"
+        return kept.decoded(name, self.facts) if name in self.facts["arms"] else []
+
+    @functools.cached_property
+    def compared(self):
+        return against(self.baseline, self.rows) if self.baseline else None
+
+    @functools.cached_property
+    def printed(self):
+        """The change from the printed times of a baseline; None: there are none."""
+        printed_s = self.claim.get("printed_s")
+        return effects.change([printed_s, self.times_s], stats.ALPHA)[0] if printed_s and self.times_s else None
+
+    @functools.cached_property
+    def test(self):
+        """The track's own test of the losses; None without logs."""
+        if not self.rows:
+            return None
+        losses, row = target.mean_losses(target.independent(self.rows)), self.rows[0]
+        return target.loss_test(losses, row["target_val_loss"], target.p_value_of(row["track"]))
+
+    @property
+    def is_unshown(self):
+        return bool(self.test) and self.test["below"] is False and self.date >= P_SINCE
+
+    def sentences(self, known):
+        """Where README and logs differ, and why, as far as facts say it; known: of known_codes()."""
+        claimed_s, rounding_s, compared, before = (
+            self.claim["s"],
+            self.claim["rounding_s"],
+            self.compared,
+            int(self.number.rstrip("bc")) - 1,
+        )
+        if self.times_s and abs(self.off_pct) > OFF_PCT and abs(stats.mean(self.times_s) - claimed_s) > rounding_s:
+            low_s, high_s, num = min(self.times_s), max(self.times_s), len(self.times_s)
+            side, extreme = ("below", "fast") if self.off_pct > 0 else ("above", "slow")
+            no_log = f"; none is as {extreme}" * (not low_s - rounding_s <= claimed_s <= high_s + rounding_s)
+            logs = f"the mean of these logs ({low_s:.2f} to {high_s:.2f} s{no_log})" if num > 1 else "the log"
+            yield f"README's {claimed_s:.1f} s is {abs(self.off_pct):.1f} % {side} {logs}."
+        if self.times_s and gpus_of(self.timed) not in (USUAL_GPUS, "GPUs unknown"):
+            yield f"These logs say {gpus_of(self.timed)}; the table is for 8 H100."
+        if is_different(self, compared):
+            change_pct = compared["time"]["change_pct"]
+            yield f"README's change is {self.claimed_pct:+.2f} %, the one on this machine {change_pct:+.2f} %."
+            if abs(self.off_pct) < OFF_PCT:
+                yield f"README's is between two sessions: these runs, and record {before}'s own."
+        if compared and not compared["comparable"]:
+            yield f"Not comparable with its baseline: {compared['reasons'][0]}."
+        owner = known[self.baseline[0]["source_sha256"]] if self.baseline else ""
+        if owner not in ("", f"baseline of {self.number}", f"{before}'s code"):
+            owner = f"record {owner[:-7]}" if owner.endswith("'s code") else f"the {owner}"
+            yield f"The baseline's code is that of {owner}, not of record {before}."
+        if self.is_unshown:
+            yield f"A mean below the target is not shown: p = {p_text(self.test['p'])}, n = {self.test['n']}."
+        for number, pair in enumerate(self.given.get("also", ())):
+            arms = [self.arm(f" also {number} {arm}") for arm in ("baseline", "runs")]
+            num_runs = " and ".join(str(len(arm)) for arm in arms)
+            yield f"Also, {pair['about']} ({num_runs} runs): {verdict_text(against(*arms))}."
+
+
+def against(a_rows, b_rows, **options):
+    return verdict.compare_rows(a_rows, b_rows, names=("the baseline", "the record"), **options)
+
+
+def page(facts, remarks):
+    """The Markdown of docs/records.md."""
+    given = remarks["records"]
+    one, two = (
+        [
+            Record(track, claim, before, facts, given.get(f"{track}/{claim['number']}", {}))
+            for before, claim in zip([None, *facts["tracks"][track]], facts["tracks"][track])
+        ]
+        for track in ("1", "2")
+    )
+    results = [Result(claim, given.get(f"3/{claim['number']}", {})) for claim in facts["tracks"]["3"]]
+    words = {"commit": facts["commit"][:8], "date": facts["date"], "newest": one[-1].date}
+    words |= {"p_since": P_SINCE, "baseline_since": BASELINE_SINCE, "summary": summary(one, results)}
+    for name, records in (("1", one), ("2", two)):
+        words |= {f"track_{name}": table(records), f"notes_{name}": notes(records)}
+    words |= {"track_3": table_of_results(results), "notes_3": notes(results)}
+    template = string.Template((kept.HERE / "public_records.md").read_text())
+    return template.substitute(words | sessions(one, facts) | neighbours(one))
+
+
+def summary(records, results):
+    """Counts of track 1, then of track 3."""
+    by_verdict = collections.defaultdict(list)
+    for record in records:
+        if record.compared:
+            late = ", one arm after the other" * ("order-confounded" in record.compared["flags"])
+            by_verdict[word(record.compared["verdict"]) + late].append(record)
+    timed = [record for record in records if record.timed]
+    bare = [record for record in timed if not record.compared and not record.printed]
+    recent = [record for record in records if record.date >= BASELINE_SINCE]
+    asked = [record for record in records if record.test and record.date >= P_SINCE]
+    unshown = [record for record in asked if record.is_unshown]
+    single = [record for record in asked if record.test["p"] is None]
+    points = f"by more than {DIFFERENT_POINTS} points"
+    lines = [
+        ("rows of track 1 (three of them of record 21)", records, ""),
+        ("without a log", [record for record in records if not record.rows], None),
+        ("with runs of a baseline in their folder; compared, they are", [r for r in records if r.compared], ""),
+        *((f"- {name}", found, None) for name, found in sorted(by_verdict.items())),
+        (f"- their change differs from README's {points}", [r for r in records if is_different(r, r.compared)], None),
+        (
+            "with the times of a baseline printed in the folder's README, but no logs",
+            [r for r in timed if r.printed],
+            "",
+        ),
+        (f"- that change differs from README's {points}", [r for r in timed if is_different(r, r.printed)], None),
+        ("with logs and neither", bare, ""),
+        (f"- since the rule of the same hardware, {BASELINE_SINCE} ({counted(len(recent), 'row')})", bare, recent),
+        ("whose logs are on average more than 1 % off README's time", [r for r in timed if abs(r.off_pct) > 1], None),
+        (f"since the rule of p < 0.01, {P_SINCE}: with logs", asked, ""),
+        ("- a mean below 3.28 is shown", [record for record in asked if record.test["below"]], ""),
+        ("- it is not", unshown, ", ".join(f"{r.number} (p = {p_text(r.test['p'])})" for r in unshown)),
+        ("- one run, which has no p", single, None),
+        ("results of track 3", results, ""),
+        ("- the logs give README's mean, number of runs and mark again", [r for r in results if r.is_as_claimed], ""),
+        ("- they pass the track's rule at the claimed step", [r for r in results if r.passes], ""),
+        ("- they do not", [r for r in results if not r.passes], None),
+    ]
+    rows = []
+    for what, found, which in lines:
+        found = [record for record in found if record in which] if isinstance(which, list) else found
+        which = which if isinstance(which, str) else ", ".join(record.number for record in found)
+        rows.append([what, str(len(found)), which])
+    return markdown(["", "rows", "which"], rows)
+
+
+def is_different(record, compared):
+    """Whether a change in the logs differs from README's; compared: a Comparison, a Change or None."""
+    change_pct = (compared or {}).get("time", compared or {}).get("change_pct")
+    return change_pct is not None and abs(change_pct - record.claimed_pct) > DIFFERENT_POINTS
+
+
+# ---- a track that judges time
+
+
+def table(records):
+    head = [
+        "#",
+        "README",
+        "change",
+        "logs: mean (n)",
+        "against README",
+        "same machine [95 %]",
+        "baseline",
+        "verdict",
+        "p",
+    ]
+    known = known_codes(records)
+    return markdown(head, [cells(record, known) for record in records])
+
+
+def cells(record, known):
+    logs = "no log" if not record.rows else f"no time ({len(record.rows)})"
+    if record.times_s:
+        gpus = gpus_of(record.timed)
+        others = "" if gpus == USUAL_GPUS else f", {short(gpus)}"
+        logs = f"{stats.mean(record.times_s):.2f} s ({len(record.times_s)}{others})"
+    machine = ["", "none" * bool(record.rows), ""]
+    if record.compared:
+        owner = known[record.baseline[0]["source_sha256"]]
+        owner = UNMATCHED if owner == f"baseline of {record.number}" else owner
+        machine = [
+            interval_text(record.compared["time"]),
+            f"{owner} ({len(record.baseline)})",
+            word(record.compared["verdict"]),
+        ]
+    elif record.printed:
+        machine = [interval_text(record.printed), f"{len(record.claim['printed_s'])} printed times", "no logs of it"]
+    p = ""
+    if record.test:
+        p = f"n = {record.test['n']}" if record.test["p"] is None else p_text(record.test["p"])
+        p += " (not shown)" if record.is_unshown else " (before the rule)" * (record.test["below"] is False)
+    seconds = f"{record.claim['s']:.{0 if record.claim['s'] >= 1000 else 1}f} s"
+    change, off = (
+        "" if pct is None else f"{pct:+.{n}f} %" for pct, n in ((record.claimed_pct, 2), (record.off_pct, 1))
+    )
+    return [record.number, seconds, change, logs, off, *machine, p]
+
+
+def known_codes(records):
+    """{code: whose it is}: of a record's own logs, or of the first baseline that has it."""
+    known = {row["source_sha256"]: f"{record.number}'s code" for record in reversed(records) for row in record.timed}
+    for record in records:
+        for row in record.baseline:
+            known.setdefault(row["source_sha256"], f"baseline of {record.number}")
+    return known
+
+
+def gpus_of(rows):
+    gpus = {
+        f"{len(held)} x {held[0]}" if (held := each["gpus"]) else "GPUs unknown"
+        for each in eligibility.settings_of(rows)
+    }
+    return " and ".join(sorted(gpus))
+
+
+def short(gpus):
+    return gpus.replace("NVIDIA ", "").replace(" 80GB HBM3", "").replace(" x", "")
+
+
+def notes(records):
+    """Records or results -> a list of those that have something to say."""
+    known = known_codes(records) if isinstance(records[0], Record) else {}
+    lines = []
+    for record in records:
+        sentences = [*record.sentences(known), *filter(None, [record.given.get("remark")])]
+        pull = record.claim["pull"]
+        where = f" ([PR {pull}]({PULLS}{pull}))" if pull else ""
+        lines += [f"- **{record.number}**{where}: {' '.join(sentences)}"] * bool(sentences)
+    return "\n".join(wrap.fill(line) for line in lines)
+
+
+# ---- track 3
+
+
+@dataclasses.dataclass
+class Result:
+    """A row of track 3's table with the means of its logs."""
+
+    claim: dict[str, Any]
+    given: dict[str, Any]
+
+    def __post_init__(self):
+        self.number, rules = self.claim["number"], target.rules_of("steps")
+        curves = [dict(zip(self.claim["at"], losses, strict=True)) for losses in self.claim["losses"]]
+        judged = kept.USUAL["target_val_loss"], rules.z_margin_nats
+        (self.mean,) = (mean for mean in target.step_means(curves) if mean.step == self.claim["steps"])
+        self.first = target.first_passing(curves, *judged)
+        self.margin_nats = self.mean.margin_nats(judged[0])
+        self.passes = target.first_passing([{0: self.mean.mean}] * self.mean.n, *judged) is not None
+        is_same_mean = abs(self.mean.mean - float(self.claim["mean"])) < 0.0001  # README has four digits, some cut off
+        is_same_mark = self.passes == (self.claim["mark"] == "✓")
+        self.is_as_claimed = is_same_mean and is_same_mark and self.mean.n == self.claim["n"]
+
+    def sentences(self, known):
+        claim, mean = self.claim, self.mean
+        if mean.n != claim["n"]:
+            yield f"README counts {counted(claim['n'], 'run')}, the clone holds {mean.n}."
+        elif not self.is_as_claimed:
+            yield f"README's mean is {claim['mean']}, that of the logs {mean.mean:.5f}."
+        if claim["mark"] != "✓" and not self.passes:
+            yield "README marks it as not passing too (Ⓧ); its rules name the first three results as exceptions."
+        if self.first and self.first.step < mean.step:
+            yield f"The rule passes {counted(mean.step - self.first.step, 'step')} before the claimed one."
+
+
+def table_of_results(results):
+    head = ["#", "README: steps at mean (n)", "logs: mean (n) there", "margin", "rule there", "first passing", "GPUs"]
+    rows = []
+    for result in results:
+        claim, mean = result.claim, result.mean
+        claimed = f"{claim['steps']} at {claim['mean']} ({claim['n']}) {claim['mark']}"
+        passes = "passes" if result.passes else "does not pass"
+        first, gpus = str(result.first.step) if result.first else "none", ", ".join(map(short, claim["gpus"]))
+        rows.append(
+            [claim["number"], claimed, f"{mean.mean:.5f} ({mean.n})", f"{result.margin_nats:.4f}", passes, first, gpus]
+        )
+    return markdown(head, rows)
+
+
+# ---- sessions
+
+
+def sessions(records, facts):
+    """The same code on another day or machine: what a comparison across folders would take for an effect."""
+    by_code = collections.defaultdict(list)
+    for name in facts["arms"]:
+        rows = [row for row in kept.decoded(name, facts) if eligibility.is_timed(row)]
+        for code in sorted({row["source_sha256"] for row in rows} - {None}):
+            of_code = [row for row in rows if row["source_sha256"] == code]
+            by_code[code, gpus_of(of_code), of_code[0]["num_steps"]].append((name, of_code))
+    lines, changes = [], []
+    for (name, first), *others in by_code.values():
+        for other_name, other in others:
+            if {row["started_at"] for row in first} & {row["started_at"] for row in other}:
+                continue  # the same logs, in another pair of that record's
+            time = against(first, other, force=True)["time"]
+            differing = [eligibility.SETTINGS[key] for key in eligibility.differing_settings(first + other)]
+            changes.append(abs(time["change_pct"]))
+            found = [arm_text(name, first), arm_text(other_name, other), interval_text(time)]
+            lines.append([*found, ", ".join(differing) or "nothing that the logs say"])
+    gains = [-record.claimed_pct for record in records if int(record.number.rstrip("bc")) >= 28]
+    numbers = {"median": statistics.median(changes), "largest": max(changes), "gain": statistics.median(gains)}
+    found = {f"{name}_pct": f"{value:.2f}" for name, value in numbers.items()}
+    table = markdown(["code of", "again in", "change [95 %]", "what else differs"], lines)
+    return found | {"num_sessions": str(len(lines)), "sessions": table}
+
+
+def arm_text(name, rows):
+    number, _, arm = name.partition("/")[2].partition(" ")
+    return f"{number}{arm and f', {arm.split()[-1]}'}: {stats.mean(eligibility.times_s(rows)):.2f} s ({len(rows)})"
+
+
+def neighbours(records):
+    """What comparing the logs of each record with those of the one before would say, across folders."""
+    pairs = [pair for pair in itertools.pairwise(records) if pair[0].timed and pair[1].timed]
+    reasons, allowed = collections.Counter(), []
+    for before, record in pairs:
+        compared = against(before.rows, record.rows)
+        if compared["comparable"]:
+            claimed = f"README: {record.claimed_pct:+.2f} %"
+            allowed.append(f"- {record.number} after {before.number}: {verdict_text(compared)} ({claimed})")
+        reasons["apart"] += any("hours apart" in reason for reason in compared["reasons"])
+        reasons.update(eligibility.differing_settings(before.timed + record.timed))
+    words = {name: str(reasons[name]) for name in ("apart", "driver", "torch", "gpus")}
+    words["of_65"] = next(interval_text(record.printed) for record in records if record.number == "65")
+    words |= {"num_pairs": str(len(pairs)), "num_refused": str(len(pairs) - len(allowed))}
+    return words | {"allowed": "\n".join(allowed)}
+
+
+# ---- text
+
+
+def word(verdict_name):
+    return verdict_name.replace("_", " ")
+
+
+def verdict_text(compared):
+    return f"{word(compared['verdict'])}, {interval_text(compared['time']) or compared['reasons'][0]}"
+
+
+def interval_text(change):
+    """A Change -> "-0.50 % [-0.73, -0.27]"; "" where there is none."""
+    if change["change_pct"] is None:
+        return ""
+    edges = change["ci95_pct"]
+    return f"{change['change_pct']:+.2f} %" + (f" [{edges[0]:+.2f}, {edges[1]:+.2f}]" if edges else "")
+
+
+def p_text(p):
+    return f"{p:.4f}" if p >= 1e-4 else f"{p:.0e}"
+
+
+def markdown(head, rows):
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])

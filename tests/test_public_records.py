@@ -1,0 +1,128 @@
+"""docs/records.md: the public records of modded-nanogpt, judged from what is kept of their logs.
+
+With SPEEDRUN_RECORDS_CLONE=FOLDER, a clone at the page's commit, what is kept is read again and compared.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from benchmarks import public_records, public_records_page
+
+from bench.compare import verdict
+
+CLONE = os.environ.get("SPEEDRUN_RECORDS_CLONE")
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs" / "modded-nanogpt"
+PAIR = "track_1_short/2026-02-28_TransposeCopyBackward"
+REMARKS = yaml.safe_load(public_records.REMARKS.read_text())
+PAGE = public_records.PAGE.read_text()
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return json.loads(public_records.FACTS.read_text())
+
+
+def line_of(number, track="1"):
+    """The row of a record, its cells by name."""
+    head, _, *rows = PAGE.partition(f"## Track {track}")[2].partition("| # |")[2].splitlines()
+    names = ["#", *(cell.strip() for cell in head.strip("| ").split("|"))]
+    found = next(row for row in rows if row.startswith(f"| {number} |"))
+    return dict(zip(names, (cell.strip() for cell in found.strip("|").split("|")), strict=True))
+
+
+def note_of(number):
+    notes = PAGE.partition("### Notes on track 1")[2].partition("## Track 2")[0]
+    return " ".join(notes.partition(f"- **{number}**")[2].partition("\n- **")[0].split())
+
+
+def test_the_page_is_made_of_what_is_kept_to_the_byte(facts):
+    assert public_records_page.page(facts, REMARKS) == PAGE
+
+
+def test_the_page_tells_of_every_run_that_is_kept(facts):
+    """A run left out, or a loss made lower, is another page."""
+    facts = json.loads(json.dumps(facts))
+    runs = facts["arms"]["1/84"]["runs"]
+    left_out = runs.pop()
+    assert public_records_page.page(facts, REMARKS) != PAGE
+    runs.append(left_out[:-1] + [left_out[-1] - 0.003])
+    assert "84 (p = 0.0148)" in PAGE and "84 (p = 0.0148)" not in public_records_page.page(facts, REMARKS)
+
+
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [
+        ("30", "-0.86 % [-0.98, -0.75]"),
+        ("71", "-0.78 % [-0.90, -0.66]"),
+        ("76", "-0.50 % [-0.73, -0.27]"),
+        ("83", "-1.13 % [-1.20, -1.06]"),
+        ("84", "-0.92 % [-1.02, -0.83]"),
+        ("87", "-4.06 % [-4.29, -3.84]"),
+    ],
+)
+def test_changes_on_one_machine_are_those_worked_out_apart(number, change):
+    """With scipy, from the logs."""
+    assert line_of(number)["same machine [95 %]"] == change
+
+
+def test_what_the_logs_do_not_show_is_said():
+    assert line_of("84")["p"] == "0.0148 (not shown)" and line_of("79")["p"] == "0.0319 (not shown)"  # scipy: the same
+    assert "- 65 after 64: " in PAGE and "+1.26 %" in PAGE.partition("- 65 after 64: ")[2].splitlines()[0]
+    assert "none is as fast" in note_of(16) and line_of(16)["logs: mean (n)"] == "231.01 s (40)"
+    assert "8 H200" in line_of(82)["logs: mean (n)"] and "8 x NVIDIA H200" in note_of(82)
+    assert "on one GPU" in note_of(88) and "on one GPU" in note_of(59)
+    assert line_of(72)["logs: mean (n)"] == "93.26 s (15)" and "Five versions" in note_of(72)
+    assert "slower" not in line_of(74)["verdict"] and "+0.12 % [" in note_of(74)
+    assert "not of record 70" in note_of(71) and "not of record 88" in note_of(89)
+
+
+def test_all_46_results_of_track_3_are_judged_by_its_rule_as_upstream_did_or_with_the_reason(facts):
+    results = [public_records_page.Result(claim, {}) for claim in facts["tracks"]["3"]]
+    assert len(results) == 46
+    others = {result.number: list(result.sentences({})) for result in results if not result.is_as_claimed}
+    assert others == {
+        "6": ["README's mean is 3.2788, that of the logs 3.27893."],
+        "8": ["README's mean is 3.2778, that of the logs 3.27798."],
+        "41": ["README counts 20 runs, the clone holds 1."],
+    }
+    assert [result.number for result in results if not result.passes] == ["1", "2", "3", "41"]
+    assert [result.number for result in results if result.claim["mark"] == "Ⓧ"] == ["1", "2", "3"]
+    assert {
+        result.number: result.first.step
+        for result in results
+        if result.passes and result.first.step != result.mean.step
+    } == {"16": 3124, "34": 2920}
+
+
+def test_a_table_of_records_and_the_times_that_a_readme_prints_are_read(tmp_path):
+    text = "1 | 45 minutes | base | 05/28/24 | [log](records/a/b.txt) | me\n21 | 2.9 minutes | x | 01/26/25 | - | -\n"
+    first, second, again = public_records.claims_of(text + "21 | 2.99 minutes | retimed | 02/01/25 | none | -\n", "1")
+    assert (first["s"], first["rounding_s"], first["link"], first["date"]) == (2700, 30, "a/b.txt", "05/28/24")
+    assert (second["number"], second["rounding_s"], again["number"], again["s"]) == ("21", 3, "21b", 179.4)
+    path = tmp_path / "README.md"
+    path.write_text("Previous record (timed on same machine):\nlosses = [3.27, 3.28]\ntimes = [98.9, 98.8]\n")
+    assert public_records.printed_times(path) == [98.9, 98.8]
+    path.write_text("losses = [3.27, 3.28]\ntimes = [98.9, 98.8]\n")
+    assert public_records.printed_times(path) is None
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")
+def test_what_is_kept_of_a_pair_compares_as_its_logs_do(facts):
+    runs = public_records.read_runs(SHARED)
+    logs = [[run.row for run in public_records.matching(runs, f"{PAIR}/{arm}/*")] for arm in ("baseline", "this_pr")]
+    kept = [public_records.decoded(name, facts) for name in ("1/76 baseline", "1/76")]
+    assert [len(arm) for arm in logs] == [6, 6]
+    for of_logs, of_kept in zip(logs, kept, strict=True):
+        for name in set(public_records.KEPT) - {"source_sha256"}:  # of these copies the code is left out
+            assert [row[name] for row in of_logs] == [row[name] for row in of_kept]
+    of_logs, of_kept = (verdict.compare_rows(*arms) for arms in (logs, kept))
+    not_kept = {"memory"}
+    assert {name for name in of_logs if of_logs[name] != of_kept[name]} == not_kept
+
+
+@pytest.mark.skipif(not CLONE, reason="SPEEDRUN_RECORDS_CLONE names no clone of modded-nanogpt")
+def test_the_clone_gives_what_is_kept():
+    assert public_records.as_text(public_records.read_clone(Path(CLONE), REMARKS)) == public_records.FACTS.read_text()
