@@ -59,7 +59,7 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results
     monkeypatch.setitem(plan.DEFAULTS, "n", 2)
     evidence = failed(results.race(monkeypatch, "n=2"))
     assert evidence[PLAN].endswith("n 2, the track's is 3")
-    assert "n=2 is too few for a claim on track cpu_nano, which requires 3 runs" in capsys.readouterr().out
+    assert "judge refuses a claim: n=2 is too few: track cpu_nano requires 3 (n=3)" in capsys.readouterr().out
     rules = claimed.config().track.rules
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))
     assert failed(results.race(monkeypatch))[PLAN].endswith("it asks for steps_to_target, the track judges time")

@@ -4,7 +4,7 @@ import claimed
 import comparing
 import pytest
 
-from bench.compare import verdict
+from bench.compare import questions
 from bench.config.schema import TrackRules
 from bench.record import race_folder
 from bench.record.rows import row_of
@@ -83,7 +83,7 @@ def test_runs_that_stop_at_their_target_each_reach_it():
     def stopped(reached):
         row = {"batch_tokens": 8, "val_loss": 2.1, "stop_at_target": True, "target_reached": reached}
         arms = [[row | {"num_steps": steps} for steps in of_arm] for of_arm in ((90, 100), (80,))]
-        return verdict.kind_of(arms, "AB", 2.1, "time", True, True, 0.5)
+        return questions.kind_of(arms, "AB", 2.1, "time", True, True, 0.5)
 
     assert stopped(True) == (
         "time_to_target",
@@ -93,7 +93,7 @@ def test_runs_that_stop_at_their_target_each_reach_it():
 
 
 def test_nothing_in_common_is_said():
-    assert verdict.kind_of([[], []], "AB", None, "time", False, False, 0.5) == (
+    assert questions.kind_of([[], []], "AB", None, "time", False, False, 0.5) == (
         None,
         "nothing: neither times nor losses",
     )
@@ -113,7 +113,7 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
     assert "compared:" not in race_page.document_of(old).markdown()
 
 
-@pytest.mark.parametrize("name", verdict.KINDS)
+@pytest.mark.parametrize("name", questions.KINDS)
 def test_every_kind_is_in_the_docs(name):
     from bench.base.paths import REPO
 

@@ -71,6 +71,32 @@ def test_each_arm_has_one_discarded_warm_up_before_all_else_and_n_runs_with_the_
         assert [place["seed"] for place in order if place["arm"] == arm] == [7, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize(("n", "m", "groups"), [(4, 2, "0011"), (6, 3, "001122"), (3, 3, "012"), (5, 1, "00000")])
+def test_runs_are_made_in_equal_groups_of_consecutive_rounds_that_share_a_compilation(n, m, groups):
+    order = made(n=n, compilations=m)["order"]
+    for arm in "AB":
+        found = [place["compilation"] for place in order if place["arm"] == arm]
+        assert found == [0, *map(int, groups)]  # the warm-up's first
+
+
+@pytest.mark.parametrize(
+    ("n", "is_sequential", "m"),
+    [(2, False, 2), (3, False, 3), (5, False, 5), (6, False, 3), (10, False, 5), (20, True, 20)],
+)
+def test_a_gpu_compiles_at_least_three_times_and_anew_in_each_round_that_may_be_the_last(n, is_sequential, m):
+    assert plan.fewest_compilations(n, is_sequential) == m
+
+
+def test_a_race_of_unknown_length_looks_after_every_round():
+    asked = race_request.parse_request(["n=auto:3-20"])
+    assert asked == {"arms": {}, "n": 20, "sequential": {"first": 3, "last": 20}}
+    known = made(n=asked["n"], sequential=asked["sequential"])
+    assert (known["n"], known["looks"], known["sequential"]) == (20, list(range(3, 21)), {"first": 3, "last": 20})
+    due = [plan.look_after(known, position) for position in range(len(known["order"]))]
+    assert [look for look in due if look] == known["looks"]
+    assert made()["sequential"] is None and made()["compilations"] == 1
+
+
 def test_the_hash_is_that_of_every_word_of_the_plan():
     one = made()
     assert plan.sha256(one) == plan.sha256(made())
@@ -105,6 +131,12 @@ def test_a_look_is_due_when_every_arm_has_that_many_runs():
         ({"looks": [6]}, "looks=5,6: give numbers of runs from 2 to n=5"),
         ({"looks": [1]}, "looks=1,5"),
         ({"alpha": 0.0}, "alpha=0.0"),
+        ({"compilations": 2}, "compilations=2: n=5 does not divide into 2 equal groups: use n=4"),
+        ({"compilations": 0}, "compilations=0"),
+        ({"compilations": 9}, "use n=9"),
+        ({"n": 3, "sequential": {"first": 3, "last": 3}}, "n=auto:3-3: give a first look, 2 or more, and a"),
+        ({"sequential": {"first": 1, "last": 5}}, "n=auto:1-5"),
+        ({"looks": [3], "sequential": {"first": 2, "last": 5}}, "looks=3: n=auto:2-5 looks after every round"),
         ({"loss_margin_nats": 0}, "margin=0"),
         ({"first_seed": -1}, "seed=-1"),
         ({"names": ["A", "b"]}, "b: an arm's name begins with a capital letter"),
@@ -160,7 +192,8 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
     [
         ("A", "'A': write key=value"),
         ("B=seed=3", "the race sets the seeds"),
-        ("n=many", "n=many: it must be a number"),
+        ("n=many", "n=many: it must be a number of runs, or auto:3-20"),
+        ("n=auto", "n=auto: it must be a number of runs, or auto:3-20"),
         ("looks=3;5", "looks=3;5: it must be numbers of runs"),
         ("A='open", "No closing quotation"),
         ("B.goal.num_steps=40", "write B='goal.num_steps=40'"),

@@ -329,6 +329,52 @@ def test_a_look_at_nothing_is_none(results, monkeypatch, capsys):
     assert not race_json(results)["unplanned_look"]
 
 
+def test_a_race_of_unknown_length_ends_with_the_first_round_that_decides(results, monkeypatch, capsys):
+    code, arms = go(results, monkeypatch, "A=", "B=optim.beta2=0.99", "n=auto:3-12", time_of=noisy(2, B=-20))
+    found, out = race_json(results), capsys.readouterr().out
+    num = len(found["arms"]["B"]["runs"])
+    assert (code, found["status"]) == (0, "stopped_early") and 3 <= num < 12
+    assert found["result"]["against"]["B"]["verdict"] == "faster"
+    assert "3 to 12 runs an arm after a warm-up each: it ends with the first round that decides" in out
+    assert "plan  8 to 26 runs," in out and out.count("    look") == 1 and "--anyway" not in out
+    assert [look["planned"] for look in found["looks"]] == [True] * (num - 2)
+    assert arms.num_started == 2 * num + 2
+
+
+def test_a_race_of_unknown_length_that_nothing_decides_takes_all_its_rounds(results, monkeypatch):
+    go(results, monkeypatch, "A=", "B=optim.beta2=0.99", "n=auto:2-4", time_of=lambda arm, seed: 10 + seed % 3)
+    found = race_json(results)
+    assert (found["status"], len(found["arms"]["B"]["runs"])) == ("complete", 4)
+
+
+def test_each_compilation_has_caches_of_its_own_that_its_runs_share_until_the_race_ends(results, monkeypatch):
+    """A cheat: runs that were told apart only in the plan would share what the machine had compiled before."""
+    variables = []
+
+    def run_to_end(folder, words, env, *args, **more):
+        variables.append((json.loads(words[1]), {name: env.get(name) for name in arm_process.CACHES}))
+        return racers.start(folder, words[2:], results.folder, json.loads(words[1]))
+
+    racers, start = claimed.Racers(results, noisy(1)), arm_process.start
+    racers.install(monkeypatch)
+    monkeypatch.setattr(arm_process, "start", start)
+    monkeypatch.setattr(arm_process, "run_to_end", run_to_end)
+    race.main(["A=", "B=optim.beta2=0.99", "n=4", "compilations=2", "--anyway"])
+    groups = {}
+    for tag, caches in variables:
+        groups.setdefault((tag["arm"], tag["discarded"], tag["compilation"]), set()).add(tuple(caches.values()))
+    assert {key: len(caches) for key, caches in groups.items()} == {
+        (arm, *group): 1 for arm in "AB" for group in ((True, 0), (False, 0), (False, 1))
+    }
+    assert len(set.union(*groups.values())) == 6  # none is another's, a warm-up's neither
+    folder = next(results.folder.glob("races/*"))
+    assert all(path.startswith(str(folder)) for caches in groups.values() for of_group in caches for path in of_group)
+    assert not arm_process.caches(folder).exists()
+    run = run_folder.read_raw(results.folder / race_json(results)["arms"]["B"]["runs"][-1])
+    assert run["race"]["compilation"] == 1
+    assert [slot["compilation"] for slot in race_json(results)["order"]] == [0] * 6 + [1] * 4
+
+
 def test_the_runs_of_a_race_that_has_not_ended_are_compared_by_looking_only(results, monkeypatch, capsys):
     go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
@@ -477,7 +523,7 @@ def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_
     runner._introduce(state.read(folder, results.folder))
     out = capsys.readouterr().out
     assert "the question: loss, at equal steps, because the arms differ in optim; on=time asks another" in out
-    assert "track cpu_nano judges time, and ./run.sh judge will refuse a claim on=loss: on=time asks what" in out
+    assert "./run.sh judge refuses a claim: it asks for loss: track cpu_nano judges time (on=time)" in out
 
 
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):

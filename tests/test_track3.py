@@ -3,14 +3,12 @@
 track3.csv.gz holds what tests/benchmarks/track3.py read from a clone of the public repository (MIT licence).
 """
 
-import csv
-import gzip
-import itertools
 import json
 from pathlib import Path
 
 import claimed
 import pytest
+from benchmarks import track3
 
 from bench.claims import claim as claims
 from bench.claims import leaderboard
@@ -34,22 +32,7 @@ CURVE = {2000: 3.40, 2500: 3.32, 2750: 3.285, 2800: 3.2770, 2850: 3.2750}
 # ---- the 46 results
 
 
-def results():
-    """[(result, step, mean, n of upstream's table, [{"seed", "code", "curve"}] of its runs)]"""
-    with gzip.open(Path(__file__).parent / "track3.csv.gz", "rt") as file:
-        rows = list(csv.DictReader(file))
-    for number, of_result in itertools.groupby(rows, lambda row: int(row["result"])):
-        of_result = list(of_result)
-        found = []
-        for _, of_run in itertools.groupby(of_result, lambda row: row["run"]):
-            of_run = list(of_run)
-            curve = {int(row["at"]): float(row["val_loss"]) for row in of_run}
-            found.append({"seed": of_run[0]["seed"] or None, "code": of_run[0]["code"], "curve": curve})
-        first = of_result[0]
-        yield number, int(first["step"]), float(first["mean"]), int(first["n"]), found
-
-
-RESULTS = list(results())
+RESULTS = list(track3.kept())
 
 
 def test_all_46_results_are_there():

@@ -316,17 +316,17 @@ def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alp
     return _power(difference / se, df, student_t_quantile(1 - alpha / 2, df))
 
 
-def smallest_difference(
-    sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA, wanted_power: float = WANTED_POWER
-) -> float | None:
-    """The difference of the means that the test finds with the wanted power (MDE); None where there is no test."""
-    if not 0 < alpha < wanted_power < 1:
-        raise ValueError(f"alpha={alpha:g}, power={wanted_power:g}: use 0 < alpha < power < 1")
+def smallest_difference(sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
+    """The difference of the means that Welch's test finds with WANTED_POWER (MDE); None where there is no test."""
     found = _se_and_df(sds, ns)
-    if found is None:
-        return None
-    se, df = found
-    return _shift(df, alpha, wanted_power) * se
+    return None if found is None else detectable(*found, alpha)
+
+
+def detectable(se: float, df: float, alpha: float = ALPHA) -> float:
+    """The difference that a t test of this standard error finds with WANTED_POWER."""
+    if not 0 < alpha < WANTED_POWER:
+        raise ValueError(f"alpha={alpha:g}: use a probability above 0 and below {WANTED_POWER:g}")
+    return _shift(df, alpha, WANTED_POWER) * se
 
 
 def needed_n(difference: float, sd: float | None) -> int | None:

@@ -15,8 +15,10 @@ from typing import Any
 
 COLOURS = {  # of a cell that consists of this word, in any case
     "faster": "green",
+    "better": "green",
     "accepted": "green",
     "slower": "red",
+    "worse": "red",
     "fail": "red",
     "failed": "red",
     "refused": "red",
@@ -27,6 +29,7 @@ COLOURS = {  # of a cell that consists of this word, in any case
     "inconclusive": "yellow",
     "equivalent": "yellow",
     "not comparable": "yellow",
+    "not interleaved": "yellow",
     "no verdict": "yellow",
     "suspect": "yellow",
     "warn": "yellow",

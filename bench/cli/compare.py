@@ -13,15 +13,15 @@ from typing import Any
 from bench.base import atomic
 from bench.base.paths import shown, user_path
 from bench.cli import arguments
-from bench.compare import comparison, selection, wording
+from bench.compare import comparison, questions, selection, wording
 from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
 from bench.compare.verdict import Comparison
 from bench.record import named
 from bench.report import verdicts
 
-Condition = tuple[str, float | None]  # of --fail-on: slower, inconclusive or loss; its per cent
+Condition = tuple[str, float | None]  # of --fail-on: slower, loss or a verdict; its per cent
 
-FAILURES = ("slower", "inconclusive", "loss")
+FAILURES = ("slower", "loss", "faster", "better", "worse", "equivalent", "inconclusive")
 
 
 def main(argv: list[str]) -> int:
@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
                 f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
                 f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
             )
-    options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
+    options: dict[str, Any] = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
+    options |= {"on": args.on} if args.on else {}
     against = comparison.compare_arms(arms, diagnose=not args.no_diagnosis, **options)
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("compare", f"the steps of a run: {message}")
@@ -62,11 +63,21 @@ def main(argv: list[str]) -> int:
 
 
 def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:
-    """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that n = 1 denies."""
-    if not compared["comparable"]:
+    """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that there cannot be.
+
+    There is none of one run a side, nor of times of arms that were not interleaved.
+    """
+    if compared["verdict"] == "not_comparable" or (compared["on"] != "loss" and not compared["comparable"]):
         return 2
-    if fail_on and compared["time"]["p"] is None:
+    is_about_loss = compared["on"] == "loss" and not any(kind == "slower" for kind, _ in fail_on)
+    if fail_on and not is_about_loss and compared["time"]["p"] is None:
         print("compare: --fail-on needs a verdict, and these runs give none: give at least two a side", file=sys.stderr)
+        return 2
+    if fail_on and not is_about_loss and compared["time"]["drift_pct"] is not None:
+        needs = (
+            "compare: --fail-on needs a firm verdict, and these arms were not interleaved: a drift of the machine may"
+        )
+        print(f"{needs} be all that differs: ./run.sh race measures them", file=sys.stderr)
         return 2
     code = 0
     for kind, limit_pct in fail_on:
@@ -79,8 +90,9 @@ def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bo
 def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bool) -> str | None:
     """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
     b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
-    if kind == "inconclusive":
-        return wording.standalone_verdict(compared) if compared["verdict"] == "inconclusive" else None
+    if kind not in ("slower", "loss"):
+        return wording.standalone_verdict(compared) if compared["verdict"] == kind else None
+    verdict: str
     if kind == "loss":
         verdict, edges = loss["verdict"], wording.interval(loss["ci95_nats"], 5, " nats")
         is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in compared["flags"]
@@ -88,7 +100,7 @@ def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
-        verdict, (low, high) = compared["verdict"], _widest(time)
+        verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(time)
         edges = wording.interval([low, high], 2, " %")
         is_excluded = high <= limit_pct and "not-at-a-planned-look" not in compared["flags"]
         failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
@@ -99,7 +111,7 @@ def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
 
 def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
     """The interval of the change that holds those of both clocks."""
-    intervals_pct = [time["ci95_pct"]]
+    intervals_pct = [time["ci95_pct"] or [-math.inf, math.inf]]
     if outside := time.get("outside"):
         intervals_pct.append(outside["ci95_pct"] or [-math.inf, math.inf])
     lows, highs = zip(*intervals_pct, strict=True)
@@ -107,14 +119,14 @@ def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _condition(word: str) -> Condition:
-    """slower:0.5%, slower, inconclusive or loss -> (kind, per cent or None)."""
+    """slower:0.5%, slower, loss or another verdict -> (kind, per cent or None)."""
     kind, colon, limit = word.partition(":")
     try:
         pct = float(limit.rstrip("% ")) if colon else None
     except ValueError:
         pct = -1.0
     if kind not in FAILURES or (pct or 0.0) < 0 or (colon and kind != "slower"):
-        raise ValueError(f"--fail-on {word}: use slower:0.5%, inconclusive or loss")
+        raise ValueError(f"--fail-on {word}: use slower:0.5%, or one of {', '.join(FAILURES)}")
     return kind, pct
 
 
@@ -134,7 +146,12 @@ def _parser() -> arguments.Parser:
         default=[],
         metavar="slower:0.5%",
         help="exit code 1 unless the 95 %% interval excludes that B is slower by more than that (no number: than the "
-        "margin of equivalence); also inconclusive, loss (by more than --margin)",
+        "margin of equivalence); loss: by more than --margin; any other verdict: if it is the verdict",
+    )
+    parser.add_argument(
+        "--on",
+        choices=questions.QUESTIONS,
+        help="the question that the verdict answers; default: that of the race's plan, or time",
     )
     parser.add_argument(
         "--fail-if",

@@ -1,7 +1,7 @@
 """Is B faster than A?  ./run.sh race A=<overrides> B=<overrides> [C=...] [n=5] [key=value for all arms]
 
     ./run.sh race A= B="optim=muon"                        the default against Muon, 5 runs each
-    ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=10             two revisions of this repository
+    ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=auto:3-20      two revisions of this repository, until it is decided
     ./run.sh race --from-sweep ID --top 2 n=5              the best two configs of a sweep
     ./run.sh race A="model=gpt2" B="model=modern data.seq_len=64" track=free looks=3,5
 
@@ -160,9 +160,9 @@ def _parser() -> arguments.Parser:
         "arguments",
         nargs="*",
         metavar="WORD",
-        help="A=overrides, A.rev=REVISION, A.python=PATH (of a script), n=5, looks=3,5, alpha=0.05, margin=0.002 "
-        "(nats of val_loss), seed=0 (the first), name=race, on=time (the question, also loss, time_to_target, "
-        "steps_to_target; default: by what the arms differ in); key=value for all arms",
+        help="A=overrides, A.rev=REVISION, A.python=PATH (of a script), n=5 or auto:3-20, looks=3,5, alpha=0.05, "
+        "margin=0.002 (nats of val_loss), seed=0 (the first), name=race, compilations=3 (fresh ones of each arm), "
+        "on=time, loss, time_to_target or steps_to_target (default: by the arms); key=value for all arms",
     )
     arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")
     arguments.latest(parser, "--look", "show the interim state; the ledger keeps the look")

@@ -6,15 +6,16 @@ What differs is facts of both arms: config, code, data, environment.  An arm who
 import collections
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.analysis.diagnosis import between_runs
 from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
-from bench.compare import calibration, eligibility, verdict
+from bench.compare import calibration, eligibility, questions, verdict
 from bench.compare.selection import Arm, called
 from bench.compare.verdict import Comparison, Difference
 from bench.config import schema
@@ -24,11 +25,12 @@ from bench.record import certificates, ledger, race_folder, run_folder, step_fil
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
 OF_CALIBRATION = ("file", "floor_pct", "floor_n", "cv_pct", "exact")  # what a Comparison says of it
-VERDICTS = ("faster", "slower", "equivalent", "inconclusive")
+VERDICTS = (*questions.FIRM, "inconclusive")
 KNOWN_BY = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
-OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
+# variables that are new for each run of older records, or each compilation of a race
+OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 Facts = Mapping[str, Mapping[str, Any]]  # {one of KINDS: {dotted name: value}} of a run
@@ -65,8 +67,13 @@ def _compared(
         if found := calibration.find_for_rows(timed[0] + timed[1]):
             kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
         ignored = found is None and calibration.has_only_suspect(timed[0] + timed[1])
+    earlier = earlier_races(a, b) if of_one_race else None
+    weight = earlier.weight if earlier else 1.0
+    if of_one_race and b.reported:  # as with the floor
+        weight = b.reported.get("earlier_weight", 1.0)
     options = {
         "plan": a.plan if of_one_race else None,
+        "earlier_weight": weight,
         "floor_pct": floor_pct,
         "unplanned_look": of_one_race and a.unplanned_look,
         "identical_losses": _identical_losses((a, b), losses),
@@ -77,7 +84,7 @@ def _compared(
     compared = verdict.compare_rows(a.rows, b.rows, **options)
     compared["about"] = [about for _, about in callings]
     compared["flags"] += ["calibration-ignored"] * ignored
-    compared["earlier_races"] = earlier_races(a, b) if of_one_race and diagnose else None
+    compared["earlier_races"] = earlier.verdicts if earlier else None
     compared["flags"] += ["raced-before"] * bool(compared["earlier_races"])
     compared["calibration"] = {name: kept[name] for name in OF_CALIBRATION} if kept else None
     compared["code_change"] = _code_change(a, b)
@@ -93,15 +100,23 @@ def _compared(
     return compared
 
 
-def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
-    """{verdict: how many} of the races of these configs and code that the ledger has from before this one.
+class Earlier(NamedTuple):
+    """Races of the same arms that the ledger has from before a race."""
 
-    "none" counts those without a verdict.  None: there are none, or nobody knows.
+    verdicts: dict[str, int]  # {verdict: how many}; "none" counts those without one
+    weight: float  # the share of alpha that they leave
+
+
+def earlier_races(a: Arm, b: Arm) -> Earlier | None:
+    """Of these configs and code; None: there are none, or nobody knows.
+
+    A race repeated until it is won proves nothing, so each earlier one multiplies alpha by its e-value, 1 at most: what
+    speaks against a difference counts on, and the product is an e-process over all of them.  By half where it has none.
     """
     plan, folder = a.plan or {}, a.folders[0] if a.folders else None
     if a.in_race is None or b.in_race is None or not plan.get("arms") or not folder:
         return None
-    results, found = Path(folder).parent.parent, collections.Counter[str]()
+    results, found, weight = Path(folder).parent.parent, collections.Counter[str](), 1.0
     planned = [plan["arms"][name] for name, _ in (a.in_race, b.in_race)]
     wanted = [(arm.get("config_id"), arm.get("source_sha256")) for arm in planned]
     for line in ledger.read(results).lines:
@@ -112,12 +127,16 @@ def earlier_races(a: Arm, b: Arm) -> dict[str, int] | None:
         arms = {name: tuple(kind) for name, kind in line["arms"].items()}
         names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
         if names and arms.get(line.get("baseline")) == wanted[0]:
-            ended = "none"  # the race has not ended, was abandoned or is gone
+            ended, log_e = "none", math.log(0.5)  # the race has not ended, was abandoned or is gone
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 race = race_folder.read(race_folder.of(results, line["race_id"]))
-                ended = str(race_folder.verdicts_of(race)[names[0]]["verdict"])
+                verdict_then = race_folder.verdicts_of(race)[names[0]]
+                ended = str(verdict_then["verdict"])
+                log_e = log_e if verdict_then["time"].get("log_e") is None else verdict_then["time"]["log_e"]
             found[ended if ended in VERDICTS else "none"] += 1
-    return {name: found[name] for name in (*VERDICTS, "none")} if found else None
+            weight *= math.exp(min(0.0, log_e))
+    counts = {name: found[name] for name in (*VERDICTS, "none") if found[name]}
+    return Earlier(counts, weight if "on" in plan else 1.0) if found else None  # older plans knew of no such rule
 
 
 def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:

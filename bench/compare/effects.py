@@ -1,23 +1,27 @@
 """How much B differs from A: rows of runs in (bench/record/rows.py), numbers with their uncertainty out.
 
-The run is the unit: Welch t on the logarithm of run times, never steps pooled as if they were runs.  Pairs are those of
-A and of B.
+The run is the unit, never steps pooled as if they were runs.  Interleaved runs are compared within blocks
+(bench/compare/design.py), others by Welch's t on the logarithms.  Pairs are those of A and of B.
 """
 
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from bench.base import stats
 from bench.base.stats import ALPHA
 from bench.compare import eligibility, target
+from bench.compare.design import Design, Fit, fit
 from bench.config.schema import TrackRules
 from bench.record.rows import Row
 
 DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
 EXTRA_ALPHA = 0.01  # of the test that B spends more outside its own clock than A
 MAX_VALIDATION_RATIO = 1.25  # of B's validation at step 0 to A's, beyond that of their steps (assumed)
+# by which means of the same code differ on one node within a day, and between sessions: public logs of modded-nanogpt,
+# the halves of 86 groups of repeats in order of time, and 11 pairs of sessions
+DRIFT_PCT, SESSION_DRIFT_PCT = 0.2, 1.8
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
 LOSS_MARGIN_NATS = TrackRules.loss_margin_nats  # a rise of the mean val_loss that still passes as "no worse"
 # {measure: (column of a row, the key of its pair of means)}
@@ -35,11 +39,11 @@ class Change(TypedDict):
     """The change from A to B."""
 
     change_pct: float | None  # of the geometric means
-    ci95_pct: list[float] | None  # low, high
+    ci95_pct: list[float] | None  # low, high; None of a sequential plan, which has too few rounds for one
     p: float | None  # two-sided
     n: list[int]
     cv_pct: list[float | None]
-    mde_pct: float | None  # the change that the test finds with a power of 80 %
+    mde_pct: float | None  # the change that gets a verdict with a power of 80 %
 
 
 class Secondary(Change, total=False):
@@ -72,7 +76,7 @@ class Outside(TypedDict):
 
 class Time(Change):
     outside: Outside | None  # None: records without the launcher's clock, which are compared by their own
-    mean_s: list[float | None]
+    mean_s: list[float | None]  # geometric; where runs are compared within blocks, adjusted as the change is
     ci90_pct: list[float] | None
     p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
     p_holm: float | None  # p adjusted among several candidates, as the next; None: there is one
@@ -80,10 +84,18 @@ class Time(Change):
     floor_pct: float  # of the machine's noise: what it lets us see
     margin_pct: float  # of equivalence, fixed before: what matters in practice; never the noise
     alpha: float
+    rounds: int | None  # that were compared within blocks; None: Welch's test, without blocks
+    clipped: int  # outlying runs whose residuals were clipped
+    p_flips: float | None  # of the sign-flip test over rounds, a second opinion; None: it cannot be below alpha
+    log_e: float | None  # log e-value against no difference, also of plans that do not look early
+    drift_pct: float | None  # by which ci95_pct is wider to either side, for arms that were not interleaved
 
 
 class Loss(TypedDict):
     """Final val_loss in nats a token, one value a seed."""
+
+    p_holm: NotRequired[float | None]  # p adjusted among several candidates, as the next; missing: there is one
+    p_equivalent_holm: NotRequired[float | None]
 
     change_nats: float | None
     ci95_nats: list[float] | None
@@ -98,7 +110,8 @@ class Loss(TypedDict):
     margin_nats: float
     p_not_worse: float | None
     identical: bool | None  # all trajectories, bit for bit; None: unknown
-    verdict: str  # waived, not_worse, worse, inconclusive, unknown
+    verdict: str  # waived, not_worse, worse, inconclusive, unknown: whether B is shown to be no worse
+    p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
     reasons: list[str]  # why the losses are not compared
     remarks: list[str]  # what differs between the arms that may change losses
 
@@ -106,28 +119,64 @@ class Loss(TypedDict):
 NOTHING_OUTSIDE = cast(Outside, dict.fromkeys(Outside.__annotations__))  # where the launcher's clock says nothing
 
 
-def time(arms: Arms, floor_pct: float, margin_pct: float, alpha: float) -> Time:
-    """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py."""
-    values = [eligibility.times_s(rows) for rows in arms]
-    numbers, test = change(values, alpha)
-    sign = -1 if test and test.difference < 0 else 1
+def time(
+    arms: Arms,
+    floor_pct: float,
+    margin_pct: float,
+    alpha: float,
+    design: Design | None = None,
+    drift_pct: float | None = None,
+) -> Time:
+    """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py.
+
+    design: None for Welch's test.  drift_pct: of arms that were not interleaved, what the machine alone may do to them.
+    """
+    keys = _keys(arms, design)
+    numbers, fitted = change([eligibility.times_s(rows) for rows in arms], alpha, keys, design, floor_pct)
+    sign = -1 if fitted and fitted.test.difference < 0 else 1
     edges = math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)
+    if drift_pct is not None and (interval := numbers["ci95_pct"]) is not None:
+        numbers["ci95_pct"] = [interval[0] - drift_pct, interval[1] + drift_pct]
     return {
         **numbers,
-        "outside": outside(arms, sign, edges),
-        "mean_s": [stats.mean(group) if group else None for group in values],
-        "ci90_pct": _pct_interval(test, 0.90),
-        "p_equivalent": stats.equivalence_p(test, *edges) if test else None,
+        "outside": outside(arms, sign, edges, keys, design, alpha),
+        "mean_s": _means([eligibility.times_s(rows) for rows in arms], fitted),
+        "ci90_pct": _pct_interval(fitted, 0.90),
+        "p_equivalent": fitted.p_equivalent(*edges) if fitted else None,
         "p_holm": None,
         "p_equivalent_holm": None,
         "floor_pct": floor_pct,
         "margin_pct": margin_pct,
         "alpha": alpha,
+        "rounds": fitted.num_rounds if fitted else None,
+        "clipped": fitted.num_clipped if fitted else 0,
+        "p_flips": fitted.p_flips if fitted else None,
+        "log_e": fitted.log_e if fitted else None,
+        "drift_pct": drift_pct,
     }
 
 
-def outside(arms: Arms, sign: int, edges: tuple[float, float]) -> Outside | None:
-    """sign: of the change by the runs' own clocks; edges: of equivalence, of the logarithm."""
+def _keys(arms: Arms, design: Design | None) -> list[list[str]]:
+    return [[eligibility.identity(row) for row in rows] if design else [""] * len(rows) for rows in arms]
+
+
+def _means(values: Sequence[Sequence[float]], fitted: Fit | None) -> list[float | None]:
+    """Geometric means, whose ratio is the change; of one arm alone its own."""
+    if fitted is None:
+        return [math.exp(stats.mean(map(math.log, of_arm))) if of_arm else None for of_arm in values]
+    half = fitted.test.difference / 2
+    return [math.exp(fitted.middle - half), math.exp(fitted.middle + half)]
+
+
+def outside(
+    arms: Arms,
+    sign: int,
+    edges: tuple[float, float],
+    keys: Sequence[Sequence[str]],
+    design: Design | None,
+    alpha: float,
+) -> Outside | None:
+    """sign: of the change by the runs' own clocks; edges: of equivalence, of the logarithm; the others as of time()."""
     if not all(map(has_outside_clock, arms)):
         return None
     rows = [row for rows in arms for row in rows]
@@ -140,17 +189,18 @@ def outside(arms: Arms, sign: int, edges: tuple[float, float]) -> Outside | None
     values = [[seconds - common_s for seconds in group if seconds is not None] for group in whole_s]
     if min(min(group) for group in values) <= 0:
         return {**NOTHING_OUTSIDE, "unknown": "the launcher's clock shows no time besides validations"}
-    test = stats.welch(*[[math.log(value) for value in group] for group in values])
-    extra = _extra(arms)
+    fitted = fit([[math.log(value) for value in group] for group in values], keys, design, alpha)
+    assert fitted is not None
+    test, extra = fitted.test, _extra(arms)
     same_sign = sign * test.difference > 0
     return {
         "unknown": None,
-        "mean_s": [stats.mean(group) for group in values],
+        "mean_s": [mean for mean in _means(values, fitted) if mean is not None],
         "change_pct": 100 * math.expm1(test.difference),
-        "ci95_pct": _pct_interval(test, 0.95),
+        "ci95_pct": _pct_interval(fitted, 0.95),
         "p": test.p,
         "p_same_sign": None if test.p is None else test.p / 2 if same_sign else 1 - test.p / 2,
-        "p_equivalent": stats.equivalence_p(test, *edges),
+        "p_equivalent": fitted.p_equivalent(*edges),
         "extra_s": extra.difference,
         "extra_ci95_s": _pair(stats.interval(extra)),
         "extra_p": None if extra.p is None else extra.p / 2 if extra.difference > 0 else 1 - extra.p / 2,
@@ -198,39 +248,55 @@ def joint_p(time: Time, key: Literal["p", "p_equivalent"]) -> float | None:
     return 1.0 if p is None else max(own_p, p)
 
 
-def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, stats.Welch | None]:
-    """Two lists of positive numbers -> (Change of the geometric means, the Welch test of their logarithms or None)."""
+def change(
+    values: Sequence[Sequence[float]],
+    alpha: float,
+    keys: Sequence[Sequence[str]] = (),
+    design: Design | None = None,
+    floor_pct: float = 0.0,
+) -> tuple[Change, Fit | None]:
+    """Two lists of positive numbers -> (Change of the geometric means, the fit of their logarithms or None).
+
+    keys: identities of the values' runs, for a design.  floor_pct: below which no difference counts.
+    """
     logs = [[math.log(value) for value in group] for group in values]
-    test = stats.welch(*logs) if all(logs) else None
-    sds, ns = [stats.sd(group) for group in logs], [len(group) for group in values]
-    mde = stats.smallest_difference(sds, ns, alpha) if test else None
+    fitted = fit(logs, keys, design, alpha)
     numbers: Change = {
-        "change_pct": 100 * math.expm1(test.difference) if test else None,
-        "ci95_pct": _pct_interval(test, 0.95),
-        "p": test.p if test else None,
-        "n": ns,
+        "change_pct": 100 * math.expm1(fitted.test.difference) if fitted else None,
+        "ci95_pct": _pct_interval(fitted, 0.95),
+        "p": fitted.test.p if fitted else None,
+        "n": [len(group) for group in values],
         "cv_pct": [stats.cv_pct(group) if group else None for group in values],
-        "mde_pct": None if mde is None else 100 * math.expm1(mde),
+        "mde_pct": _mde_pct(fitted, alpha, floor_pct),
     }
-    return numbers, test
+    return numbers, fitted
 
 
-def _pct_interval(test: stats.Welch | None, confidence: float) -> list[float] | None:
-    edges = stats.interval(test, confidence) if test else None
-    return [100 * math.expm1(edge) for edge in edges] if edges else None
+def _mde_pct(fitted: Fit | None, alpha: float, floor_pct: float) -> float | None:
+    """The change that is beyond the floor, with p < alpha, in 80 of 100 races."""
+    if fitted is None or (detectable := fitted.smallest_difference(alpha)) is None:
+        return None
+    beyond_floor = math.log1p(floor_pct / 100) + fitted.spare(stats.WANTED_POWER)
+    return 100 * math.expm1(max(detectable, beyond_floor if floor_pct else 0.0))
+
+
+def _pct_interval(fitted: Fit | None, confidence: float) -> list[float] | None:
+    edges = fitted.interval(confidence) if fitted else None
+    return [100 * math.expm1(edge) for edge in edges] if edges and math.isfinite(edges[1]) else None
 
 
 def _pair(edges: tuple[float, float] | None) -> list[float] | None:
-    return list(edges) if edges else None
+    return list(edges) if edges and math.isfinite(edges[1]) else None
 
 
-def secondary(arms: Arms, alpha: float) -> dict[str, Secondary]:
+def secondary(arms: Arms, alpha: float, design: Design | None = None) -> dict[str, Secondary]:
     """Energy, memory, compile time -> {name: Change}; they get no verdict."""
     changes: dict[str, Any] = {}
     for name, (column, mean_name) in SECONDARY.items():
-        values = [[value for row in rows if (value := row[column]) is not None and value > 0] for rows in arms]
-        means = [stats.mean(group) if group else None for group in values]
-        changes[name] = {**change(values, alpha)[0], mean_name: means}
+        measured = [[row for row in rows if (row[column] or 0) > 0] for rows in arms]
+        values = [[value for row in rows if (value := row[column]) is not None] for rows in measured]
+        numbers, fitted = change(values, alpha, _keys(measured, design), design)
+        changes[name] = {**numbers, mean_name: _means(values, fitted)}
     for numbers, p_holm in zip(
         changes.values(), stats.holm([numbers["p"] for numbers in changes.values()]), strict=True
     ):
@@ -251,10 +317,12 @@ def val_loss(
     answer: eligibility.Answer,
     names: Sequence[str] = ("A", "B"),
     losses_ids: Sequence[Sequence[str | None] | None] = (None, None),
+    design: Design | None = None,
 ) -> Loss:
     """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
     answer: what is only a matter of time (session, machine, instruments) is none of losses.
-    losses_ids: for each arm those of its rows, as target.independent() takes them.
+    losses_ids: for each arm those of its rows, as target.independent() takes them.  design: only of a plan that looks
+    after every round, whose p must hold at every look; all others are judged by Welch's t.
 
     Repeats of one seed or of one trajectory are not independent losses and count as one.
     """
@@ -266,8 +334,12 @@ def val_loss(
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
     values = [target.mean_losses(of_arm) for of_arm in groups]
-    test = stats.welch(*values) if all(values) else None
-    edges = stats.interval(test) if test else None
+    if design is not None and not design.is_sequential:
+        design = None
+    keys = [[eligibility.identity(runs[0]) if design else "" for runs in group] for group in groups]
+    fitted = fit(values, keys, design, ALPHA)
+    test = fitted.test if fitted else None
+    edges = fitted.interval() if fitted else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
     judged = [target.loss_test(group, target_val_loss, p_value) for group in values]
     return {
@@ -285,6 +357,7 @@ def val_loss(
         "p_not_worse": p_margin,
         "identical": identical,
         "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical),
+        "p_equivalent": fitted.p_equivalent(-margin_nats, margin_nats) if fitted else None,
         "reasons": refused,
         "remarks": [] if unjudged else [*answer.loss_remarks, *_one_run(groups, names)],
     }

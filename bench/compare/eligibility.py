@@ -4,6 +4,7 @@ What is known to differ is refused; what is unknown, as in imported logs, is mar
 setting is what makes times comparable (hardware, software, data, protocol); arms that were not interleaved are marked.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from bench.base import stats, utc
 from bench.base.text_table import counted, some
 from bench.record.rows import Row
 
+NOT_INTERLEAVED = {"order-unknown", "order-confounded", "runs-overlap"}  # flags of arms that get no firm verdict
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 BESIDE = '"beside":'  # in a row's setting
 OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
@@ -87,6 +89,7 @@ def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answ
                 findings.append(finding)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
         flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[_are_interleaved(a, b)]
+        flags += ["runs-overlap"] * ("session-unknown" in flags and _overlap(a, b))
     return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
@@ -306,6 +309,12 @@ def _are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
     earlier_frac = num_a_first / (len(a_rows) * len(b_rows))
     allowed_frac = max(MAX_EARLIER_FRAC, (1 / len(a_rows) + 1 / len(b_rows)) / 4)
     return num_changes >= min(len(a_rows), len(b_rows)) and abs(earlier_frac - 0.5) <= allowed_frac + 1e-9
+
+
+def _overlap(a: Rows, b: Rows) -> bool:
+    """Whether a run began before the one before it had ended: then two machines ran them."""
+    runs = sorted((utc.seconds(row["started_at"]), row["train_s"] or 0.0) for row in [*a, *b] if row["started_at"])
+    return any(start_s + train_s > next_s for (start_s, train_s), (next_s, _) in itertools.pairwise(runs))
 
 
 def _gap_s(a: Rows, b: Rows) -> float | None:

@@ -1,8 +1,8 @@
 """Two groups of runs -> numbers and a verdict.  Rows in, a Comparison out; no file is read here.
 
-The rules of the verdict are here and nowhere else: bench/compare/eligibility.py says whether there may be one,
-bench/compare/effects.py gives the numbers.  The kind of a comparison (time or steps to a target, ms per step, loss) is
-for the reader: no verdict depends on it.
+The rules of the verdict are here and in bench/compare/questions.py: bench/compare/eligibility.py says whether there may
+be one, bench/compare/effects.py gives the numbers.  The verdict answers the question of the plan; the answers to time
+and loss stand below it.
 """
 
 import math
@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from bench.base import stats
-from bench.compare import effects, eligibility, target, wording
+from bench.compare import design, effects, eligibility, questions, target, wording
 from bench.compare.effects import Arms
 from bench.record.rows import Row
 
 DEPENDS = "verdict-depends-on-exclusions"
-LOSS_AT_STEPS = "loss_at_equal_steps"
-LOSS_AT_TIME = "loss_at_equal_time"
-KINDS = ("time_to_target", "steps_to_target", "ms_per_step", LOSS_AT_STEPS, LOSS_AT_TIME)
 
 
 class Difference(TypedDict):
@@ -45,6 +42,13 @@ class Looks(TypedDict):
     alpha: float
 
 
+class Answer(TypedDict):
+    """A verdict on one question, and the sentence that says it."""
+
+    verdict: str
+    words: str
+
+
 class Comparison(TypedDict, total=False):
     """Of a candidate against a baseline, JSON as it stands; pairs are of baseline and candidate.
 
@@ -53,11 +57,15 @@ class Comparison(TypedDict, total=False):
 
     comparable: bool  # the times
     reasons: list[str]  # why the times are not, then what is unknown
-    kind: str | None  # what is compared, one of KINDS; None: none of them
+    on: str  # the question, one of questions.QUESTIONS
+    answers: dict[str, Answer]  # to the question, to time and to loss
+    steps_to_target: questions.Steps | None  # None: the question is another
+    kind: str | None  # what is compared, one of questions.KINDS; None: none of them
     kind_words: str  # the same as a sentence
     time: effects.Time  # of the runs that count
     val_loss: effects.Loss
-    verdict: str  # faster, slower, equivalent, inconclusive, not_comparable
+    verdict: str  # faster, slower, better, worse, equivalent, inconclusive, not_interleaved, not_comparable
+    all_disturbed: bool  # the machine disturbed every run that has a time
     flags: list[str]  # bench/compare/wording.py says what they mean
     words: str  # the verdict as a sentence
     arms: list[str]  # names of baseline and candidate, as the sentences call them
@@ -72,6 +80,7 @@ class Comparison(TypedDict, total=False):
     plan: Looks | None
     differences: list[Difference]
     calibration: dict[str, Any] | None  # of this session: what comparison.py keeps of calibration.find()
+    earlier_weight: float  # the share of alpha that they leave
     earlier_races: dict[str, int] | None  # {verdict or "none": how many} of the same arms; None: there was none
     code_change: dict[str, Any] | None  # bench/analysis/diagnosis/code_diff.py
     diagnosis: dict[str, Any]  # bench/analysis/diagnosis/between_runs.py
@@ -94,6 +103,8 @@ class Options:
     loss_margin_nats: float | None = None  # None: the plan's
     force: bool = False  # numbers although the runs are not comparable, still without a verdict
     differing: Sequence[Difference] = ()
+    on: str | None = None  # one of questions.QUESTIONS; None: the plan's, or time
+    earlier_weight: float = 1.0  # by which earlier races of these arms lower alpha
     unplanned_look: bool = False  # the race had an interim look that its plan has not
     names: Sequence[str] = ("A", "B")  # what the baseline and the candidate are called
 
@@ -111,25 +122,35 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
     counted, excluded = _without_disturbed_runs(arms, names)
     looks = plan.get("looks") or ([plan["n"]] if plan.get("n") else [])
-    alpha: float = _first(plan.get("alpha"), stats.ALPHA) / max(1, len(looks))
+    alpha: float = given.earlier_weight * _first(plan.get("alpha"), stats.ALPHA)
+    if not plan.get("sequential"):  # an e-process holds at all looks together
+        alpha /= max(1, len(looks))
+    designed = design.of_rows(a_rows, b_rows, plan)
+    on = _first(given.on, plan.get("on"), "time")
     track = _common(arms, "track")
     rules = target.rules_of(track)
     margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else rules.equivalence_margin_pct
-    judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha
+    drift_pct = None
+    if eligibility.NOT_INTERLEAVED & set(answer.flags):
+        drift_pct = effects.SESSION_DRIFT_PCT if "session-unknown" in answer.flags else effects.DRIFT_PCT
+    judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha, designed, drift_pct
     target_val_loss = _first(given.target_val_loss, _common(arms, "target_val_loss"))
     margin_nats: float = _first(given.loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
     of_loss = target_val_loss, target.p_value_of(track), margin_nats
-    others = effects.secondary(counted if shown else [[], []], alpha)
+    others = effects.secondary(counted if shown else [[], []], alpha, designed)
     comparison: Comparison = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
         "val_loss": effects.val_loss(
-            (a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names, given.losses_ids
+            (a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names, given.losses_ids, designed
         ),
         "verdict": "",  # as words, filled in by _decide()
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": "",
+        "on": on,
+        "answers": {},
+        "all_disturbed": all(row["machine_doubts"] for rows in arms for row in rows) and any(arms),
         "arms": list(names),
         "energy": others["energy"],
         "memory": others["memory"],
@@ -137,6 +158,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         "time_all": effects.time(arms, *judged_by) if excluded and shown else None,
         "excluded": excluded,
         "started": [len(a_rows), len(b_rows)],
+        "earlier_weight": given.earlier_weight,
         "steps": [_common([rows], "num_steps") for rows in counted],
         "plan": {"looks": looks, "alpha": alpha} if looks else None,
         "differences": list(given.differing),
@@ -144,7 +166,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     comparison["flags"] += _flags(comparison, (a_rows, b_rows), arms, given)
     loss, has_times = comparison["val_loss"], comparison["comparable"]
     has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
-    comparison["kind"], comparison["kind_words"] = kind_of(
+    comparison["steps_to_target"] = questions.steps_to(counted, loss) if on == "steps_to_target" else None
+    comparison["kind"], comparison["kind_words"] = questions.kind_of(
         counted, names, target_val_loss, rules.judged, has_times, has_losses, margin_pct
     )
     _decide(comparison)
@@ -160,6 +183,11 @@ def adjust(comparisons: Sequence[Comparison]) -> None:
     all_p_equivalent = stats.holm([effects.joint_p(time, "p_equivalent") for time in times])
     for time, p, p_equivalent in zip(times, all_p, all_p_equivalent, strict=True):
         time["p_holm"], time["p_equivalent_holm"] = p, p_equivalent
+    losses = [comparison["val_loss"] for comparison in comparisons]
+    for loss, p in zip(losses, stats.holm([loss["p"] for loss in losses]), strict=True):
+        loss["p_holm"] = p
+    for loss, p in zip(losses, stats.holm([loss["p_equivalent"] for loss in losses]), strict=True):
+        loss["p_equivalent_holm"] = p
     for comparison in comparisons:
         _decide(comparison)
 
@@ -172,6 +200,8 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
     if reported and reported["arms"] == comparison["arms"]:
         comparison["time"]["p_holm"] = reported["time"].get("p_holm")
         comparison["time"]["p_equivalent_holm"] = reported["time"].get("p_equivalent_holm")
+        comparison["val_loss"]["p_holm"] = reported["val_loss"].get("p_holm")
+        comparison["val_loss"]["p_equivalent_holm"] = reported["val_loss"].get("p_equivalent_holm")
         _decide(comparison)
 
 
@@ -207,122 +237,74 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
     return [flag for flag, holds in flags.items() if holds]
 
 
-def kind_of(
-    arms: Arms,
-    names: Sequence[str],
-    target: float | None,
-    judged: str,
-    has_times: bool,
-    has_losses: bool,
-    margin_pct: float,
-) -> tuple[str | None, str]:
-    """Rows of the runs of both arms that have a time -> (one of KINDS or None, the sentence).
-
-    target: val_loss, None without a common one; judged: the track's, time or steps; has_times, has_losses: whether
-    these are compared; margin_pct: mean times that differ by less are equal.
-    """
-    steps = [_known_in(rows, "num_steps") for rows in arms]
-    is_equal = len(set[int]().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2
-    if has_times:
-        missing = [name for name, rows in zip(names, arms, strict=True) if not _reaches(rows, target)]
-        if not missing:
-            stops = all(row["stop_at_target"] for rows in arms for row in rows)
-            reached = f"the target {target:g}, which {'every run reaches' if stops else 'both reach on average'}"
-            return _to_target(steps, reached, judged, is_equal)
-        miss = f"{' and '.join(missing)} {'misses' if len(missing) == 1 else 'miss'}"
-        why = "they have no shared target loss" if target is None else f"the mean of {miss} {target:g}"
-        return "ms_per_step", f"ms per step at {_at(steps)}; not time to a target: {why}"
-    if not has_losses:
-        return None, "nothing: neither times nor losses"
-    if is_equal:
-        return LOSS_AT_STEPS, f"loss at {_at(steps)}; not times"
-    settings = {row["comparability_id"] for rows in arms for row in rows}
-    a_s, b_s = (stats.mean(eligibility.times_s(rows) or [math.nan]) for rows in arms)
-    if len(settings) == 1 and None not in settings and abs(b_s / a_s - 1) < margin_pct / 100:  # of nan never
-        return LOSS_AT_TIME, f"loss at equal time, after {_each(steps)} steps; not times"
-    return None, f"losses after {_each(steps)} steps, which are neither equal steps nor equal time"
-
-
-def _to_target(steps: list[set[int]], reached: str, judged: str, is_equal: bool) -> tuple[str, str]:
-    if judged == "steps":
-        return "steps_to_target", f"steps to {reached}: {_each(steps)}; this track does not judge time"
-    also = f", at {_at(steps)}: so also ms per step"
-    if not is_equal:
-        also = f", in {_each(steps)} steps{' of other batches' * (steps[0] == steps[1])}: not ms per step"
-    return "time_to_target", f"time to {reached}{also}"
-
-
-def _reaches(rows: Sequence[Row], target: float | None) -> bool:
-    """By the mean, as bench/compare/eligibility.py asks; of runs that stop at the target, each."""
-    losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-    if target is None or not losses:
-        return False
-    if all(row["stop_at_target"] for row in rows):
-        return all(row["target_reached"] for row in rows)
-    return stats.mean(losses) <= target
-
-
-def _at(steps: list[set[int]]) -> str:
-    known = set[int]().union(*steps)
-    return f"equal steps ({known.pop():,})" if known else "equal steps"
-
-
-def _each(steps: list[set[int]]) -> str:
-    return " and ".join(", ".join(f"{number:,}" for number in sorted(of_arm)) or "unknown" for of_arm in steps)
-
-
-def _known_in(rows: Sequence[Row], column: Literal["num_steps", "batch_tokens"]) -> set[Any]:
-    return {row[column] for row in rows} - {None}
-
-
 # ---- the verdict
 
 
 def _decide(comparison: Comparison) -> None:
-    """Fill in verdict and words, and flag a verdict that depends on the excluded runs."""
-    comparison["verdict"] = _verdict(comparison, comparison["time"])
-    loss = comparison["val_loss"]
+    """Fill in answers, verdict and words, and flag a verdict that depends on the excluded runs."""
+    loss, time_all = comparison["val_loss"], comparison["time_all"]
     is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]
     hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
     flags = {
-        DEPENDS: comparison["time_all"] is not None
-        and _verdict(comparison, comparison["time_all"]) != comparison["verdict"],
+        DEPENDS: time_all is not None and of_time(comparison, time_all) != of_time(comparison, comparison["time"]),
         effects.DISAGREE: clocks_disagree(comparison["time"]) and comparison["comparable"],
         effects.NOT_COUNTED: hides_time and comparison["comparable"],
     }
     comparison["flags"] = [flag for flag in comparison["flags"] if flag not in flags] + [
         flag for flag in flags if flags[flag]
     ]
-    comparison["words"] = wording.verdict_sentence(comparison)
+    answers = {
+        "time": of_time(comparison, comparison["time"]),
+        "loss": questions.of_loss(loss, comparison["time"]["alpha"], _is_at_a_look(comparison)),
+        "steps_to_target": questions.of_steps(comparison["steps_to_target"], comparison["time"]["alpha"]),
+    }
+    if effects.NOT_COUNTED in comparison["flags"] and answers["loss"] == "better":
+        answers["loss"] = "inconclusive"
+    answers["time_to_target"] = answers["time"]
+    if comparison["kind"] != "time_to_target" and answers["time"] in questions.FIRM:
+        answers["time_to_target"] = "inconclusive"
+    comparison["verdict"] = answers[comparison["on"]]
+    shown = dict.fromkeys((comparison["on"], "time", "loss"))
+    comparison["answers"] = {
+        on: {"verdict": answers[on], "words": wording.answer_sentence(comparison, on, answers[on])} for on in shown
+    }
+    comparison["words"] = comparison["answers"][comparison["on"]]["words"]
 
 
-def _verdict(comparison: Comparison, time: effects.Time) -> str:
+def of_time(comparison: Comparison, time: effects.Time) -> str:
+    """The verdict on these times."""
     if not comparison["comparable"]:
         return "not_comparable"
-    if time["p"] is None or "not-at-a-planned-look" in comparison["flags"]:
+    if time["p"] is None or not _is_at_a_look(comparison):
         return "inconclusive"
-    return decide(time)
+    return "not_interleaved" if time["drift_pct"] is not None else decide(time)
+
+
+def _is_at_a_look(comparison: Comparison) -> bool:
+    return "not-at-a-planned-look" not in comparison["flags"]
 
 
 def decide(time: effects.Time) -> str:
-    """Times that have a p -> faster, slower: p < alpha and beyond the floor; equivalent: shown to be inside the margin.
+    """Times with a p -> equivalent: shown to be inside the margin; faster, slower: p < alpha, and beyond the floor.
 
-    Each by the runs' own clocks and by the launcher's; else inconclusive.  The floor is what this machine lets us see,
-    the margin what matters: a machine that is noisier than the margin can show a difference, never the lack of one.
+    Each by the runs' own clocks and by the launcher's; else inconclusive.  Equivalence comes first: a difference inside
+    the margin is never called by its sign.  The floor is what this machine lets us see, the margin what matters:
+    a machine that is noisier than the margin can show a difference, never the lack of one.
     """
     change_pct, by_launcher = time["change_pct"] or 0.0, time.get("outside")
     least_pct = min(abs(change_pct), abs(by_launcher["change_pct"] or 0.0) if by_launcher else math.inf)
-    p = _first(time["p_holm"], effects.joint_p(time, "p"))
-    if p < time["alpha"] and least_pct > time["floor_pct"]:
-        return "faster" if change_pct < 0 else "slower"
     p_equivalent = _first(time["p_equivalent_holm"], effects.joint_p(time, "p_equivalent"))
-    is_equivalent = p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]
-    return "equivalent" if is_equivalent else "inconclusive"
+    if p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]:
+        return "equivalent"
+    is_shown = _first(time["p_holm"], effects.joint_p(time, "p")) < time["alpha"]
+    if is_shown and least_pct > time["floor_pct"]:
+        return "faster" if change_pct < 0 else "slower"
+    return "inconclusive"
 
 
 def clocks_disagree(time: effects.Time) -> bool:
     """Whether the runs' own clocks alone would give another verdict than both clocks together."""
-    if time.get("outside") is None or time["p"] is None:
+    if time.get("outside") is None or time["p"] is None or time["drift_pct"] is not None:
         return False
     both: effects.Time = {**time, "p_holm": None, "p_equivalent_holm": None}
     return decide({**both, "outside": None}) not in (decide(both), "inconclusive")

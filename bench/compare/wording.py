@@ -17,6 +17,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "imported": "another harness timed these runs and wrote their logs",
     "session-unknown": "nothing says that both arms ran in one session",
     "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
+    "runs-overlap": "runs overlap in time, so more than one machine ran them",
     "order-unknown": "whether the arms were interleaved is unknown",
     "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {effects.MIN_FLOOR_PCT:g} % is assumed",
     "calibration-ignored": "the machine disturbed the runs of this session's calibration: calibrate when it is quiet",
@@ -127,41 +128,103 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
 def standalone_verdict(comparison: Mapping[str, Any]) -> str:
     """The sentence for where the verdict itself is not shown beside it.  comparison: a Comparison of any version."""
     verdict, sentence = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
-    says_it = verdict in ("faster", "slower", "equivalent") or sentence.startswith((verdict, "no verdict"))
+    says_it = verdict in ("faster", "slower", "better", "worse", "equivalent") or sentence.startswith(
+        (verdict, "no verdict")
+    )
     return sentence if says_it else f"{verdict}: {sentence}"
 
 
-def verdict_sentence(comparison: Mapping[str, Any]) -> str:
-    """The sentence that a Comparison carries; it does not repeat the verdict's own word where that stands beside it."""
-    sentence = _sentence_of_times(comparison)
+def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str:
+    """The answer to one question as a sentence, which does not repeat a word of the verdict that stands beside it."""
+    if on == "loss":
+        sentence = _sentence_of_losses(comparison, verdict)
+    elif on == "steps_to_target":
+        sentence = _sentence_of_steps(comparison, verdict)
+    elif on == "time_to_target" and comparison["kind"] != "time_to_target" and comparison["comparable"]:
+        sentence = f"no time to a target: compared is {comparison['kind_words']}"
+    else:
+        sentence = _sentence_of_times(comparison, verdict)
     if effects.NOT_COUNTED in comparison["flags"]:
         return f"{sentence}; {extra_words(comparison)}, so its lower val_loss is not counted"
     return sentence
 
 
-def _sentence_of_times(comparison: Mapping[str, Any]) -> str:
-    time, verdict, (a, b) = comparison["time"], comparison["verdict"], comparison["arms"]
+def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
+    loss, (a, b) = comparison["val_loss"], comparison["arms"]
+    if verdict == "not_comparable":
+        return str(loss["reasons"][0])
+    if loss["verdict"] == "waived":
+        return f"the losses of {b} are those of {a}, bit for bit"
+    if loss["p"] is None:
+        n = f"n = {loss['n'][0]} and {loss['n'][1]}"
+        return f"no verdict: the losses have no spread to judge by ({n} different seeds and trajectories)"
+    if "not-at-a-planned-look" in comparison["flags"]:
+        return _not_at_a_look(comparison)
+    p = f"p = {loss['p']:.2g}" + ("" if loss.get("p_holm") is None else f", {loss['p_holm']:.2g} after Holm")
+    edges = interval(loss["ci95_nats"], 5, " nats") or "unbounded"
+    numbers = f"95 % interval {edges}, {p}, n = {loss['n'][0]} and {loss['n'][1]}"
+    change = f"{loss['change_nats']:+.5f} nats of val_loss"
+    if verdict in ("better", "worse"):
+        return f"{b} is {verdict} than {a}: {change} ({numbers})"
+    if verdict == "equivalent":
+        return f"{b} is as good as {a}: {change} is inside the margin of {loss['margin_nats']:g} nats ({numbers})"
+    return f"{b} against {a}: {change} ({numbers})"
+
+
+def _sentence_of_steps(comparison: Mapping[str, Any], verdict: str) -> str:
+    steps, (a, b) = comparison["steps_to_target"], comparison["arms"]
+    means = " and ".join("unknown" if mean is None else f"{mean:,.10g}" for mean in steps["mean"])
+    if steps["why"] is not None:
+        return f"steps to the target: {means}, not compared: {steps['why']}"
+    p = "every run of an arm takes as many" if steps["p"] is None else f"p = {steps['p']:.2g}"
+    word = {"better": "fewer steps than", "worse": "more steps than", "equivalent": "as many steps as"}
+    compared = f"{b} needs {word[verdict]} {a}" if verdict in word else f"{b} against {a}"
+    return f"{compared} to the target: {means} ({p})"
+
+
+def _not_at_a_look(comparison: Mapping[str, Any]) -> str:
+    looks = ", ".join(map(str, comparison["plan"]["looks"]))
+    started = " and ".join(map(str, comparison["started"]))
+    return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
+
+
+def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
+    time, (a, b) = comparison["time"], comparison["arms"]
     if verdict == "not_comparable":
         return _words_of_losses(comparison)
     if time["p"] is None:
+        if comparison["plan"] and min(time["n"]) > 1 and time["rounds"] is None and time["ci95_pct"] is None:
+            return "no verdict: identical times in each arm, or too few rounds for a plan that looks after each"
         why = "one run has no spread" if min(time["n"]) < 2 else "identical times in each arm: not measured?"
         return f"no verdict: {why}"
     if "not-at-a-planned-look" in comparison["flags"]:
-        looks = ", ".join(map(str, comparison["plan"]["looks"]))
-        started = " and ".join(map(str, comparison["started"]))
-        return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
+        return _not_at_a_look(comparison)
     numbers = _numbers(time)
     if verdict in ("faster", "slower"):
         return _difference(time, verdict, a, b)
     change = f"{time['change_pct']:+.2f} %"
     if verdict == "equivalent":
         return f"{b} is as fast as {a}: {change} is inside the margin of {time['margin_pct']:g} % ({numbers})"
+    if verdict == "not_interleaved":
+        why = "one machine" if time["drift_pct"] == effects.DRIFT_PCT else "two sessions or machines"
+        drift = f"widened by the {time['drift_pct']:g} % that {why} alone can make"
+        edges = interval(time["ci95_pct"], 2, " %")
+        return f"{b} against {a}: {change} (interval {edges}, {drift}): ./run.sh race interleaves them"
     return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(comparison)}"
 
 
 def _numbers(time: Mapping[str, Any]) -> str:
     p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
-    return f"95 % interval {interval(time['ci95_pct'], 2, ' %')}, {p}, n = {time['n'][0]} and {time['n'][1]}"
+    edges = interval(time["ci95_pct"], 2, " %") or "unbounded"
+    return f"95 % interval {edges}, {p}, n = {time['n'][0]} and {time['n'][1]}{_second_opinion(time)}"
+
+
+def _second_opinion(time: Mapping[str, Any]) -> str:
+    """What the sign-flip test says, where it says something else than the test that decides; else ""."""
+    p, p_flips, alpha = time["p"], time.get("p_flips"), time["alpha"]
+    if p_flips is None or (p < alpha) == (p_flips < alpha):
+        return ""
+    return f"; a sign-flip test over {time['rounds']} rounds disagrees, p = {p_flips:.2g}"
 
 
 def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
@@ -173,6 +236,19 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
     less = f"95 % interval {interval(by_launcher['ci95_pct'], 2, ' %')}, one-sided p = {by_launcher['p_same_sign']:.2g}"
     less = f"{b} is {less_pct:.2f} % {verdict} than {a} by the launcher's clock ({less})"
     return f"{less} and {own_pct:.2f} % by their own ({_numbers(time)})"
+
+
+def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
+    """How the runs were compared: the design, and what lowered alpha.  comparison: a Comparison of any version."""
+    time = comparison.get("time") or {}
+    sentences = []
+    if num_rounds := time.get("rounds"):
+        clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
+        sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")
+    if (weight := comparison.get("earlier_weight", 1.0)) < 1:
+        alpha = f"alpha is {text_table.two_digits(time['alpha'])}"
+        sentences.append(f"{alpha}: earlier races of these arms leave {100 * weight:.0f} % of it")
+    return sentences
 
 
 def outside_words(by_launcher: Mapping[str, Any]) -> str:
@@ -197,6 +273,8 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
     if effects.DISAGREE in comparison["flags"]:
         why = "time that only one arm spends outside its own clock is part of the difference"
         return f"by the launcher's clock {outside_words(time['outside'])}: {why}"
+    if len(comparison["excluded"]) == 0 and comparison.get("all_disturbed"):
+        return "the machine disturbed every run: run again on a quiet machine"
     floor = text_table.two_digits(time["floor_pct"])
     if time["floor_pct"] > time["margin_pct"]:
         coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"

@@ -186,6 +186,7 @@ class TrackRules:
     implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
     # what makes a record: least time, or fewest steps whatever their time
     judged: Annotated[str, one_of("time", "steps")] = "time"
+    compilations: AtLeast1 = 1  # the fewest fresh compilations of each arm in a claim's races
     # how the losses are held against the target: t, a one-sided t test of the last ones at p_value; z, modded-nanogpt's
     # rule of track 3, at the first step at which the mean of all runs is z_margin_nats / sqrt(runs) below the target
     statistic: Annotated[str, one_of("t", "z")] = "t"

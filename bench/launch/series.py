@@ -43,7 +43,7 @@ class Series:
 
     kinds: one a run, in order: alike where runs take equally long; known_s: {kind: seconds a run}, as far as known
     before; num_done: runs of a race that is resumed; live: whether bars are drawn; budget_s: no run is to end later
-    than that after the first began, None: no limit.
+    than that after the first began, None: no limit; fewest: after so many runs it may end early.
     """
 
     def __init__(
@@ -53,11 +53,12 @@ class Series:
         num_done: int = 0,
         live: bool = True,
         budget_s: float | None = None,
+        fewest: int | None = None,
     ):
         self._kinds, self._known_s = list(kinds), known_s
         self._paced_s: dict[str, float] = {}  # {kind: seconds of a run}, by the pace of the one that is running
         self._spent_s: dict[str, list[float]] = {}  # {kind: seconds of each run of this series}
-        self._num_done, self._budget_s = num_done, budget_s
+        self._num_done, self._budget_s, self._fewest = num_done, budget_s, fewest
         self._began_s: float | None = None  # the running one
         self._opened_s, self._has_foretold = time.monotonic(), False
         self.bars = Bars(live)
@@ -66,7 +67,10 @@ class Series:
         self._opened_s = time.monotonic()
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
         how_long = format_about_s(left_s) or "the duration is known after the first"
-        say("plan", f"{counted(num_left, 'run')}, {how_long}{self._in_budget()}")
+        if self._fewest is not None and num_left > (least := max(1, self._fewest - self._num_done)):
+            say("plan", f"{least} to {counted(num_left, 'run')}, {how_long} for all of them")
+        else:
+            say("plan", f"{counted(num_left, 'run')}, {how_long}{self._in_budget()}")
         self.bars.__enter__()
         return self
 

@@ -169,6 +169,7 @@ def basis(against: Against) -> list[Block]:
             kept = comparison.get("calibration")
             source = f"calibrated, {kept['file']}" if kept else "not calibrated"
             lines.append(f"noise floor {text_table.two_digits(floor_pct)} % ({source})")
+        lines += wording.design_sentences(comparison)
         flags = [(flag, wording.FLAGS.get(flag, "")) for flag in comparison.get("flags") or ()]
         title = f"{whom}Flags: {', '.join(flag for flag, _ in flags)}"
         blocks += [Lines(lines, is_soft=True), Bullets(comparison.get("reasons") or ())]
@@ -232,6 +233,10 @@ def numbers(baseline: str, against: Against) -> Section:
 
 
 def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Iterator[str]:
+    for question, answer in (comparison.get("answers") or {}).items():
+        is_said = question == comparison["on"] or (question == "loss" and answer["verdict"] not in ("better", "worse"))
+        if not is_said:
+            yield f"{question}, {answer['verdict'].replace('_', ' ')}: {answer['words']}"
     yield from wording.loss_sentences(comparison.get("val_loss") or {}, (baseline, name))
     if by_launcher := (comparison.get("time") or {}).get("outside"):
         yield f"by the launcher's clock: {wording.outside_words(by_launcher)}"

@@ -17,7 +17,8 @@ from bench.web.chart import Spec
 from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, soft, table, tag
 from bench.web.page import text as escaped
 
-COLOURS = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
+COLOURS = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "equivalent": "soft"}
+COLOURS |= {"inconclusive": "doubt", "not_interleaved": "doubt", "not_comparable": "bad"}
 NO_VERDICT = "no verdict: "  # what the sentence of an inconclusive comparison may begin with
 
 

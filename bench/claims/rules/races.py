@@ -2,7 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.claims.claim import Claim, ClaimedRace, Judged, standard
@@ -75,6 +76,8 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
         laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
         if known.plan["n"] < track.repeats:
             laxer.append(f"n {known.plan['n']}, the track's is {track.repeats}")
+        if known.plan.get("compilations", math.inf) < track.rules.compilations:  # an older plan could not have them
+            laxer.append(f"{known.plan['compilations']} compilations, the track's are {track.rules.compilations}")
         if (on := question.of_plan(known.plan)) not in (None, *question.OF_TRACK[track.rules.judged]):
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
@@ -129,7 +132,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         ends = [line for line in known.lines if line["event"] == "race_end"]
         if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(known.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
-        again = _verdict_again(claim, race, known, reported["time"]["floor_pct"])
+        again = _verdict_again(claim, race, known, reported)
         sentence = wording.standalone_verdict(again)
         if again["verdict"] != reported["verdict"] or again["time"]["change_pct"] != reported["time"]["change_pct"]:
             in_race_json = wording.standalone_verdict(reported)
@@ -164,7 +167,7 @@ def _last_failing(claim: Claim, known: State) -> int | None:
     return max(steps, default=None) if goal is not None else None
 
 
-def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: float) -> Comparison:
+def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapping[str, Any]) -> Comparison:
     folders = {run.name: run.folder for run in claim.all_runs}
     arms = [
         selection.arm_from_folders(
@@ -176,7 +179,8 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, floor_pct: flo
         )
         for name in known.plan["arms"]
     ]
-    return dict(comparison.compare_arms(arms, diagnose=False, floor_pct=floor_pct))[race.arm]
+    kept = {"floor_pct": reported["time"]["floor_pct"], "earlier_weight": reported.get("earlier_weight", 1.0)}
+    return dict(comparison.compare_arms(arms, diagnose=False, **kept))[race.arm]
 
 
 def the_table_matches_the_runs(claim: Claim) -> Judged:

@@ -20,7 +20,7 @@ from bench.config import schema, user_code
 from bench.machine import code_copy, code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
-from bench.record import run_folder
+from bench.record import race_folder, run_folder
 from bench.record.rows import row_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ TICK_S = 0.5
 # this file's names, the newest first: a revision has one
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
 OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; of the goal the steps, where schedules end
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: its part of a cache
 MANY = "-"  # in place of an arm's overrides: those of several arms are on standard input
 
 
@@ -141,6 +142,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         known |= {"own": job.own} if job.own else {}
         known |= {"redacted": run["redacted"]} if "redacted" in run else {}
         checks = [asdict(check) for check in ready.checks(job, env, foreign_cores)]
+        known |= {"device": job.config.hardware.device}
         known |= {"row": _best_row(job, run), "changes_losses": _what_changes_losses(schema.to_dict(job.config))}
         facts[number] = known | {"preflight": checks}
     return facts
@@ -189,8 +191,21 @@ def start(
     show: bool = False,
     tick: Callable[[], object] = lambda: None,
 ) -> str:
-    """One run of an arm -> the last lines it printed.  tag: for run.json["race"]; show, tick: as of run_to_end()."""
-    return run_to_end(folder, ["--race", json.dumps(tag), *overrides], environment(results), show, tick=tick)
+    """One run of an arm -> the last lines it printed.  tag: for run.json["race"]; show, tick: as of run_to_end().
+
+    With a compilation in its tag it shares the compilers' caches with the other runs of that compilation alone.
+    """
+    env = environment(results)
+    if "compilation" in tag:
+        cache = caches(race_folder.of(results, tag["race_id"])) / f"{tag['arm']}-{tag['compilation']}"
+        cache = cache.with_name(f"{tag['arm']}-warm-up") if tag["discarded"] else cache
+        env |= {name: str((cache / part).absolute()) for name, part in CACHES.items()}
+    return run_to_end(folder, ["--race", json.dumps(tag), *overrides], env, show, tick=tick)
+
+
+def caches(race: Path) -> Path:
+    """Where the compilers' caches of a race lie until it ends; git ignores the name."""
+    return race / ".caches.tmp"
 
 
 def run_to_end(

@@ -27,17 +27,27 @@ RULES = {
     f"a removed folder), is run again, {MAX_ATTEMPTS} times at most; "
     "all attempts stay in the ledger",
     "excluded": "only runs that the machine disturbed, by their record and never by their time, from all arms alike",
-    "early_stop": "at a look before the last, every verdict must be faster, slower or equivalent; "
-    "alpha is shared by the looks",
+    "pairs": "the k-th run of every arm is one round; arms are compared within each round, on log run time",
+    "outliers": "of ten rounds or more, the tenth with the largest and the tenth with the smallest ratio leave both "
+    "arms (a trimmed mean, declared here); with fewer rounds all count",
+    "early_stop": "at a look before the last, every verdict must be faster, slower, better, worse or equivalent; "
+    "several looks share alpha, a look after every round (sequential) is by a test that is valid at each of them",
     "max_attempts": MAX_ATTEMPTS,
 }
+AUTO = re.compile(r"auto:(\d+)-(\d+)")
+FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer say little about how much one differs from the next
+KEPT = (  # of the settings, as they are in the plan
+    *("on", "why_on", "looks", "sequential", "compilations", "alpha", "loss_margin_nats", "equivalence_margin_pct"),
+    "order_seed",
+)
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
-DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None}
+DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None, "sequential": None, "compilations": 1}
 # word: (what the plan calls it, how it is read, what it must be)
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "n": ("n", int, "a number of runs"),
+    "n": ("n", lambda text: text if AUTO.fullmatch(text) else int(text), "a number of runs, or auto:3-20"),
+    "compilations": ("compilations", int, "a number of fresh compilations of each arm"),
     "looks": ("looks", lambda text: [int(part) for part in text.split(",")], "numbers of runs, 3,5"),
     "alpha": ("alpha", float, "a number"),
     "margin": ("loss_margin_nats", float, "a number of nats"),
@@ -81,6 +91,9 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         if seeds:
             why = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
             raise ValueError(f"{name}={seeds[0]}: {why}")
+    if sequential := AUTO.fullmatch(str(settings.get("n"))):
+        first, last = map(int, sequential.groups())
+        settings |= {"n": last, "sequential": {"first": first, "last": last}}
     return {"arms": arms, **settings}
 
 
@@ -100,26 +113,49 @@ def make(
 ) -> dict[str, Any]:
     """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
 
-    n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
+    n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n;
+    sequential, {"first", "last"}: a look after every round from the first on, by a verdict that is valid at each.
     settings: as DEFAULTS.  ladder: what ./run.sh ladder keeps of its rungs (bench/plans/ladder/request.py); None, of
     another race: not in the plan.
     """
     assert settings.keys() <= DEFAULTS.keys(), settings
     given = DEFAULTS | settings
-    given["looks"] = sorted({*(given["looks"] or ()), n})
+    given["looks"] = _looks(n, given["looks"], given["sequential"])
     _check(list(arms), n, given)
     plan = {"schema_version": SCHEMA_VERSION, "name": given["name"], "made_at": made_at, "track": given["track"]}
     plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
-    for key in ("on", "why_on", "looks", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
-        plan[key] = given[key]
-    plan["order"] = order(list(arms), n, given["first_seed"], given["order_seed"])
+    plan |= {key: given[key] for key in KEPT}
+    plan["order"] = order(list(arms), n, *(given[key] for key in ("first_seed", "order_seed", "compilations")))
     plan |= {"rules": RULES, "session_id": given["session_id"]} | ({} if ladder is None else {"ladder": ladder})
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
     return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
 
 
+def _looks(n: int, looks: list[int] | None, sequential: Mapping[str, int] | None) -> list[int]:
+    """Numbers of runs an arm after which the plan has a verdict."""
+    if sequential is None:
+        return sorted({*(looks or ()), n})
+    first = sequential["first"]
+    if looks:
+        raise ValueError(f"looks={','.join(map(str, looks))}: n=auto:{first}-{n} looks after every round: leave it out")
+    if not 2 <= first < n:
+        raise ValueError(f"n=auto:{first}-{n}: give a first look, 2 or more, and a larger last one: auto:3-20")
+    return list(range(first, n + 1))
+
+
+def fewest_compilations(n: int, is_sequential: bool) -> int:
+    """How often each arm is compiled afresh on a GPU, where nobody says: every round of a race that may end at each.
+
+    Else FEWEST_COMPILATIONS, or the next number that divides n.
+    """
+    divisors = [number for number in range(FEWEST_COMPILATIONS, n) if n % number == 0]
+    return n if is_sequential or not divisors else divisors[0]
+
+
 def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
     looks, alpha, margin_nats, first_seed = (given[key] for key in ("looks", "alpha", "loss_margin_nats", "first_seed"))
+    m = given["compilations"]
+    near = m * max(1, round(n / m)) if m > 0 else n
     if len(arms) < 2:
         raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
     for name in arms:
@@ -127,6 +163,7 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}: an arm's name begins with a capital letter; letters and digits may follow")
     for what, value, fits, remedy in (
         ("n", n, n >= 2, f"one run has no spread: use 2 or more, usually {N}"),
+        ("compilations", m, m > 0 and n % m == 0, f"n={n} does not divide into {m} equal groups: use n={near}"),
         ("looks", ",".join(map(str, looks)), looks[0] >= 2 and looks[-1] == n, f"give numbers of runs from 2 to n={n}"),
         ("alpha", alpha, 0 < alpha < 0.5, f"use a probability below 0.5, usually {ALPHA:g}"),
         ("margin", margin_nats, margin_nats > 0, f"use nats above 0, usually {LOSS_MARGIN_NATS:g}"),
@@ -136,8 +173,11 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
             raise ValueError(f"{what}={value}: {remedy}")
 
 
-def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict[str, Any]]:
-    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then blocks of four rounds, of which the last may be cut short.
+def order(
+    names: list[str], n: int, first_seed: int = 0, order_seed: int = 0, compilations: int = 1
+) -> list[dict[str, Any]]:
+    """[{"arm", "seed", "discarded", "compilation"}]: a warm-up an arm, then blocks of four rounds,
+    of which the last may be cut short.  compilation, from 0: which of its arm's equal groups of consecutive rounds.
 
     A block is a random order s of the arms and its reverse r: s r r s or s s r r, by chance.  So each arm
     of a pair is ahead of the other equally often, among odd and among even rounds alike: a linear drift, and with two
@@ -148,10 +188,12 @@ def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) ->
     while len(rounds) < n:
         arms, steps = chance.sample(names, len(names)), chance.choice(BLOCKS)
         rounds += [arms[::step] for step in (BLOCKS[0][:2] if n - len(rounds) == 2 else steps)]
-    slots = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
-    for number, arms in enumerate(rounds[:n]):
-        slots += [{"arm": arm, "seed": first_seed + number, "discarded": False} for arm in arms]
-    return slots
+    slots = [(arm, 0, True) for arm in chance.sample(names, len(names))]
+    slots += [(arm, number, False) for number, arms in enumerate(rounds[:n]) for arm in arms]
+    return [
+        {"arm": arm, "seed": first_seed + number, "discarded": discarded, "compilation": number * compilations // n}
+        for arm, number, discarded in slots
+    ]
 
 
 def sha256(plan: Mapping[str, Any]) -> str:

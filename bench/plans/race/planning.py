@@ -51,7 +51,7 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
         settings["why_on"] = None
         if "ladder" not in settings:
             question.refuse_unanswerable(settings["on"], facts)
-    settings = _as_the_arms_suggest(facts, results) | settings
+    settings = _as_the_arms_suggest(facts, settings, results) | settings
     agree_on_machine(facts, anyway)
     made = plan.make(arms, made_at=utc.now(), **settings)
     folder = race_folder.of(results, made["race_id"])
@@ -66,20 +66,23 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     return folder
 
 
-def _as_the_arms_suggest(facts: Mapping[str, Mapping[str, Any]], results: Path) -> dict[str, Any]:
-    """What a request need not name, or cannot: by the arms, their track and chance."""
+def _as_the_arms_suggest(
+    facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any], results: Path
+) -> dict[str, Any]:
+    """What a request need not name, or cannot: by the arms, their track, the settings that are given, and chance."""
     first = next(iter(facts.values()))
     rules = target.rules_of(first["track"])
-    ids = {
-        known["config_id"] for known in facts.values()
-    }  # the first seed that no started run of these configs has had
+    ids = {known["config_id"] for known in facts.values()}
     starts = [run["start"] for run in ledger.read(results).runs.values()]
     last_seed = max((start["seed"] or 0 for start in starts if start["config_id"] in ids), default=-1)
     on, why_on = question.chosen(facts, rules.judged)
+    on_gpu = any(known.get("device") == "cuda" for known in facts.values())
+    fewest = plan.fewest_compilations(settings["n"], settings.get("sequential") is not None)
     return {key: getattr(rules, key) for key in target.LIMITS} | {
+        "compilations": fewest if on_gpu else 1,
         "on": on,
         "why_on": why_on,
-        "first_seed": last_seed + 1,
+        "first_seed": last_seed + 1,  # that no started run of these configs has had
         "order_seed": secrets.randbits(32),
         "session_id": first["session_id"],
         "track": first["track"],

@@ -28,10 +28,8 @@ def chosen(facts: Facts, judged: str) -> tuple[str, str]:
     """(one of QUESTIONS, why) where on= names none.  judged: by the track, time or steps."""
     if judged == "steps":
         return "steps_to_target", "the track judges steps"
-    settings = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision does not say
-    differing = [
-        name for name in settings[0] if all(settings) and any(of[name] != settings[0][name] for of in settings)
-    ]
+    first, *others = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision's
+    differing = [name for name in first if any(of_arm and of_arm[name] != first[name] for of_arm in others)]
     has_target = not any(_lacks_target(facts))
     if unequal := next(_unequal(facts), None):
         return ("time_to_target" if has_target else "time"), unequal
@@ -42,6 +40,13 @@ def chosen(facts: Facts, judged: str) -> tuple[str, str]:
     if has_target and all(known["row"]["stop_at_target"] for known in facts.values()):
         return "time_to_target", f"{why}, and every run ends at the target"
     return "loss", why
+
+
+def sentence(plan: Mapping[str, Any]) -> str:
+    """What a plan with on asks, and why that where the user did not choose it."""
+    on, why = plan["on"], plan["why_on"]
+    other = "loss" if on == "time" else "time"
+    return QUESTIONS[on] + (f", because {why}; on={other} asks another" if why else "")
 
 
 def refuse_unanswerable(on: str, facts: Facts) -> None:

@@ -1,7 +1,8 @@
 """A planned race, run to its end or to an interrupt: each run in turn, the planned looks, the result."""
 
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bench.record import ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
 MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
-DECIDED = ("faster", "slower", "equivalent")
+DECIDED = ("faster", "slower", "better", "worse", "equivalent")
 
 
 def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False) -> race_folder.Race:
@@ -71,25 +72,38 @@ def _introduce(race: State) -> None:
         say("race", f"{name}: {text_table.middle(abouts[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
-    looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
-    runs = f"{known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}"
-    say("plan", f"{race.race_id}: {runs}; results stay hidden until it has ended")
-    if on := known.get("on"):
-        because = (
-            f", because {known['why_on']}; on={'loss' if on == 'time' else 'time'} asks another"
-            if known["why_on"]
-            else ""
-        )
-        say("plan", f"the question: {question.QUESTIONS[on]}{because}")
-    rules = target.track_settings(known["track"])
-    if rules.get("fixed") and known["n"] < rules["repeats"]:
-        few = f"n={known['n']} is too few for a claim on track {known['track']}, which requires {rules['repeats']} runs"
-        remedy = "the race will have a verdict, but ./run.sh judge will refuse a claim"
-        say("plan", f"{few} (n={rules['repeats']}): {remedy}")
-    judged = target.rules_of(known["track"]).judged
-    if rules.get("fixed") and on and on not in question.OF_TRACK[judged]:
-        asked = f"track {known['track']} judges {judged}, and ./run.sh judge will refuse a claim on={on}"
-        say("plan", f"{asked}: on={question.OF_TRACK[judged][0]} asks what the track judges")
+    say("plan", f"{race.race_id}: {_about_plan(known)}; results stay hidden until it has ended")
+    if "on" in known:
+        say("plan", f"the question: {question.sentence(known)}")
+    for why in _in_the_way_of_a_claim(known):
+        say("plan", f"the race will have a verdict, but ./run.sh judge refuses a claim: {why}")
+
+
+def _about_plan(known: Mapping[str, Any]) -> str:
+    """How many runs, compilations and looks."""
+    looks, compilations, alpha = known["looks"], known.get("compilations", 1), f"alpha {known['alpha']:g}"
+    groups = f", {compilations} fresh compilations of each arm" * (compilations > 1)
+    if known.get("sequential"):
+        runs = f"{looks[0]} to {looks[-1]} runs an arm after a warm-up each{groups}"
+        return f"{runs}: it ends with the first round that decides, {alpha} for all looks together"
+    at = f", looks at {', '.join(map(str, looks))}" * (len(looks) > 1)
+    return f"{known['n']} runs an arm after a warm-up each{at}{groups}, {alpha}"
+
+
+def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
+    """Why the track will take no claim from this plan, and what would do."""
+    settings, rules, track = target.track_settings(known["track"]), target.rules_of(known["track"]), known["track"]
+    if not settings.get("fixed"):
+        return
+    repeats, first = settings["repeats"], known["looks"][0]
+    if first < repeats:
+        when = f"n={known['n']} is too few" if known["n"] < repeats else f"if it ends after {first} runs an arm"
+        yield f"{when}: track {track} requires {repeats} (n={repeats})"
+    if "on" in known and known["on"] not in question.OF_TRACK[rules.judged]:
+        on = question.OF_TRACK[rules.judged][0]
+        yield f"it asks for {known['on']}: track {track} judges {rules.judged} (on={on})"
+    if known.get("compilations", 1) < rules.compilations:
+        yield f"track {track} requires compilations={rules.compilations} or more"
 
 
 def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
@@ -117,7 +131,8 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
     known_s = list(earlier_s([race.plan["track"]], ids).values())
     mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}  # of one kind: an arm's own time is not to be seen
     num_done = sum(slot.is_done for slot in race.slots)
-    with Series(["run"] * len(race.slots), mean_s, num_done, live=not show) as series:
+    fewest = (len(race.slots) // (race.plan["n"] + 1)) * (race.plan["looks"][0] + 1)
+    with Series(["run"] * len(race.slots), mean_s, num_done, live=not show, fewest=fewest) as series:
         while (slot := race.next_slot()) is not None:
             arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
             if num_attempts >= plan.MAX_ATTEMPTS:
@@ -142,6 +157,7 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
     arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
     tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
     tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
+    tag |= {"compilation": slot.compilation} if race.plan.get("compilations", 1) > 1 else {}
     tick = BlindBar(race.results / race.plan["track"], arm["config_id"], slot.seed, series).tick
     tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], race.results, tag, show, tick)
     race = state.read(race.folder, race.results)
@@ -215,13 +231,15 @@ def _decided_at_look(race: State, done: Slot) -> bool:
     if due is None or due == race.plan["n"]:
         return False
     ledger.append(race.results, "look", race_id=race.race_id, started=race.started(), planned=True)
-    decided = all(verdict["verdict"] in DECIDED for verdict in (result_of(race)["against"] or {}).values())
-    say("look", f"planned, at {due} runs an arm: {'decided' if decided else 'not decided, the race goes on'}")
+    against = result_of(race, diagnose=False)["against"] or {}
+    decided = all(verdict["verdict"] in DECIDED for verdict in against.values())
+    if decided or not race.plan.get("sequential"):
+        say("look", f"planned, at {due} runs an arm: {'decided' if decided else 'not decided, the race goes on'}")
     return decided
 
 
-def result_of(race: State) -> race_folder.Result:
-    """The verdicts by the runs so far."""
+def result_of(race: State, diagnose: bool = True) -> race_folder.Result:
+    """The verdicts by the runs so far.  diagnose: with where the time went."""
     of_race: dict[str, Any] = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     about = race_folder.about(race.plan["arms"])
     arms = [
@@ -230,7 +248,7 @@ def result_of(race: State) -> race_folder.Result:
         )
         for name, overrides in about.items()
     ]
-    against: Any = dict(comparison.compare_arms(arms))
+    against: Any = dict(comparison.compare_arms(arms, diagnose))
     return {"baseline": race.plan["baseline"], "against": against}
 
 
@@ -241,6 +259,7 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
     recorded = state.as_json(race, status, why, utc.now(), verdicts)
     atomic.write_json(folder / "race.json", recorded)
     sha256 = ledger.sha256_of(folder / "race.json")
+    shutil.rmtree(arm_process.caches(folder), ignore_errors=True)
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
     from bench.report import race_page
 

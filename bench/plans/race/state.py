@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
@@ -27,6 +27,7 @@ class Turn(TypedDict):
     arm: str
     seed: int
     discarded: bool
+    compilation: NotRequired[int]  # which of its arm's; not in older plans
 
 
 class Plan(TypedDict):
@@ -48,6 +49,7 @@ class Slot:
     arm: str
     seed: int
     discarded: bool
+    compilation: int
     attempts: list[tuple[str, str]] = field(default_factory=list)  # ("<track>/<run_id>", status), oldest first
 
     @property
@@ -120,7 +122,8 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     with reading_record(folder / "plan.json"):
         known = json_file.read(folder / "plan.json", Plan)
         slots = [
-            Slot(number, turn["arm"], turn["seed"], turn["discarded"]) for number, turn in enumerate(known["order"])
+            Slot(number, turn["arm"], turn["seed"], turn["discarded"], turn.get("compilation", 0))
+            for number, turn in enumerate(known["order"])
         ]
         arms = {slot.arm for slot in slots}
         if arms != set(known["arms"]) or known["baseline"] not in arms or known["n"] != max(known["looks"]):
@@ -209,7 +212,7 @@ def as_json(
         "arms": arms,
         "order": [
             {
-                **{key: getattr(slot, key) for key in ("position", "arm", "seed", "discarded")},
+                **{key: getattr(slot, key) for key in ("position", "arm", "seed", "discarded", "compilation")},
                 "run": slot.attempts[-1][0] if slot.is_done else None,
                 "status": slot.status,
             }

@@ -1,0 +1,298 @@
+"""Interleaved runs are compared within blocks: how much B differs from A where the machine drifts under both.
+
+A round is one run of each arm, back to back; two rounds are a block.  The log of a measure is fitted with a constant
+for each block, a linear trend over the slots (runs in the order of their starts) and the difference of the arms.  What
+a block has in common, and a steady drift, then cancel.  Residuals beyond HUBER_SDS robust standard deviations are
+clipped (Huber 1973), so that one outlying run in ten neither hides a difference nor makes one.
+
+Where a plan has several compilations an arm, what the runs of a compilation share (an autotuned kernel, a layout) is an
+error of its own, and the mean differences of the compilations are the sample.
+
+A plan that looks after every round is judged by an e-process: the Bayes factor of a normal prior on the difference over
+the runs' standard deviation, with the right Haar prior on all else.  Where there is no difference it is a nonnegative
+martingale (Perez-Ortiz, Lardy, de Heide and Gruenwald 2024), so it reaches 1 / alpha in at most alpha of all races,
+whenever somebody looks (Ville 1939).
+"""
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bench.base import stats
+from bench.compare.eligibility import identity
+from bench.record.rows import Row
+
+MIN_ROUNDS = 4  # fewer leave too few degrees of freedom: Welch's test
+ROUNDS_OF_BLOCK = 2
+HUBER_SDS = 2.0  # clips 5 % of normal residuals, which costs about 2 % of the precision (simulated)
+MAX_ITERATIONS = 50
+PRIOR_SDS = 4.0  # sd of the e-process's prior in sds of a run: 0.8 % where repeats differ by 0.2 %
+MAX_EXACT_ROUNDS = 12  # 4,096 sign patterns
+NUM_PATTERNS = 10_000  # drawn where there are more
+
+
+@dataclass(frozen=True)
+class Design:
+    """Where in time each run stands.  Keys are identities of rows (bench/compare/eligibility.py)."""
+
+    slots: Mapping[str, int]  # positions among the runs of both arms; two slots are a round
+    compilations: Sequence[int]  # of each round, which compilation of its arm it used; (): there is one an arm
+    is_sequential: bool  # the plan looks after every round
+
+
+class Fit(NamedTuple):
+    """The difference between the arms' means of logs, with what tests of it need."""
+
+    test: stats.Welch
+    middle: float  # of the logs: the adjusted means of A and B are middle -+ difference / 2
+    num_rounds: int | None = None  # complete ones, compared within blocks; None: Welch's test, without blocks
+    num_clipped: int = 0  # runs whose residuals were clipped
+    p_flips: float | None = None  # of the sign-flip test; None: no p below alpha is possible with so few rounds
+    log_e: float | None = None  # log e-value against no difference; None: without blocks
+    shrinkage: float = math.inf  # 1 + variance of the prior over that of the estimate
+    is_sequential: bool = False
+
+    def p_equivalent(self, low: float, high: float) -> float | None:
+        """Of two one-sided tests that the difference is outside of (low, high); None where there is no test."""
+        test = self.test
+        if not self.is_sequential or test.se is None or test.df is None:
+            return stats.equivalence_p(test, low, high)
+        if not low < test.difference < high:
+            return 1.0
+        edges = [(test.difference - edge) / test.se for edge in (low, high)]
+        return max(min(1.0, math.exp(-log_e_value(t, test.df, self.shrinkage))) for t in edges)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float] | None:
+        """(low, high) of the difference; of a sequential plan it holds at all looks together.  None: there is no test.
+
+        (-inf, inf) where a sequential plan has too few rounds for any interval at this confidence.
+        """
+        test = self.test
+        if not self.is_sequential or test.se is None or test.df is None:
+            return stats.interval(test, confidence)
+        half_width = _e_quantile(1 - confidence, test.df, self.shrinkage) * test.se
+        return test.difference - half_width, test.difference + half_width
+
+    def smallest_difference(self, alpha: float) -> float | None:
+        """The difference that the test finds with a power of 80 % (MDE); None where there is no test."""
+        test = self.test
+        if test.se is None or test.df is None:
+            return None
+        if not self.is_sequential:
+            return stats.detectable(test.se, test.df, alpha)
+        found = _e_quantile(alpha, test.df, self.shrinkage) * test.se + self.spare(stats.WANTED_POWER)
+        return found if math.isfinite(found) else None
+
+    def spare(self, power: float) -> float:
+        """By how much a true difference must exceed a threshold for estimates to exceed it in that share of races."""
+        test = self.test
+        return 0.0 if test.se is None or test.df is None else stats.student_t_quantile(power, test.df) * test.se
+
+
+def rounds(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> list[tuple[Row, Row]] | None:
+    """Rows of all started runs -> A and B of each round, in order; None where the runs are no rounds.
+
+    They are rounds where both arms have as many, every two runs in turn are one of each arm, and each arm is first
+    about as often as the other (A B, A B, A B would take a slot's drift for a difference).  Logs of another harness are
+    not taken for rounds: nothing says that they were planned.
+    """
+    both = [*a_rows, *b_rows]
+    if len(a_rows) != len(b_rows) or any(row["started_at"] is None or row["provenance"] == "imported" for row in both):
+        return None
+    starts = sorted(
+        (row["started_at"] or "", arm, index)
+        for arm, rows in enumerate((a_rows, b_rows))
+        for index, row in enumerate(rows)
+    )
+    pairs = list(zip(starts[::2], starts[1::2], strict=True))
+    num_a_first = sum(first[1] == 0 for first, _ in pairs)
+    is_balanced = abs(2 * num_a_first - len(pairs)) <= max(1, len(pairs) / 3)
+    if not is_balanced or any(first[1] == second[1] for first, second in pairs):
+        return None
+    by_arm = [sorted(pair, key=lambda start: start[1]) for pair in pairs]
+    return [(a_rows[a[2]], b_rows[b[2]]) for a, b in by_arm]
+
+
+def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, Any] | None = None) -> Design | None:
+    """Rows of all started runs, and the plan of their race -> Design; None: they are compared by Welch's test.
+
+    A plan that names no question (`on`) was made before there were designs, for Welch's test, and is judged by it.
+    """
+    known = plan or {}
+    found = rounds(a_rows, b_rows)
+    if found is None or ("race_id" in known and "on" not in known):
+        return None
+    slots: dict[str, int] = {}
+    for number, pair in enumerate(found):
+        in_time = sorted(pair, key=lambda row: row["started_at"] or "")
+        slots |= {identity(row): 2 * number + position for position, row in enumerate(in_time)}
+    num_compilations, num_planned = known.get("compilations") or 1, known.get("n") or len(found)
+    of_rounds = [number * num_compilations // num_planned for number in range(len(found))]
+    return Design(slots, of_rounds if num_compilations > 1 else (), bool(known.get("sequential")))
+
+
+def fit(
+    values: Sequence[Sequence[float]], keys: Sequence[Sequence[str]], design: Design | None, alpha: float
+) -> Fit | None:
+    """Logs (or losses) of the runs of A and of B, and the identities of their rows -> Fit; None: an arm has no value.
+
+    A sequential plan has no test before MIN_ROUNDS are complete.
+    """
+    if not all(values):
+        return None
+    welch = stats.welch(*values)
+    plain = Fit(welch, (stats.mean(values[0]) + stats.mean(values[1])) / 2)
+    if design is None or welch.t is None or any(key not in design.slots for of_arm in keys for key in of_arm):
+        return plain
+    if design.is_sequential:  # Welch's p is not valid at every look
+        plain = plain._replace(test=stats.Welch(welch.difference, None, None, None, None))
+    slots = [[design.slots[key] for key in of_arm] for of_arm in keys]
+    complete = sorted({slot // 2 for slot in slots[0]} & {slot // 2 for slot in slots[1]})
+    if len(complete) < MIN_ROUNDS:
+        return plain
+    least_squares = _fit_blocks(values, slots, math.inf)
+    blocked = least_squares if design.is_sequential or least_squares is None else _fit_blocks(values, slots, HUBER_SDS)
+    if least_squares is None or blocked is None:
+        return plain
+    by_slot = blocked.cleaned
+    sides = [dict(zip((slot // 2 for slot in of_arm), of_arm, strict=True)) for of_arm in slots]
+    differences = [by_slot[sides[1][number]] - by_slot[sides[0][number]] for number in complete]
+    test, of_e, shrinkage = blocked.test, least_squares.test, 1 + PRIOR_SDS**2 / least_squares.variance
+    groups = _grouped(differences, [design.compilations[number] for number in complete] if design.compilations else ())
+    if groups is not None:
+        test = of_e = _of_sample(blocked.test.difference, groups)
+        shrinkage = 1 + PRIOR_SDS**2 * len(groups)
+    log_e = None if of_e.t is None or of_e.df is None else log_e_value(of_e.t, of_e.df, shrinkage)
+    if design.is_sequential and log_e is not None:
+        test = test._replace(p=min(1.0, math.exp(-log_e)))
+    p_flips = flips_p(differences) if 2 / 2 ** len(differences) < alpha else None
+    return Fit(
+        test, blocked.middle, len(complete), blocked.num_clipped, p_flips, log_e, shrinkage, design.is_sequential
+    )
+
+
+class _Blocked(NamedTuple):
+    test: stats.Welch
+    middle: float
+    variance: float  # of the estimate, for a unit variance of a run
+    cleaned: dict[int, float]  # {slot: its log without the trend, its residual clipped}
+    num_clipped: int
+
+
+def _fit_blocks(logs: Sequence[Sequence[float]], slots: Sequence[Sequence[int]], clip_sds: float) -> _Blocked | None:
+    """Logs of A's and B's runs and their slots; None where arm and trend cannot be told apart, or nothing varies.
+
+    The constants of the blocks are swept out first, which leaves two regressors (Frisch and Waugh 1933).  Huber's
+    estimate is iterated on pseudo-values, fit + clipped residual; its standard error is his, with the correction K.
+    """
+    runs = sorted((slot, float(arm), log) for arm, of_arm in enumerate(slots) for slot, log in zip(of_arm, logs[arm]))
+    blocks = [slot // (2 * ROUNDS_OF_BLOCK) for slot, _, _ in runs]
+    arm_of, slot_of = (_swept([run[column] for run in runs], blocks) for column in (1, 0))
+    aa, at, tt = _dot(arm_of, arm_of), _dot(arm_of, slot_of), _dot(slot_of, slot_of)
+    determinant, num = aa * tt - at * at, len(runs)
+    num_parameters = len(set(blocks)) + 2
+    df = num - num_parameters
+    if determinant <= 1e-9 * aa * tt or df < 1:
+        return None
+    observed = [log for *_, log in runs]
+    pseudo, fitted, difference, trend, num_clipped = observed, observed, math.nan, 0.0, 0
+    for _ in range(MAX_ITERATIONS):
+        y = _swept(pseudo, blocks)
+        ya, yt = _dot(y, arm_of), _dot(y, slot_of)
+        before, difference, trend = difference, (ya * tt - yt * at) / determinant, (yt * aa - ya * at) / determinant
+        fitted = [
+            value - swept + difference * arm + trend * slot
+            for value, swept, arm, slot in zip(pseudo, y, arm_of, slot_of, strict=True)
+        ]
+        residuals = [value - of_fit for value, of_fit in zip(observed, fitted, strict=True)]
+        scale = 1.4826 * statistics.median(map(abs, residuals)) * math.sqrt(num / df)
+        if not scale:
+            return None
+        limit = clip_sds * scale
+        pseudo = [of_fit + min(max(rest, -limit), limit) for of_fit, rest in zip(fitted, residuals, strict=True)]
+        num_clipped = sum(abs(rest) > limit for rest in residuals)
+        if not num_clipped or abs(difference - before) <= 1e-12:
+            break
+    clipped = [value - of_fit for value, of_fit in zip(pseudo, fitted, strict=True)]
+    inside = 1 - num_clipped / num
+    correction = (1 + num_parameters / num * (1 - inside) / inside) / inside
+    variance = tt / determinant
+    se = correction * math.sqrt(_dot(clipped, clipped) / df * variance)
+    if se == 0:
+        return None
+    df_left = max(1, df - num_clipped)
+    t = difference / se
+    middle_slot = (2 * (runs[-1][0] // 2) + 1) / 2
+    cleaned = {run[0]: value - trend * (run[0] - middle_slot) for run, value in zip(runs, pseudo, strict=True)}
+    means = [stats.mean(cleaned[slot] for slot in of_arm) for of_arm in slots]
+    test = stats.Welch(difference, se, df_left, t, 2 * stats.student_t_sf(abs(t), df_left))
+    return _Blocked(test, (means[0] + means[1]) / 2, variance, cleaned, num_clipped)
+
+
+def _swept(values: Sequence[float], blocks: Sequence[int]) -> list[float]:
+    """The values less the mean of their block."""
+    members: dict[int, list[float]] = {}
+    for value, block in zip(values, blocks, strict=True):
+        members.setdefault(block, []).append(value)
+    means = {block: stats.mean(of_block) for block, of_block in members.items()}
+    return [value - means[block] for value, block in zip(values, blocks, strict=True)]
+
+
+def _dot(a: Iterable[float], b: Iterable[float]) -> float:
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+
+def _grouped(differences: Sequence[float], compilations: Sequence[int]) -> list[float] | None:
+    """The mean difference of each compilation; None where the rounds themselves are the sample.
+
+    They are where nothing is shared: one compilation an arm and no others planned, or one for every round.
+    """
+    by_compilation: dict[int, list[float]] = {}
+    for compilation, difference in zip(compilations, differences, strict=bool(compilations)):
+        by_compilation.setdefault(compilation, []).append(difference)
+    is_shared = bool(compilations) and len(by_compilation) < len(differences)
+    return [stats.mean(group) for group in by_compilation.values()] if is_shared else None
+
+
+def _of_sample(difference: float, values: Sequence[float]) -> stats.Welch:
+    """Student's test of a sample of differences; fewer than two, or equal ones, have no spread to judge by."""
+    spread = stats.sd(values)
+    if not spread:
+        return stats.Welch(difference, None, None, None, None)
+    se, df = spread / math.sqrt(len(values)), len(values) - 1
+    mean = stats.mean(values)
+    return stats.Welch(mean, se, df, mean / se, 2 * stats.student_t_sf(abs(mean / se), df))
+
+
+def flips_p(differences: Sequence[float]) -> float:
+    """Two-sided p of the sign-flip test: how often randomly signed differences have as large a mean as these.
+
+    Without a difference the sign of each round is that of its random order.  Exact up to MAX_EXACT_ROUNDS rounds, by
+    NUM_PATTERNS seeded patterns and the observed one beyond (Phipson and Smyth 2010).
+    """
+    observed = abs(math.fsum(differences)) * (1 - 1e-12)
+    if len(differences) <= MAX_EXACT_ROUNDS:
+        patterns = itertools.product((1, -1), repeat=len(differences))
+        return sum(abs(_dot(signs, differences)) >= observed for signs in patterns) / 2 ** len(differences)
+    chance = random.Random(0)
+    drawn = (chance.choices((1, -1), k=len(differences)) for _ in range(NUM_PATTERNS))
+    return (1 + sum(abs(_dot(signs, differences)) >= observed for signs in drawn)) / (1 + NUM_PATTERNS)
+
+
+def log_e_value(t: float, df: float, shrinkage: float) -> float:
+    """Log Bayes factor of a normal prior on the standardised difference against none, nuisances with Haar priors.
+
+    -ln(r) / 2 + (df + 1) / 2 * ln((1 + t^2 / df) / (1 + t^2 / (df r))), r: shrinkage (Goenen et al. 2005).
+    """
+    square = t * t / df
+    return -math.log(shrinkage) / 2 + (df + 1) / 2 * (math.log1p(square) - math.log1p(square / shrinkage))
+
+
+def _e_quantile(alpha: float, df: float, shrinkage: float) -> float:
+    """The t at which log_e_value() is -ln(alpha); inf where none does."""
+    ratio = (math.sqrt(shrinkage) / alpha) ** (2 / (df + 1))
+    return math.sqrt(df * (ratio - 1) / (1 - ratio / shrinkage)) if ratio < shrinkage else math.inf

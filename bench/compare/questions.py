@@ -1,0 +1,152 @@
+"""What a comparison asks, and its answer: time, loss, time to a target, steps to a target.
+
+Times are decided in bench/compare/verdict.py.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+from bench.base import stats
+from bench.compare import effects, eligibility
+from bench.compare.effects import Arms
+from bench.record.rows import Row
+
+QUESTIONS = ("time", "loss", "time_to_target", "steps_to_target")
+FIRM = ("faster", "slower", "better", "worse", "equivalent")  # verdicts that decide
+LOSS_AT_STEPS = "loss_at_equal_steps"
+LOSS_AT_TIME = "loss_at_equal_time"
+KINDS = ("time_to_target", "steps_to_target", "ms_per_step", LOSS_AT_STEPS, LOSS_AT_TIME)
+
+
+class Steps(TypedDict):
+    """Steps to the target.  Pairs are of A and B."""
+
+    mean: list[float | None]  # None: the runs of the arm have no common number of steps, or none reaches the target
+    p: float | None  # two-sided Welch t; None: in each arm all runs take as many
+    why: str | None  # why the steps of both arms cannot be compared; None: they can
+
+
+def steps_to(arms: Arms, loss: effects.Loss) -> Steps:
+    """Rows of the runs that count, and their losses.
+
+    Runs that stop at the target took the steps that they took.  Of a fixed number of steps the mean val_loss of each
+    arm must be shown to be below the target.
+    """
+    taken = [[row["num_steps"] or 0 for row in rows] for rows in arms]
+    why = None
+    if loss["target"] is None:
+        why = "the arms have no common target"
+    elif all(row["stop_at_target"] for rows in arms for row in rows):
+        missed = sum(not row["target_reached"] for rows in arms for row in rows)
+        why = f"{missed} runs did not reach the target" if missed else None
+    elif loss["below_target"] != [True, True]:
+        why = f"the mean val_loss of both arms is not shown to be below the target {loss['target']:g}"
+    elif any(len(set(steps)) > 1 for steps in taken):
+        why = "the runs of an arm took different numbers of steps"
+    if why is None and min(map(len, taken)) < 2:
+        why = "one run has no spread"
+    test = stats.welch(*taken) if all(taken) else None
+    means = [stats.mean(steps) if steps else None for steps in taken]
+    return {"mean": means, "p": test.p if test else None, "why": why}
+
+
+def of_steps(steps: Steps | None, alpha: float) -> str:
+    """The verdict on steps to the target: better is fewer."""
+    if steps is None or steps["why"] is not None:
+        return "inconclusive"
+    a, b = steps["mean"]
+    assert a is not None and b is not None
+    if steps["p"] is None:  # every run of an arm takes as many
+        return "equivalent" if a == b else "better" if b < a else "worse"
+    return "inconclusive" if steps["p"] >= alpha else "better" if b < a else "worse"
+
+
+def of_loss(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
+    """The verdict on val_loss: equivalent inside the margin, else better (lower) or worse where p < alpha."""
+    if loss["verdict"] == "unknown" and loss["reasons"]:
+        return "not_comparable"
+    if loss["verdict"] == "waived":
+        return "equivalent"
+    if loss["verdict"] == "unknown" or loss["p"] is None or loss["change_nats"] is None or not is_at_a_look:
+        return "inconclusive"
+    p, p_equivalent = (
+        loss.get("p_holm") if loss.get("p_holm") is not None else loss["p"],
+        loss.get("p_equivalent_holm") if loss.get("p_equivalent_holm") is not None else loss["p_equivalent"],
+    )
+    if p_equivalent is not None and p_equivalent < alpha:
+        return "equivalent"
+    if p is not None and p < alpha:
+        return "better" if loss["change_nats"] < 0 else "worse"
+    return "inconclusive"
+
+
+# ---- kinds
+
+
+def kind_of(
+    arms: Arms,
+    names: Sequence[str],
+    target: float | None,
+    judged: str,
+    has_times: bool,
+    has_losses: bool,
+    margin_pct: float,
+) -> tuple[str | None, str]:
+    """Rows of the runs of both arms that have a time -> (one of KINDS or None, the sentence).
+
+    target: val_loss, None without a common one; judged: the track's, time or steps; has_times, has_losses: whether
+    these are compared; margin_pct: mean times that differ by less are equal.
+    """
+    steps = [_known_in(rows, "num_steps") for rows in arms]
+    is_equal = len(set[int]().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2
+    if has_times:
+        missing = [name for name, rows in zip(names, arms, strict=True) if not _reaches(rows, target)]
+        if not missing:
+            stops = all(row["stop_at_target"] for rows in arms for row in rows)
+            reached = f"the target {target:g}, which {'every run reaches' if stops else 'both reach on average'}"
+            return _to_target(steps, reached, judged, is_equal)
+        miss = f"{' and '.join(missing)} {'misses' if len(missing) == 1 else 'miss'}"
+        why = "they have no shared target loss" if target is None else f"the mean of {miss} {target:g}"
+        return "ms_per_step", f"ms per step at {_at(steps)}; not time to a target: {why}"
+    if not has_losses:
+        return None, "nothing: neither times nor losses"
+    if is_equal:
+        return LOSS_AT_STEPS, f"loss at {_at(steps)}; not times"
+    settings = {row["comparability_id"] for rows in arms for row in rows}
+    a_s, b_s = (stats.mean(eligibility.times_s(rows) or [math.nan]) for rows in arms)
+    if len(settings) == 1 and None not in settings and abs(b_s / a_s - 1) < margin_pct / 100:  # of nan never
+        return LOSS_AT_TIME, f"loss at equal time, after {_each(steps)} steps; not times"
+    return None, f"losses after {_each(steps)} steps, which are neither equal steps nor equal time"
+
+
+def _to_target(steps: list[set[int]], reached: str, judged: str, is_equal: bool) -> tuple[str, str]:
+    if judged == "steps":
+        return "steps_to_target", f"steps to {reached}: {_each(steps)}; this track does not judge time"
+    also = f", at {_at(steps)}: so also ms per step"
+    if not is_equal:
+        also = f", in {_each(steps)} steps{' of other batches' * (steps[0] == steps[1])}: not ms per step"
+    return "time_to_target", f"time to {reached}{also}"
+
+
+def _reaches(rows: Sequence[Row], target: float | None) -> bool:
+    """By the mean, as bench/compare/eligibility.py asks; of runs that stop at the target, each."""
+    losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
+    if target is None or not losses:
+        return False
+    if all(row["stop_at_target"] for row in rows):
+        return all(row["target_reached"] for row in rows)
+    return stats.mean(losses) <= target
+
+
+def _at(steps: list[set[int]]) -> str:
+    known = set[int]().union(*steps)
+    return f"equal steps ({known.pop():,})" if known else "equal steps"
+
+
+def _each(steps: list[set[int]]) -> str:
+    return " and ".join(", ".join(f"{number:,}" for number in sorted(of_arm)) or "unknown" for of_arm in steps)
+
+
+def _known_in(rows: Sequence[Row], column: Literal["num_steps", "batch_tokens"]) -> set[Any]:
+    return {row[column] for row in rows} - {None}
