@@ -102,12 +102,8 @@ def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
         "unknown": None,
     }
     words = Columns(verdicts.source(change, patch=False)).text(False)
-    assert words.splitlines()[2:] == [
-        "models/a.py      +2       -1",
-        "x.bin        binary   binary",
-        "",
-        "--diff shows the lines",
-    ]
+    expected = ["models/a.py      +2       -1", "x.bin        binary   binary", "", "--diff shows the lines"]
+    assert words.splitlines()[2:] == expected
     shown = Columns(verdicts.source(change))
     assert shown.text(False).endswith("\n\n+a[31m\n-b\n")  # no escape sequence reaches the terminal
     assert "````diff\n+a[31m" in shown.text(True) and "<pre>+a" in shown.html()

@@ -17,12 +17,8 @@ RECORDS = Path(__file__).parent / "records"
 
 def test_the_default_is_the_newcomers_run():
     config = compose.compose([])
-    assert (config.track.name, config.model.arch, config.optim.name, config.data.source) == (
-        "cpu_nano",
-        "gpt2",
-        "adamw",
-        "pysource",
-    )
+    assert (config.track.name, config.model.arch) == ("cpu_nano", "gpt2")
+    assert (config.optim.name, config.data.source) == ("adamw", "pysource")
     assert (config.model.num_layers, config.model.width) == (4, 128)
     assert set(config.instruments) >= {"regions", "garbage", "recompiles", "host"}
 

@@ -182,12 +182,8 @@ def test_each_word_is_an_arm_and_a_race_is_its_arms(results):
     folder.mkdir(parents=True)
     atomic.write_json(folder / "race.json", race)
     found = selection.arm_from_each(["some-race", "aaaaaaaa", str(a)])
-    assert [(arm.name, len(arm.rows)) for arm in found] == [
-        ("some-race:A", 1),
-        ("some-race:B", 1),
-        ("aaaaaaaa", 1),
-        (str(a), 1),
-    ]
+    expected = [("some-race:A", 1), ("some-race:B", 1), ("aaaaaaaa", 1), (str(a), 1)]
+    assert [(arm.name, len(arm.rows)) for arm in found] == expected
 
 
 def test_several_words_make_one_page_and_markdown_is_refused(results, capsys, monkeypatch):
@@ -402,15 +398,8 @@ def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_
     choose("y", "train_loss")
     shown.until("document.querySelector('figcaption').innerText.includes('smoothed: centred mean of 5 points')")
     address = shown.js("location.hash")
-    assert set(address[1:].split("&")) == {
-        "y=train_loss",
-        "x=time",
-        "group=config",
-        "band=sd",
-        "smooth=5",
-        "from=half",
-        "yscale=log",
-    }
+    expected = {"y=train_loss", "x=time", "group=config", "band=sd", "smooth=5", "from=half", "yscale=log"}
+    assert set(address[1:].split("&")) == expected
     again = browser.open(f"{(results / 'curves.html').resolve().as_uri()}{address}")
     assert again.js("document.getElementById('smooth').value + document.getElementById('y').value") == "5train_loss"
     assert again.js("document.querySelector('figcaption').innerText.startsWith('train_loss by train time')")

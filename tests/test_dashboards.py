@@ -192,11 +192,8 @@ def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monke
         verb.main([str(run), "--to", "excel"])
     with pytest.raises(ValueError, match="--set colour=red: wandb has project, entity, mode"):
         dashboards.settings_of(run_json(run), "wandb", ["colour=red"])
-    assert dashboards.settings_of(run_json(run), "wandb", ["project=mine"]) == {
-        "project": "mine",
-        "entity": None,
-        "mode": "offline",
-    }
+    expected = {"project": "mine", "entity": None, "mode": "offline"}
+    assert dashboards.settings_of(run_json(run), "wandb", ["project=mine"]) == expected
     monkeypatch.setattr(run_folder, "read", lambda folder: {"status": "running"})
     with pytest.raises(ValueError, match="the run has not ended"):
         dashboards.read(run)

@@ -30,11 +30,8 @@ def test_the_region_that_became_slower_is_named():
     assert found["label"] == "within-run"
     regions = found["regions"]
     assert regions["step_ms"] == {"a_ms": 40.0, "b_ms": 42.0, "change_ms": 2.0, "change_pct": 5.0, "share_frac": 1.0}
-    assert (
-        regions["forward_ms"]["change_ms"],
-        regions["backward_ms"]["change_ms"],
-        regions["data_ms"]["change_ms"],
-    ) == (0.5, 1.5, 0.0)
+    assert (regions["forward_ms"]["change_ms"], regions["backward_ms"]["change_ms"]) == (0.5, 1.5)
+    assert regions["data_ms"]["change_ms"] == 0.0
     assert regions["backward_ms"]["share_frac"] == 0.75
     assert regions["other_ms"]["change_ms"] == pytest.approx(0.0, abs=1e-12)
     assert found["words"] == ["the largest part of the change is in backward: +1.500 ms of +2.000 ms a step"]
@@ -72,12 +69,8 @@ def test_what_the_record_says_of_costs_is_compared():
 
 def test_the_run_in_quarters_shows_where_along_it_the_change_lies():
     found = between_runs.diagnose([run([40.0] * 8)], [run([40.0] * 6 + [50.0] * 2)])
-    assert [(one["first_step"], one["last_step"], one["change_ms"]) for one in found["stretches"]] == [
-        (1, 2, 0.0),
-        (3, 4, 0.0),
-        (5, 6, 0.0),
-        (7, 8, 10.0),
-    ]
+    expected = [(1, 2, 0.0), (3, 4, 0.0), (5, 6, 0.0), (7, 8, 10.0)]
+    assert [(one["first_step"], one["last_step"], one["change_ms"]) for one in found["stretches"]] == expected
     assert found["stretches"][3]["change_pct"] == 25.0
 
 

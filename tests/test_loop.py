@@ -46,12 +46,8 @@ def test_validates_first_then_every_so_often_then_last():
     answer, steps, log = run([5.0, 4.0, 3.0, 2.0], num_steps=5, val_every_steps=2)
     assert answer == (5, 2.0)
     assert steps == [0, 1, 2, 3, 4]
-    assert [entry[1:] for entry in log if entry[0] == "on_validation"] == [
-        (0, 5.0, 0.0),
-        (2, 4.0, 0.0),
-        (4, 3.0, 0.0),
-        (5, 2.0, 0.0),
-    ]
+    expected = [(0, 5.0, 0.0), (2, 4.0, 0.0), (4, 3.0, 0.0), (5, 2.0, 0.0)]
+    assert [entry[1:] for entry in log if entry[0] == "on_validation"] == expected
 
 
 def test_stops_at_the_finish_line():

@@ -200,15 +200,8 @@ def test_on_two_cpu_ranks_both_are_recorded_and_no_loss_changes(results_dir, two
         )
     (window,) = run["instrument_summaries"]["memory_history"]["windows"]
     assert window["ranks"] == [0, 1] and window["status"] == "recorded"
-    assert [row["flags"] for row in steps(folder)] == [
-        "",
-        "",
-        "",
-        "memory_history",
-        "memory_history",
-        "memory_history",
-        "",
-    ]
+    expected = ["", "", "", "memory_history", "memory_history", "memory_history", ""]
+    assert [row["flags"] for row in steps(folder)] == expected
     for rank in (0, 1):
         samples = pickles.load_rss(folder / "memory" / f"steps_rank{rank}.rss.json")
         assert [name for _, name in samples["marks"]] == [

@@ -69,11 +69,8 @@ def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_pa
     content = path.read_bytes()
     assert content[:2] == b"\x80\x04" and b"grace" not in content and here.encode() not in content
     found = pickles.load(path)
-    assert [frame["filename"] for frame in found["device_traces"][0][-1]["frames"]] == [
-        "models/gpt2.py",
-        "~/lib/x.py",
-        "/tmp/torchinductor/ab/c.py",
-    ]
+    expected = ["models/gpt2.py", "~/lib/x.py", "/tmp/torchinductor/ab/c.py"]
+    assert [frame["filename"] for frame in found["device_traces"][0][-1]["frames"]] == expected
     assert found["speedrun"]["rank"] == 0 and found["speedrun"]["marks"][0][1] == "forward"
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "memory", path]  # nothing passing is left
 
@@ -208,11 +205,8 @@ def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_with
     watch.on_run_start()
     for step in range(5):
         run_step(watch, cuda, step, fails=step == 4)
-    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == [
-        "oom2_rank0.pickle",
-        "oom_rank0.pickle",
-        "steps_rank0.pickle",
-    ]
+    expected = ["oom2_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
+    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == expected
     assert pickles.load(tmp_path / "memory" / "oom2_rank0.pickle")["speedrun"]["where"] == "step 5"
     assert set(instrument.flags()) == {2, 3, 4, 5}
     assert [event["step"] for event in events if event["event"] == "out_of_memory"] == [None, 5]

@@ -59,12 +59,8 @@ def test_each_piece_of_memory_is_counted_under_its_use(with_marks, backward):
     asked = {use: num_bytes / MIB for use, (_, num_bytes) in held.allocated.items()}
     assert asked == {"parameters": 8, "activations": 6, "gradients": 8, "optimizer state": 16, "temporary": 1 + 2 + 3}
     assert held.peak_bytes == (8 + 8 + 16 + 3) * MIB  # activations are gone when the optimizer works
-    assert {use: num_bytes / MIB for use, num_bytes in held.at_peak.items()} == {
-        "parameters": 8,
-        "gradients": 8,
-        "optimizer state": 16,
-        "temporary": 3,
-    }
+    expected = {"parameters": 8, "gradients": 8, "optimizer state": 16, "temporary": 3}
+    assert {use: num_bytes / MIB for use, num_bytes in held.at_peak.items()} == expected
 
 
 def test_weights_and_state_of_before_the_recording_are_known_by_the_stacks_of_their_blocks():

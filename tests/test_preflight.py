@@ -118,16 +118,8 @@ def test_a_gpu_run_is_checked_for_the_gpus_it_uses(tmp_path):
     """GPU 2 is not used by the run: that it is busy and of another model does not matter."""
     gpus = [gpu(0), gpu(1), gpu(2, name="NVIDIA L4", num_compute_processes=3), gpu(None, persistence=False)]
     found = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
-    assert names(found)[6:] == [
-        "compiler",
-        "gpus idle",
-        "gpus alike",
-        "persistence",
-        "power limit",
-        "clocks",
-        "ecc",
-        "pcie",
-    ]
+    expected = ["compiler", "gpus idle", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie"]
+    assert names(found)[6:] == expected
     assert {check.status for check in found[7:]} == {"ok"}
 
 
@@ -218,11 +210,8 @@ def test_every_warning_carries_a_remedy_and_nothing_else_does(tmp_path):
 
 def test_the_report_has_a_line_for_each_check_and_one_for_each_remedy():
     found = [preflight.Check("disk", "ok", "9.0 GiB free"), preflight.Check("cpu load", "warn", "busy", "end them")]
-    assert preflight.report(found).splitlines() == [
-        "      ok  disk      9.0 GiB free",
-        "    warn  cpu load  busy",
-        "                    try: end them",
-    ]
+    expected = ["      ok  disk      9.0 GiB free", "    warn  cpu load  busy", "                    try: end them"]
+    assert preflight.report(found).splitlines() == expected
 
 
 def test_a_gpu_run_that_compiles_needs_a_c_compiler(monkeypatch, tmp_path):

@@ -110,12 +110,8 @@ def test_kempners_window_writes_its_summary_and_changes_no_loss(run_with):
     assert flagged(folder) == [5, 6, 7, 8, 9]
     assert run["instruments"]["window"]["start_step"] == 5
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [(event["event"], event["rank"]) for event in events if event["event"].startswith("profile_")] == [
-        ("profile_start", 0),
-        ("profile_stop", 0),
-        ("profile_start", 1),
-        ("profile_stop", 1),
-    ]
+    expected = [("profile_start", 0), ("profile_stop", 0), ("profile_start", 1), ("profile_stop", 1)]
+    assert [(event["event"], event["rank"]) for event in events if event["event"].startswith("profile_")] == expected
 
 
 def test_nanochats_stages_leave_their_files_and_change_no_loss(run_with):

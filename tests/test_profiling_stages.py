@@ -51,12 +51,8 @@ def test_each_stage_holds_what_it_is_called(staged):
     assert "aten::uniform_" in names(init, "cpu_op")  # nn.Linear's weights are drawn
     assert names(evaluation).count("validation") == 1 and "aten::gelu" in names(evaluation, "cpu_op")
     found = names(micro_steps)
-    assert {name: found.count(name) for name in ("ProfilerStep#2", "data", "forward", "backward")} == {
-        "ProfilerStep#2": 1,
-        "data": 2,
-        "forward": 2,
-        "backward": 2,
-    }
+    expected = {"ProfilerStep#2": 1, "data": 2, "forward": 2, "backward": 2}
+    assert {name: found.count(name) for name in ("ProfilerStep#2", "data", "forward", "backward")} == expected
     assert "optimizer" not in found and not any("AdamW" in name for name in found)
     found = names(optimizer)
     assert "optimizer" in found and "forward" not in found
@@ -199,11 +195,8 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
         watch.on_build_start()
         cuda.gpu.alloc(MIB, frames(f"{REPO}/models/gpt2.py:12 __init__"))
         watch.on_build_end()
-        assert cuda.history == [
-            None,
-            {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000},
-            None,
-        ]
+        expected = [None, {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000}, None]
+        assert cuda.history == expected
         other = device_memory.History("memory_history")
         other.start()  # the history of another program stays on, and is what the stage writes
         watch.on_phase("validation")

@@ -26,12 +26,8 @@ def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
     assert code == 1
     assert (run["status"], run["validity"]) == ("failed", "invalid")
     failure = run["failure"]
-    assert (failure["kind"], failure["rank"], failure["signal"], failure["exit_code"]) == (
-        "rank_killed",
-        1,
-        "SIGKILL",
-        -9,
-    )
+    assert (failure["kind"], failure["rank"]) == ("rank_killed", 1)
+    assert (failure["signal"], failure["exit_code"]) == ("SIGKILL", -9)
     assert failure["step"] >= 3
     assert "rank_killed" in out and failure["hint"] in out
     rows = step_files.read(running.folder)  # what was written before is kept

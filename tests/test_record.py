@@ -53,12 +53,8 @@ def test_a_kept_record_of_any_version_loads_as_the_newest(kept):
 
 def test_the_kept_records_of_version_1_say_what_they_said():
     run = run_folder.read(COMPLETE)
-    assert (run["status"], run["metrics"]["val_loss"], run["metrics"]["train_s"], run["seed"]) == (
-        "complete",
-        4.25,
-        0.22,
-        0,
-    )
+    assert (run["status"], run["metrics"]["val_loss"]) == ("complete", 4.25)
+    assert (run["metrics"]["train_s"], run["seed"]) == (0.22, 0)
     assert step_files.read(COMPLETE)[3] == {
         "step": 3,
         "flags": "profiled",

@@ -43,11 +43,8 @@ def modded(tmp_path_factory):
 
 def test_a_script_of_modded_nanogpts_habits_runs_unmodified_on_two_ranks(modded):
     run, rows = real_runs.run_json(modded), step_files.read(modded)
-    assert (run["status"], run["script"]["dialect"], run["timing_protocol"]["id"]) == (
-        "complete",
-        "modded-nanogpt",
-        "script-1",
-    )
+    assert (run["status"], run["script"]["dialect"]) == ("complete", "modded-nanogpt")
+    assert run["timing_protocol"]["id"] == "script-1"
     assert (run["model"], run["optim"], run["world_size"]) == ({"arch": "train_gpt.py"}, "unknown", 2)
     assert [row["step"] for row in rows] == list(range(21))
     assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 10, 20]

@@ -121,12 +121,8 @@ def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(r
     head, _, *lines, note = capsys.readouterr().out.splitlines()
     assert note == "(open): the run changed what its track fixes, and is not eligible for it"
     assert head.split()[:5] == ["run_id", "track", "status", "val_loss", "train_s"]
-    assert [line.split(maxsplit=1)[1].rsplit("  ")[0].strip() for line in lines] == [
-        "cpu_nano",
-        "cpu_nano (open)",
-        "cpu_nano",
-        "cpu_nano",
-    ]
+    expected = ["cpu_nano", "cpu_nano (open)", "cpu_nano", "cpu_nano"]
+    assert [line.split(maxsplit=1)[1].rsplit("  ")[0].strip() for line in lines] == expected
     assert ["suspect" in line for line in lines] == [False, False, True, False]
     assert lines[3].split()[-1] == "failed"  # and no numbers behind it
     assert all(len(line) <= 100 for line in [head, *lines])

@@ -131,11 +131,8 @@ def test_a_narrow_terminal_keeps_what_tells_the_runs_apart(grid, capsys, monkeyp
 
 
 def test_columns_are_chosen_by_name_and_glob(grid, capsys):
-    assert shown(capsys, "--columns", "seed,val_loss", "model.num_l*").splitlines()[0].split() == [
-        "seed",
-        "val_loss",
-        "model.num_layers",
-    ]
+    expected = ["seed", "val_loss", "model.num_layers"]
+    assert shown(capsys, "--columns", "seed,val_loss", "model.num_l*").splitlines()[0].split() == expected
     assert list(rows(capsys, "--columns", "seed")[0]) == ["seed"]
     assert {"optim.lr", "goal.num_steps", "seed"} <= set(rows(capsys, "--all-columns")[0])
 

@@ -465,12 +465,8 @@ def test_metrics_of_energy_and_of_the_clock_by_hand():
         "world_size": 1,
         "instrument_summaries": {"telemetry": summary},
     }
-    assert metrics.energy(run, 4) == {
-        "energy_j": 800.0,
-        "energy_j_per_step": 200.0,
-        "energy_j_per_token": 2.0,
-        "mean_power_w": 400.0,
-    }
+    expected = {"energy_j": 800.0, "energy_j_per_step": 200.0, "energy_j_per_token": 2.0, "mean_power_w": 400.0}
+    assert metrics.energy(run, 4) == expected
     peak = peak_rates.peak_flops(name, "bfloat16")
     assert metrics.mfu_at_clock(1e9, peak / 4e9, run, peak) == pytest.approx(
         0.5

@@ -128,22 +128,13 @@ def test_control_characters_and_writing_direction_marks_are_left_out():
 
 
 def test_one_is_no_plural():
-    assert [text_table.counted(number, "run") for number in (0, 1, 2, 12_000)] == [
-        "0 runs",
-        "1 run",
-        "2 runs",
-        "12,000 runs",
-    ]
+    expected = ["0 runs", "1 run", "2 runs", "12,000 runs"]
+    assert [text_table.counted(number, "run") for number in (0, 1, 2, 12_000)] == expected
 
 
 def test_two_digits_without_an_exponent():
-    assert [text_table.two_digits(number) for number in (0.14259, 5.04, 12.6, 612.3, 2_600_000.0)] == [
-        "0.14",
-        "5",
-        "13",
-        "612",
-        "2600000",
-    ]
+    expected = ["0.14", "5", "13", "612", "2600000"]
+    assert [text_table.two_digits(number) for number in (0.14259, 5.04, 12.6, 612.3, 2_600_000.0)] == expected
 
 
 def test_a_long_name_keeps_both_its_ends():

@@ -112,13 +112,8 @@ def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):
     assert record["status"] == "complete" and record["code"]["files"]
     assert record["code"]["commit"] is None  # the repository around the environment is not the harness's
     assert f"results/free/{folder.name}" in printed and "run.sh" not in printed
-    assert sorted(path.name for path in installed.cwd.iterdir()) == [
-        ".data",
-        "bench.py",
-        "conf.py",
-        "models.py",
-        "results",
-    ]
+    expected = [".data", "bench.py", "conf.py", "models.py", "results"]
+    assert sorted(path.name for path in installed.cwd.iterdir()) == expected
     done = installed.speedrun("verify", f"results/free/{folder.name}")
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(installed.speedrun("table", "--json").stdout)
