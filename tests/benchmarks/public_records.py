@@ -3,8 +3,9 @@
 .venv/bin/python tests/benchmarks records CLONE      reads all logs of a clone (10 s), keeps what is needed of them
 .venv/bin/python tests/benchmarks records            makes the page again from what was kept, as the tests do
 
-public_records.json: a row a run as the importer makes it, and the tables of the clone's READMEs.  No verdict is kept:
-those of the page are the harness's own, made anew.  public_records.yaml: which logs are a record's, and remarks.
+public_records.json: a row a run as the importer makes it, and the tables of the clone's READMEs; of track 3's runs
+tests/track3.csv.gz (track3.py).  No verdict is kept: those of the page are the harness's own, made anew.
+public_records.yaml: which logs are a record's, and remarks.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from bench.compare import eligibility, target
+from bench.compare import eligibility
 from bench.record import rows as record_rows
 from bench.record.importers import dialects
 
@@ -45,15 +46,15 @@ PRINTED = re.compile(r"(?i)(?:retiming|rerunning) prior record|same machine")  #
 TIMES = re.compile(r"(?:times = |: ?[\d.]+ |: )\[([\d., ]+)\]")
 MIN_TIME_S = 50  # numbers below it are losses
 UNIT_S = {"hours": 3600, "minutes": 60}
-LEAD_STEPS, BEYOND_STEPS = 50, 25  # of track 3, before and after the step that a result claims
 
 
 def main(clone=None):
     remarks = yaml.safe_load(REMARKS.read_text())
+    from benchmarks import public_records_page, track3
+
     if clone:
         FACTS.write_text(as_text(read_clone(Path(clone), remarks)))
-    from benchmarks import public_records_page
-
+        track3.main([clone])
     PAGE.write_text(public_records_page.page(json.loads(FACTS.read_text()), remarks))
     print(PAGE)
     return 0
@@ -65,7 +66,6 @@ def main(clone=None):
 class Run(NamedTuple):
     path: str  # of its log, below records/
     row: dict[str, Any]
-    curve: dict[int, float]  # {step: val_loss, or what the log's author goes by}
 
 
 def read_clone(clone, remarks):
@@ -83,7 +83,7 @@ def read_clone(clone, remarks):
             key = f"{track}/{claim['number']}"
             given = remarks["records"].get(key, {})
             if track == "3":
-                claim |= curves_of(runs_of(runs, claim, given), claim)
+                claim["gpus"] = sorted({run.row["device"] or "unknown" for run in runs_of(runs, claim, given)})
                 continue
             arms = {key: runs_of(runs, claim, given), f"{key} baseline": baseline_of(runs, claim, given)}
             for number, pair in enumerate(given.get("also", ())):
@@ -98,12 +98,8 @@ def read_runs(folder):
     """All runs of all logs below a folder."""
     runs = []
     for path, part_of in dialects.files_of([folder]):
-        for record, steps in dialects.read_file(path)[0]:
-            row, tails = record_rows.row_of(record), record["imported"]["line_tails"]
-            curve = {step["step"]: step["val_loss"] for step in steps if step.get("val_loss") is not None}
-            if name := row["headline"]:
-                curve = {step: float(tails[str(step)][name]) for step in curve if str(step) in tails}
-            runs.append(Run(path.relative_to(part_of).as_posix(), row, curve))
+        name = path.relative_to(part_of).as_posix()
+        runs += [Run(name, record_rows.row_of(record)) for record, _ in dialects.read_file(path)[0]]
     return runs
 
 
@@ -152,17 +148,6 @@ def matching(runs, words):
     found = [run for run in runs if PurePosixPath(run.path).match(glob)]
     found = [run for run in found if (run.row["source_sha256"] or "").startswith(code)]
     return [found[number] for number in eligibility.index_of_runs([run.row for run in found])]
-
-
-def curves_of(runs, claim):
-    """{"at": steps, "losses": [[val_loss at each] of each run], "gpus"} near the claimed step, and where it passes."""
-    curves = [run.curve for run in runs]
-    means = target.step_means(curves)
-    first = target.first_passing(curves, runs[0].row["target_val_loss"], target.rules_of("steps").z_margin_nats)
-    low = min(claim["steps"], first.step if first else claim["steps"]) - LEAD_STEPS
-    at = [mean.step for mean in means if low <= mean.step <= claim["steps"] + BEYOND_STEPS]
-    gpus = sorted({run.row["device"] or "unknown" for run in runs})
-    return {"at": at, "losses": [[curve[step] for step in at] for curve in curves], "gpus": gpus}
 
 
 def printed_times(path):

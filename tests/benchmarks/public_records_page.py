@@ -16,6 +16,7 @@ from bench.base import stats
 from bench.base.text_table import counted
 from bench.compare import effects, eligibility, target, verdict
 from benchmarks import public_records as kept
+from benchmarks import track3
 
 OFF_PCT = 0.5  # between README's time and the logs' mean, from which a note says so
 DIFFERENT_POINTS = 0.3  # between two changes in per cent
@@ -91,9 +92,11 @@ class Record:
             yield f"These logs say {gpus_of(self.timed)}; the table is for 8 H100."
         if is_different(self, compared):
             change_pct = compared["time"]["change_pct"]
-            yield f"README's change is {self.claimed_pct:+.2f} %, the one on this machine {change_pct:+.2f} %."
+            yield f"README's change is {self.claimed_pct:+.2f} %, the logs' against their baseline {change_pct:+.2f} %."
             if abs(self.off_pct) < OFF_PCT:
                 yield f"README's is between two sessions: these runs, and record {before}'s own."
+        if compared and "runs-overlap" in compared["flags"]:
+            yield "Runs began before earlier ones had ended: several machines made them."
         if compared and not compared["comparable"]:
             yield f"Not comparable with its baseline: {compared['reasons'][0]}."
         owner = known[self.baseline[0]["source_sha256"]] if self.baseline else ""
@@ -122,60 +125,73 @@ def page(facts, remarks):
         ]
         for track in ("1", "2")
     )
-    results = [Result(claim, given.get(f"3/{claim['number']}", {})) for claim in facts["tracks"]["3"]]
+    runs = {str(number): found for number, *_, found in track3.kept()}
+    results = [
+        Result(claim, given.get(f"3/{claim['number']}", {}), runs[claim["number"]]) for claim in facts["tracks"]["3"]
+    ]
     words = {"commit": facts["commit"][:8], "date": facts["date"], "newest": one[-1].date}
-    words |= {"p_since": P_SINCE, "baseline_since": BASELINE_SINCE, "summary": summary(one, results)}
+    words |= {"p_since": P_SINCE, "baseline_since": BASELINE_SINCE} | summary(one, results)
     for name, records in (("1", one), ("2", two)):
         words |= {f"track_{name}": table(records), f"notes_{name}": notes(records)}
     words |= {"track_3": table_of_results(results), "notes_3": notes(results)}
+    words["session_drift_pct"] = f"{effects.SESSION_DRIFT_PCT:g}"
     template = string.Template((kept.HERE / "public_records.md").read_text())
     return template.substitute(words | sessions(one, facts) | neighbours(one))
 
 
 def summary(records, results):
-    """Counts of track 1, then of track 3."""
-    by_verdict = collections.defaultdict(list)
-    for record in records:
-        if record.compared:
-            late = ", one arm after the other" * ("order-confounded" in record.compared["flags"])
-            by_verdict[word(record.compared["verdict"]) + late].append(record)
+    """{"summary": a table of counts, "num_...": some of them, for the sentences before it}"""
+    paired = [record for record in records if record.compared]
     timed = [record for record in records if record.timed]
-    bare = [record for record in timed if not record.compared and not record.printed]
-    recent = [record for record in records if record.date >= BASELINE_SINCE]
-    asked = [record for record in records if record.test and record.date >= P_SINCE]
-    unshown = [record for record in asked if record.is_unshown]
-    single = [record for record in asked if record.test["p"] is None]
+    printed = [record for record in timed if record.printed]
+    bare = [record for record in timed if record not in paired + printed]
+    bare_recent = [record for record in bare if record.date >= BASELINE_SINCE]
+    different = [record for record in paired if is_different(record, record.compared)]
+    tested = [record for record in records if record.date >= P_SINCE and record.test and record.test["p"] is not None]
+    single = [record for record in timed if record.date >= P_SINCE and record not in tested]
+    below = [record for record in tested if record.test["below"]]
+    unshown = [record for record in tested if record.is_unshown]
+    passing = [result for result in results if result.passes]
+    by_verdict = collections.defaultdict(list)
+    for record in paired:
+        by_verdict[word(record.compared["verdict"])].append(record)
+    beyond = [record for record in by_verdict["not interleaved"] if max(record.compared["time"]["ci95_pct"]) < 0]
     points = f"by more than {DIFFERENT_POINTS} points"
-    lines = [
-        ("rows of track 1 (three of them of record 21)", records, ""),
-        ("without a log", [record for record in records if not record.rows], None),
-        ("with runs of a baseline in their folder; compared, they are", [r for r in records if r.compared], ""),
-        *((f"- {name}", found, None) for name, found in sorted(by_verdict.items())),
-        (f"- their change differs from README's {points}", [r for r in records if is_different(r, r.compared)], None),
-        (
-            "with the times of a baseline printed in the folder's README, but no logs",
-            [r for r in timed if r.printed],
-            "",
-        ),
-        (f"- that change differs from README's {points}", [r for r in timed if is_different(r, r.printed)], None),
-        ("with logs and neither", bare, ""),
-        (f"- since the rule of the same hardware, {BASELINE_SINCE} ({counted(len(recent), 'row')})", bare, recent),
-        ("whose logs are on average more than 1 % off README's time", [r for r in timed if abs(r.off_pct) > 1], None),
-        (f"since the rule of p < 0.01, {P_SINCE}: with logs", asked, ""),
-        ("- a mean below 3.28 is shown", [record for record in asked if record.test["below"]], ""),
-        ("- it is not", unshown, ", ".join(f"{r.number} (p = {p_text(r.test['p'])})" for r in unshown)),
-        ("- one run, which has no p", single, None),
-        ("results of track 3", results, ""),
-        ("- the logs give README's mean, number of runs and mark again", [r for r in results if r.is_as_claimed], ""),
-        ("- they pass the track's rule at the claimed step", [r for r in results if r.passes], ""),
-        ("- they do not", [r for r in results if not r.passes], None),
+    lines = [  # (what, which, whether they are named)
+        ("rows of track 1 (three of them of record 21) without a log", [r for r in records if not r.rows], True),
+        ("with runs of a baseline in their folder", paired, False),
+        *((f"- {name}", found, True) for name, found in sorted(by_verdict.items())),
+        ("- not interleaved, and faster by more than sessions alone do", beyond, True),
+        (f"- change differs from README's {points}", different, True),
+        ("with the times of a baseline printed in the folder's README, and no logs of it", printed, False),
+        (f"- change differs from README's {points}", [r for r in printed if is_different(r, r.printed)], True),
+        ("with logs and neither", bare, False),
+        (f"- since the rule of the same hardware, {BASELINE_SINCE}", bare_recent, True),
+        ("whose logs are on average more than 1 % off README's time", [r for r in timed if abs(r.off_pct) > 1], True),
+        (f"with two runs or more, since the rule of p < 0.01, {P_SINCE}", tested, False),
+        ("- a mean below 3.28 is not shown", unshown, True),
+        ("with one run since then, which has no p", single, True),
+        ("results of track 3 of which the logs give mean, number of runs and mark again", agreeing(results), False),
+        ("- that do not pass the track's rule at the claimed step", [r for r in results if not r.passes], True),
     ]
-    rows = []
-    for what, found, which in lines:
-        found = [record for record in found if record in which] if isinstance(which, list) else found
-        which = which if isinstance(which, str) else ", ".join(record.number for record in found)
-        rows.append([what, str(len(found)), which])
-    return markdown(["", "rows", "which"], rows)
+    rows = [
+        [what, str(len(found)), ", ".join(r.number for r in found) if named else ""] for what, found, named in lines
+    ]
+    counts = {"logs": [r for r in records if r.rows], "paired": paired, "printed": printed, "bare": bare}
+    numbers = [record for record in paired if record.compared["time"]["change_pct"] is not None]
+    counts |= {
+        "numbers": numbers,
+        "less": [r for r in numbers if r.compared["time"]["change_pct"] < 0],
+        "beyond": beyond,
+    }
+    counts |= {"recent": bare_recent, "different": different, "tested": tested, "below": below, "passing": passing}
+    verdicts = "; ".join(f"{len(found)} {name}" for name, found in sorted(by_verdict.items()))
+    words = {"summary": markdown(["", "rows", "which"], rows), "verdicts": verdicts, "num_results": str(len(results))}
+    return words | {f"num_{name}": str(len(found)) for name, found in counts.items()}
+
+
+def agreeing(results):
+    return [result for result in results if result.is_as_claimed]
 
 
 def is_different(record, compared):
@@ -194,7 +210,7 @@ def table(records):
         "change",
         "logs: mean (n)",
         "against README",
-        "same machine [95 %]",
+        "against its baseline [95 %]",
         "baseline",
         "verdict",
         "p",
@@ -216,7 +232,7 @@ def cells(record, known):
         machine = [
             interval_text(record.compared["time"]),
             f"{owner} ({len(record.baseline)})",
-            word(record.compared["verdict"]),
+            verdict_cell(record.compared),
         ]
     elif record.printed:
         machine = [interval_text(record.printed), f"{len(record.claim['printed_s'])} printed times", "no logs of it"]
@@ -269,14 +285,15 @@ def notes(records):
 
 @dataclasses.dataclass
 class Result:
-    """A row of track 3's table with the means of its logs."""
+    """A row of track 3's table with what its logs say, counted as upstream does: a run a loss."""
 
     claim: dict[str, Any]
     given: dict[str, Any]
+    runs: list[dict[str, Any]]  # of track3.kept()
 
     def __post_init__(self):
         self.number, rules = self.claim["number"], target.rules_of("steps")
-        curves = [dict(zip(self.claim["at"], losses, strict=True)) for losses in self.claim["losses"]]
+        curves = [run["curve"] for run in self.runs]
         judged = kept.USUAL["target_val_loss"], rules.z_margin_nats
         (self.mean,) = (mean for mean in target.step_means(curves) if mean.step == self.claim["steps"])
         self.first = target.first_passing(curves, *judged)
@@ -285,6 +302,8 @@ class Result:
         is_same_mean = abs(self.mean.mean - float(self.claim["mean"])) < 0.0001  # README has four digits, some cut off
         is_same_mark = self.passes == (self.claim["mark"] == "✓")
         self.is_as_claimed = is_same_mean and is_same_mark and self.mean.n == self.claim["n"]
+        rows = [{"seed": run["seed"], "provenance": "imported", "target_val_loss": judged[0]} for run in self.runs]
+        self.decision = target.decide_z(rows, curves, rules)  # a seed a loss
 
     def sentences(self, known):
         claim, mean = self.claim, self.mean
@@ -292,6 +311,11 @@ class Result:
             yield f"README counts {counted(claim['n'], 'run')}, the clone holds {mean.n}."
         elif not self.is_as_claimed:
             yield f"README's mean is {claim['mean']}, that of the logs {mean.mean:.5f}."
+        if self.decision["n"] < mean.n:
+            counted_as = (
+                f"The {mean.n} runs print {counted(self.decision['n'], 'seed')}, and `judge` counts a seed once"
+            )
+            yield f"{counted_as}: {'pass' if self.decision['passed'] else 'they do not pass for it'}."
         if claim["mark"] != "✓" and not self.passes:
             yield "README marks it as not passing too (Ⓧ); its rules name the first three results as exceptions."
         if self.first and self.first.step < mean.step:
@@ -325,9 +349,11 @@ def sessions(records, facts):
             by_code[code, gpus_of(of_code), of_code[0]["num_steps"]].append((name, of_code))
     lines, changes = [], []
     for (name, first), *others in by_code.values():
+        seen = {row["started_at"] for row in first}
         for other_name, other in others:
-            if {row["started_at"] for row in first} & {row["started_at"] for row in other}:
+            if seen & {row["started_at"] for row in other}:
                 continue  # the same logs, in another pair of that record's
+            seen |= {row["started_at"] for row in other}
             time = against(first, other, force=True)["time"]
             differing = [eligibility.SETTINGS[key] for key in eligibility.differing_settings(first + other)]
             changes.append(abs(time["change_pct"]))
@@ -369,16 +395,27 @@ def word(verdict_name):
     return verdict_name.replace("_", " ")
 
 
+def verdict_cell(compared):
+    """The verdict; of one that is not interleaved with the interval that the harness gives it."""
+    is_widened = compared["verdict"] == "not_interleaved"
+    return word(compared["verdict"]) + edges_text(compared["time"]["ci95_pct"]) * is_widened
+
+
 def verdict_text(compared):
-    return f"{word(compared['verdict'])}, {interval_text(compared['time']) or compared['reasons'][0]}"
+    return f"{interval_text(compared['time']) or compared['reasons'][0]}, {verdict_cell(compared)}"
 
 
 def interval_text(change):
-    """A Change -> "-0.50 % [-0.73, -0.27]"; "" where there is none."""
+    """A Change -> "-0.50 % [-0.73, -0.27]", what the runs' own spread gives; "" where there is none."""
     if change["change_pct"] is None:
         return ""
-    edges = change["ci95_pct"]
-    return f"{change['change_pct']:+.2f} %" + (f" [{edges[0]:+.2f}, {edges[1]:+.2f}]" if edges else "")
+    drift_pct = change.get("drift_pct") or 0.0  # by which the harness has widened the interval
+    edges = [edge + sign * drift_pct for edge, sign in zip(change["ci95_pct"] or [], (1, -1))]
+    return f"{change['change_pct']:+.2f} %{edges_text(edges)}"
+
+
+def edges_text(edges):
+    return f" [{edges[0]:+.2f}, {edges[1]:+.2f}]" if edges else ""
 
 
 def p_text(p):

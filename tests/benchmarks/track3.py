@@ -9,11 +9,12 @@ code (a number for each; empty: the log embeds none), seed, at, val_loss.  tests
 import csv
 import gzip
 import io
+import itertools
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.claims import claim as claims
 from bench.record.importers import dialects
@@ -69,6 +70,20 @@ def rows_of(clone: Path, result: Result) -> Iterator[tuple[object, ...]]:
         for at, val_loss in curve.items():
             if result.step - NEAR_STEPS <= at <= result.step + NEAR_STEPS // 5:
                 yield (*result[:4], number, codes.get(code, ""), "" if seed is None else seed, at, val_loss)
+
+
+def kept() -> Iterator[tuple[int, int, float, int, list[dict[str, Any]]]]:
+    """(result, step, mean, n of upstream's table, [{"seed", "code", "curve"}] of its runs) of each result in OUT."""
+    with gzip.open(OUT, "rt") as file:
+        rows = list(csv.DictReader(file))
+    for number, group in itertools.groupby(rows, lambda row: int(row["result"])):
+        of_result, found = list(group), []
+        for _, lines in itertools.groupby(of_result, lambda row: row["run"]):
+            of_run = list(lines)
+            curve = {int(row["at"]): float(row["val_loss"]) for row in of_run}
+            found.append({"seed": of_run[0]["seed"] or None, "code": of_run[0]["code"], "curve": curve})
+        first = of_result[0]
+        yield number, int(first["step"]), float(first["mean"]), int(first["n"]), found
 
 
 def main(argv: list[str]) -> int:

@@ -7,7 +7,7 @@ import collections
 from collections.abc import Iterable
 
 from bench.base.text_table import counted, some
-from bench.claims.claim import AVERAGED, NOT_KNOWN, Claim, Judged, Kind, Run
+from bench.claims.claim import AVERAGED, NOT_KNOWN, Claim, Judged, Kind, Run, has_target, standard
 from bench.claims.rules.records import judge_each
 from bench.compare import eligibility, target
 from bench.config import schema
@@ -115,9 +115,9 @@ def there_are_enough_runs(claim: Claim) -> Judged:
 
     One that ran beside others of its sweep counts nowhere.
     """
-    wanted, judged = claim.num_runs, claim.track_rules.rules.judged
-    if wanted is None:
-        return None, f"track {claim.track} asks for no number of runs"
+    wanted, judged = claim.track_rules.repeats, claim.track_rules.rules.judged
+    if not has_target(claim.track):
+        return None, f"track {claim.track} keeps no records, so it asks for no number of runs"
     count = ("valid", "suspect") if judged == "steps" else ("valid",)
     num_valid = sum(run.record["validity"] in count and not run.record.get("beside") for run in claim.runs)
     if claim.may_end_early:
@@ -212,7 +212,7 @@ def it_is_better_than_the_other(claim: Claim) -> Judged:
     return target.is_enough(margin_nats, rules.z_margin_nats), (
         f"step {new.step} (mean {new.mean:.5f}, n={new.n}) against step {old.step} (mean {old.mean:.5f}, n={old.n}): "
         f"(loss saved + {rules.nats_per_100_steps:g} nats per 100 steps saved) / sqrt(1/n + 1/n) = {margin_nats:.5f}, "
-        f"needed {rules.z_margin_nats:g}"
+        f"needed {rules.z_margin_nats:g}; p = {target.z_p(margin_nats, rules.z_sd_nats):.2g}"
     )
 
 
@@ -263,7 +263,8 @@ def the_data_are_those_of_the_track(claim: Claim) -> Judged:
     """All runs read the same bytes, with the sha256 that the track's data must have where conf/data/ names one."""
     if not any(name.split(".")[0] == "data" for name in claim.track_rules.fixed):
         return None, f"track {claim.track} fixes no data"
-    wanted = {"train": claim.data.train_sha256, "val": claim.data.val_sha256}
+    data = standard(claim.track).data
+    wanted = {"train": data.train_sha256, "val": data.val_sha256}
     first = _data(claim.runs[0])
 
     def fault_of(run: Run) -> str | None:
