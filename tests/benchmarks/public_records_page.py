@@ -92,9 +92,11 @@ class Record:
             yield f"These logs say {gpus_of(self.timed)}; the table is for 8 H100."
         if is_different(self, compared):
             change_pct = compared["time"]["change_pct"]
-            yield f"README's change is {self.claimed_pct:+.2f} %, the one on this machine {change_pct:+.2f} %."
+            yield f"README's change is {self.claimed_pct:+.2f} %, the logs' against their baseline {change_pct:+.2f} %."
             if abs(self.off_pct) < OFF_PCT:
                 yield f"README's is between two sessions: these runs, and record {before}'s own."
+        if compared and "runs-overlap" in compared["flags"]:
+            yield "Runs began before earlier ones had ended: several machines made them."
         if compared and not compared["comparable"]:
             yield f"Not comparable with its baseline: {compared['reasons'][0]}."
         owner = known[self.baseline[0]["source_sha256"]] if self.baseline else ""
@@ -132,6 +134,7 @@ def page(facts, remarks):
     for name, records in (("1", one), ("2", two)):
         words |= {f"track_{name}": table(records), f"notes_{name}": notes(records)}
     words |= {"track_3": table_of_results(results), "notes_3": notes(results)}
+    words["session_drift_pct"] = f"{effects.SESSION_DRIFT_PCT:g}"
     template = string.Template((kept.HERE / "public_records.md").read_text())
     return template.substitute(words | sessions(one, facts) | neighbours(one))
 
@@ -151,13 +154,14 @@ def summary(records, results):
     passing = [result for result in results if result.passes]
     by_verdict = collections.defaultdict(list)
     for record in paired:
-        is_late = "order-confounded" in record.compared["flags"] and record.compared["comparable"]
-        by_verdict[word(record.compared["verdict"]) + ", one arm after the other" * is_late].append(record)
+        by_verdict[word(record.compared["verdict"])].append(record)
+    beyond = [record for record in by_verdict["not interleaved"] if max(record.compared["time"]["ci95_pct"]) < 0]
     points = f"by more than {DIFFERENT_POINTS} points"
     lines = [  # (what, which, whether they are named)
         ("rows of track 1 (three of them of record 21) without a log", [r for r in records if not r.rows], True),
         ("with runs of a baseline in their folder", paired, False),
         *((f"- {name}", found, True) for name, found in sorted(by_verdict.items())),
+        ("- not interleaved, and faster by more than sessions alone do", beyond, True),
         (f"- change differs from README's {points}", different, True),
         ("with the times of a baseline printed in the folder's README, and no logs of it", printed, False),
         (f"- change differs from README's {points}", [r for r in printed if is_different(r, r.printed)], True),
@@ -174,6 +178,12 @@ def summary(records, results):
         [what, str(len(found)), ", ".join(r.number for r in found) if named else ""] for what, found, named in lines
     ]
     counts = {"logs": [r for r in records if r.rows], "paired": paired, "printed": printed, "bare": bare}
+    numbers = [record for record in paired if record.compared["time"]["change_pct"] is not None]
+    counts |= {
+        "numbers": numbers,
+        "less": [r for r in numbers if r.compared["time"]["change_pct"] < 0],
+        "beyond": beyond,
+    }
     counts |= {"recent": bare_recent, "different": different, "tested": tested, "below": below, "passing": passing}
     verdicts = "; ".join(f"{len(found)} {name}" for name, found in sorted(by_verdict.items()))
     words = {"summary": markdown(["", "rows", "which"], rows), "verdicts": verdicts, "num_results": str(len(results))}
@@ -200,7 +210,7 @@ def table(records):
         "change",
         "logs: mean (n)",
         "against README",
-        "same machine [95 %]",
+        "against its baseline [95 %]",
         "baseline",
         "verdict",
         "p",
@@ -222,7 +232,7 @@ def cells(record, known):
         machine = [
             interval_text(record.compared["time"]),
             f"{owner} ({len(record.baseline)})",
-            word(record.compared["verdict"]),
+            verdict_cell(record.compared),
         ]
     elif record.printed:
         machine = [interval_text(record.printed), f"{len(record.claim['printed_s'])} printed times", "no logs of it"]
@@ -385,16 +395,27 @@ def word(verdict_name):
     return verdict_name.replace("_", " ")
 
 
+def verdict_cell(compared):
+    """The verdict; of one that is not interleaved with the interval that the harness gives it."""
+    is_widened = compared["verdict"] == "not_interleaved"
+    return word(compared["verdict"]) + edges_text(compared["time"]["ci95_pct"]) * is_widened
+
+
 def verdict_text(compared):
-    return f"{word(compared['verdict'])}, {interval_text(compared['time']) or compared['reasons'][0]}"
+    return f"{interval_text(compared['time']) or compared['reasons'][0]}, {verdict_cell(compared)}"
 
 
 def interval_text(change):
-    """A Change -> "-0.50 % [-0.73, -0.27]"; "" where there is none."""
+    """A Change -> "-0.50 % [-0.73, -0.27]", what the runs' own spread gives; "" where there is none."""
     if change["change_pct"] is None:
         return ""
-    edges = change["ci95_pct"]
-    return f"{change['change_pct']:+.2f} %" + (f" [{edges[0]:+.2f}, {edges[1]:+.2f}]" if edges else "")
+    drift_pct = change.get("drift_pct") or 0.0  # by which the harness has widened the interval
+    edges = [edge + sign * drift_pct for edge, sign in zip(change["ci95_pct"] or [], (1, -1))]
+    return f"{change['change_pct']:+.2f} %{edges_text(edges)}"
+
+
+def edges_text(edges):
+    return f" [{edges[0]:+.2f}, {edges[1]:+.2f}]" if edges else ""
 
 
 def p_text(p):
