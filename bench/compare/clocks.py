@@ -69,7 +69,7 @@ def outside(
         "p_same_sign": None if test.p is None else test.p / 2 if same_sign else 1 - test.p / 2,
         "p_equivalent": fitted.p_equivalent(*edges),
         "extra_s": extra.difference,
-        "extra_ci95_s": list(edges) if (edges := stats.interval(extra)) else None,
+        "extra_ci95_s": list(of_extra) if (of_extra := stats.interval(extra)) else None,
         "extra_p": None if extra.p is None else extra.p / 2 if extra.difference > 0 else 1 - extra.p / 2,
     }
 
