@@ -101,10 +101,12 @@ def test_a_table_of_records_and_the_times_that_a_readme_prints_are_read(tmp_path
     assert (first["s"], first["rounding_s"], first["link"], first["date"]) == (2700, 30, "a/b.txt", "05/28/24")
     assert (second["number"], second["rounding_s"], again["number"], again["s"]) == ("21", 3, "21b", 179.4)
     path = tmp_path / "README.md"
-    path.write_text("Previous record (timed on same machine):\nlosses = [3.27, 3.28]\ntimes = [98.9, 98.8]\n")
-    assert public_records.printed_times(path) == [98.9, 98.8]
-    path.write_text("losses = [3.27, 3.28]\ntimes = [98.9, 98.8]\n")
-    assert public_records.printed_times(path) is None
+    before = "losses = [3.27, 3.28]\ntimes = [98.9, 98.8]\n"
+    path.write_text(f"times = [97.825, 97.7]\nPrevious record (timed on same machine):\n{before}")
+    assert public_records.printed_times(path, [97.825, 97.7, 97.9]) == [98.9, 98.8]
+    assert public_records.printed_times(path, [96.0, 97.7, 97.9]) is None  # the logs are of other runs
+    path.write_text(f"times = [97.825, 97.7]\n{before}")
+    assert public_records.printed_times(path, [97.825, 97.7]) is None
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")

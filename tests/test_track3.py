@@ -148,6 +148,9 @@ def test_where_logs_print_the_loss_of_averaged_weights_it_is_judged(logs, capsys
     log = logs("a", {2600: 3.29, 2690: 3.281}, tail=" val_ema_loss:3.27500")
     _, rules = judged(capsys, "--track", "steps", log, code=0)
     assert rules["the target is reached"]["evidence"].endswith("by val_ema_loss, which the logs go by")
+    other = logs("b", {2600: 3.291, 2690: 3.282})  # goes by val_loss: then all are judged by that
+    _, rules = judged(capsys, "--track", "steps", log, other, code=1)
+    assert "mean val_loss 3.28150" in failures(rules)["the target is reached"]
 
 
 def test_two_results_are_compared_by_upstreams_rule(logs, capsys):

@@ -53,8 +53,8 @@ class Run:
 
     @functools.cached_property
     def val_losses(self) -> dict[int, float]:
-        """{step: val_loss}, as val_losses_of() has them.  ValueError: steps.csv cannot be read."""
-        return val_losses_of(self.record, step_files.val_losses(self.folder))
+        """{step: val_loss}.  ValueError: steps.csv cannot be read."""
+        return step_files.val_losses(self.folder)
 
     @property
     def is_discarded(self) -> bool:
@@ -66,10 +66,10 @@ class Run:
         return schema.read(self.folder)
 
 
-def val_losses_of(record: Record, val_losses: dict[int, float]) -> dict[int, float]:
-    """{step: val_loss} of a run's validations -> those that are judged: of a log that goes by AVERAGED, these."""
+def averaged_of(record: Record) -> dict[int, float]:
+    """{step: loss of averaged weights} that a log printed, for those that go by it; else empty."""
     tails = (record.get("imported") or {}).get("line_tails") or {}
-    return {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail} or val_losses
+    return {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail}
 
 
 @dataclass
@@ -128,10 +128,14 @@ class Claim:
 
     @functools.cached_property
     def decision(self) -> target.Decision:
-        """Whether the runs reach the track's target, by its statistic."""
+        """Whether the runs reach the track's target, by its statistic.  By the z rule, AVERAGED where all print it."""
         losses_ids = [step_files.losses_id_of(run.folder) for run in self.runs]
-        curves = lambda: [run.val_losses for run in self.runs]  # noqa: E731
-        return target.decide_by(self.track_rules, self.rows, curves, losses_ids)
+        averaged = [averaged_of(run.record) for run in self.runs]
+        curves = lambda: averaged if all(averaged) else [run.val_losses for run in self.runs]  # noqa: E731
+        found = target.decide_by(self.track_rules, self.rows, curves, losses_ids)
+        if self.track_rules.rules.statistic == "z" and all(averaged):
+            found["words"] += f"; by {AVERAGED}, which the logs go by"
+        return found
 
     @property
     def all_runs(self) -> list[Run]:

@@ -90,11 +90,12 @@ class Record:
             yield f"README's {claimed_s:.1f} s is {abs(self.off_pct):.1f} % {side} {logs}."
         if self.times_s and gpus_of(self.timed) not in (USUAL_GPUS, "GPUs unknown"):
             yield f"These logs say {gpus_of(self.timed)}; the table is for 8 H100."
-        if is_different(self, compared):
-            change_pct = compared["time"]["change_pct"]
-            yield f"README's change is {self.claimed_pct:+.2f} %, the logs' against their baseline {change_pct:+.2f} %."
+        change = compared["time"] if compared else self.printed
+        if is_different(self, change):
+            against_what = "the logs' against their baseline" if compared else "against the printed times it is"
+            yield f"README's change is {self.claimed_pct:+.2f} %, {against_what} {change['change_pct']:+.2f} %."
             if abs(self.off_pct) < OFF_PCT:
-                yield f"README's is between two sessions: these runs, and record {before}'s own."
+                yield f"README's is between these runs and the table's time of record {before}: two sessions."
         if compared and "runs-overlap" in compared["flags"]:
             yield "Runs began before earlier ones had ended: several machines made them."
         if compared and not compared["comparable"]:
@@ -146,7 +147,7 @@ def summary(records, results):
     printed = [record for record in timed if record.printed]
     bare = [record for record in timed if record not in paired + printed]
     bare_recent = [record for record in bare if record.date >= BASELINE_SINCE]
-    different = [record for record in paired if is_different(record, record.compared)]
+    different = [record for record in paired if is_different(record, record.compared["time"])]
     tested = [record for record in records if record.date >= P_SINCE and record.test and record.test["p"] is not None]
     single = [record for record in timed if record.date >= P_SINCE and record not in tested]
     below = [record for record in tested if record.test["below"]]
@@ -194,9 +195,9 @@ def agreeing(results):
     return [result for result in results if result.is_as_claimed]
 
 
-def is_different(record, compared):
-    """Whether a change in the logs differs from README's; compared: a Comparison, a Change or None."""
-    change_pct = (compared or {}).get("time", compared or {}).get("change_pct")
+def is_different(record, change):
+    """Whether a change in the logs differs from README's; change: an effects.Change or None."""
+    change_pct = change and change["change_pct"]
     return change_pct is not None and abs(change_pct - record.claimed_pct) > DIFFERENT_POINTS
 
 
