@@ -42,6 +42,14 @@ def test_the_page_is_made_of_what_is_kept_to_the_byte(facts):
     assert public_records_page.page(facts, REMARKS) == PAGE, "stale: run .venv/bin/python tests/benchmarks records"
 
 
+def test_every_record_of_the_three_tables_is_there(facts):
+    numbers = {track: [claim["number"] for claim in claims] for track, claims in facts["tracks"].items()}
+    twice = ["21b", "21c"]  # the 21st was timed again twice
+    assert numbers["1"] == [*map(str, range(1, 22)), *twice, *map(str, range(22, 90))]
+    assert numbers["2"] == [*map(str, range(1, 19))] and numbers["3"] == [*map(str, range(1, 47))]
+    assert sum(len(arm["runs"]) for name, arm in facts["arms"].items() if " " not in name) == 746
+
+
 def test_the_page_tells_of_every_run_that_is_kept(facts):
     """A run left out, or a loss made lower, is another page."""
     facts = json.loads(json.dumps(facts))
