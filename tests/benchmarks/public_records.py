@@ -11,6 +11,7 @@ public_records.yaml: which logs are a record's, and remarks.
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -52,6 +53,9 @@ def main(clone=None):
     remarks = yaml.safe_load(REMARKS.read_text())
     from benchmarks import public_records_page, track3
 
+    if clone and not all((Path(clone) / name).exists() for name in ("README.md", "records", ".git")):
+        print(f"{clone}: is no clone of https://github.com/KellerJordan/modded-nanogpt: clone it", file=sys.stderr)
+        return 2
     if clone:
         FACTS.write_text(as_text(read_clone(Path(clone), remarks)))
         track3.main([clone])
