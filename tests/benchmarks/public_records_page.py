@@ -84,6 +84,8 @@ class Record:
             no_log = f"; none is as {extreme}" * (not low_s - rounding_s <= claimed_s <= high_s + rounding_s)
             logs = f"the mean of these logs ({low_s:.2f} to {high_s:.2f} s{no_log})" if num > 1 else "the log"
             yield f"README's {claimed_s:.1f} s is {abs(self.off_pct):.1f} % {side} {logs}."
+        for text in self.claim.get("merged", ()):
+            yield f"README's time is record {before}'s less a difference: \"{text}\" (the folder's README)."
         if self.times_s and gpus_of(self.timed) not in (USUAL_GPUS, "GPUs unknown"):
             yield f"These logs say {gpus_of(self.timed)}; the table is for 8 H100."
         change = compared["time"] if compared else self.printed
