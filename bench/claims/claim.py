@@ -18,9 +18,8 @@ from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 
 Kind = tuple[str | None, str | None]  # (config_id, source_sha256)
-Judged = tuple[
-    bool | None, str
-]  # of a rule: (passed, evidence); None: it does not apply, or, in these words, NOT_KNOWN
+# of a rule: (passed, evidence); passed None: it does not apply, or, where the evidence begins so, it is NOT_KNOWN
+Judged = tuple[bool | None, str]
 NOT_KNOWN = "not known from a log"
 MIN_SHARED = 2  # validations, without that before the first step, in which two logs of one run agree
 AVERAGED = "val_ema_loss"  # of averaged weights: a log that prints it goes by it
@@ -54,8 +53,8 @@ class Run:
 
     @functools.cached_property
     def val_losses(self) -> dict[int, float]:
-        """{step: val_loss}, as val_losses_of() has them.  ValueError: steps.csv cannot be read."""
-        return val_losses_of(self.record, step_files.val_losses(self.folder))
+        """{step: val_loss}.  ValueError: steps.csv cannot be read."""
+        return step_files.val_losses(self.folder)
 
     @property
     def is_discarded(self) -> bool:
@@ -67,10 +66,10 @@ class Run:
         return schema.read(self.folder)
 
 
-def val_losses_of(record: Record, val_losses: dict[int, float]) -> dict[int, float]:
-    """{step: val_loss} of a run's validations -> those that are judged: of a log that goes by AVERAGED, these."""
+def averaged_of(record: Record) -> dict[int, float]:
+    """{step: loss of averaged weights} that a log printed, for those that go by it; else empty."""
     tails = (record.get("imported") or {}).get("line_tails") or {}
-    return {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail} or val_losses
+    return {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail}
 
 
 @dataclass
@@ -100,7 +99,6 @@ class Unclaimed:
 class Claim:
     track: str
     track_rules: schema.TrackConfig  # as conf/track/ has it now
-    data: schema.DataConfig  # the track's
     runs: list[Run]  # the claimed
     ledger: ledger.Ledger
     others: list[Run] = field(default_factory=list)  # of the other arms of the same races
@@ -130,19 +128,18 @@ class Claim:
 
     @functools.cached_property
     def decision(self) -> target.Decision:
-        """Whether the runs reach the track's target, by its statistic."""
+        """Whether the runs reach the track's target, by its statistic.  By the z rule, AVERAGED where all print it."""
         losses_ids = [step_files.losses_id_of(run.folder) for run in self.runs]
-        curves = lambda: [run.val_losses for run in self.runs]  # noqa: E731
-        return target.decide_by(self.track_rules, self.rows, curves, losses_ids)
+        averaged = [averaged_of(run.record) for run in self.runs]
+        curves = lambda: averaged if all(averaged) else [run.val_losses for run in self.runs]  # noqa: E731
+        found = target.decide_by(self.track_rules, self.rows, curves, losses_ids)
+        if self.track_rules.rules.statistic == "z" and all(averaged):
+            found["words"] += f"; by {AVERAGED}, which the logs go by"
+        return found
 
     @property
     def all_runs(self) -> list[Run]:
         return self.runs + self.others
-
-    @property
-    def num_runs(self) -> int | None:
-        """How many runs a record needs; None on a track without a target, which keeps no records."""
-        return self.track_rules.repeats if has_target(self.track) else None
 
     @property
     def names(self) -> set[str]:
@@ -233,9 +230,9 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     if track and found != {track}:
         raise ValueError(f"--track {track}: these records were made on track {found.pop()}, and keep to its rules")
     track = found.pop()
-    if of_logs == {True} and track not in tracks():
-        raise ValueError(f"a log does not name its track: add --track and one of {', '.join(tracks())}")
-    claim = Claim(track, track_rules(track), standard(track).data, runs, book, copies=copies)
+    if of_logs == {True} and track not in (known := groups.choices("track")):
+        raise ValueError(f"a log does not name its track: add --track and one of {', '.join(known)}")
+    claim = Claim(track, track_rules(track), runs, book, copies=copies)
     for race_id, arm in dict.fromkeys((run.race_id, run.arm) for run in runs if run.race_id):
         _add_race(claim, race_id, arm)
     return claim
@@ -273,16 +270,11 @@ def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
     return from_folders(folders, book)
 
 
-def tracks() -> list[str]:
-    """The tracks in conf/."""
-    return groups.choices("track")
-
-
 @functools.cache
 def standard(track: str) -> schema.Config:
     """The config of a run on this track with nothing changed, from conf/.  ValueError for an unknown track."""
-    if track not in tracks():
-        raise ValueError(f"track={track}: unknown track; choose from {', '.join(tracks())}")
+    if track not in (known := groups.choices("track")):
+        raise ValueError(f"track={track}: unknown track; choose from {', '.join(known)}")
     return compose.compose([f"track={track}"])
 
 

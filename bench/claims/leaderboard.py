@@ -16,7 +16,7 @@ from bench.base import stats
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.compare import eligibility, target
-from bench.config import schema
+from bench.config import groups, schema
 from bench.record import certificates, ledger, race_folder, step_files
 from bench.record.rows import Row
 
@@ -65,8 +65,15 @@ class Entry:
     @functools.cached_property
     def losses(self) -> target.Decision:
         """The decision of bench.compare.target on the runs and the track's target."""
-        curves = lambda: list(map(step_files.val_losses, self.folders))  # noqa: E731
+        curves = lambda: list(map(_curve, self.folders))  # noqa: E731
         return target.decide_by(claims.track_rules(self.first["track"] or ""), self.rows, curves)
+
+
+def _curve(folder: str) -> target.Curve:
+    """A run's validations; none where its steps.csv is damaged."""
+    with contextlib.suppress(ValueError):
+        return step_files.val_losses(folder)
+    return {}
 
 
 def _started(row: Row) -> str:
@@ -117,8 +124,8 @@ def boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board
 
 def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
-    known_tracks = set(claims.tracks())
-    groups: Groups = {}
+    known_tracks = set(groups.choices("track"))
+    by_kind: Groups = {}
     num_failed: collections.Counter[tuple[Any, ...]] = collections.Counter()
     seen: set[tuple[Path, str]] = set()
     homes: dict[str, Path] = {}
@@ -132,12 +139,12 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
         seen.add((home, row["run_id"]))
         kind = (row["track"], row["config_id"], row["source_sha256"], home)
         if has_loss(row):
-            groups.setdefault((*kind, row["comparability_id"]), []).append((row, folder))
+            by_kind.setdefault((*kind, row["comparability_id"]), []).append((row, folder))
         elif row["status"] != "running":
             num_failed[kind] += 1
     tracks: dict[str, list[Entry]] = {}
     read = functools.cache(ledger.read)
-    for key, members in _without_copies(groups).items():
+    for key, members in _without_copies(by_kind).items():
         members.sort(key=lambda member: _started(member[0]))
         rows, folders = zip(*members, strict=True)
         track, _, _, home, _ = key

@@ -14,8 +14,9 @@ from bench.base import stats, text_table
 from bench.base.paths import PUBLISHED, results_root, shown
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.claims import claim, leaderboard
+from bench.claims import leaderboard
 from bench.compare import comparison
+from bench.config import groups
 from bench.record import index, named
 from bench.record.rows import Row
 from bench.report.site.record_chart import Board, Entry, Record
@@ -98,7 +99,7 @@ def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
     published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
     if not rows:
         return f"no runs in {where} yet; {published}"
-    known_tracks, counts = set(claim.tracks()), collections.Counter[str]()
+    known_tracks, counts = set(groups.choices("track")), collections.Counter[str]()
     for row in rows:
         why = f"on {row['track']}, which has no target" if leaderboard.has_loss(row) else NO_LOSS
         counts[leaderboard.why_excluded(row, known_tracks) or why] += 1

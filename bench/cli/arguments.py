@@ -62,7 +62,8 @@ class Parser(argparse.ArgumentParser):
         key = word.lstrip("-").partition("=")[0]
         if word in ("-m", "--multirun"):
             return f"{word}: only ./run.sh run sweeps"
-        if word.startswith("-") and "key=value" in self.format_usage() and _is_setting(key):
+        is_named = re.search(rf"(?<![\w-]){re.escape(key)}=", self.format_help())  # by the verb's own help: n=5
+        if word.startswith("-") and (is_named or ("key=value" in self.format_usage() and _is_setting(key))):
             return f"{word}: settings are key=value, not flags: write {key}=VALUE"
         options = re.findall(r"--[a-z][\w-]+", self.format_help())
         return f"{word}: there is no such option; {guess(word, options)}{self.prog} --help says more"

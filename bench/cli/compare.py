@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
-    fail_on = [_condition(word) for conditions in args.fail_on for word in conditions.split(",")]
+    fail_on = conditions(args.fail_on)
     arms = selection.arms_from_words(args.runs, lambda message: named.report_excluded("compare", message))
     if args.fail_if and not fail_on:
         raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
@@ -116,6 +116,11 @@ def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
         intervals_pct.append(outside["ci95_pct"] or [-math.inf, math.inf])
     lows, highs = zip(*intervals_pct, strict=True)
     return min(lows), max(highs)
+
+
+def conditions(options: Sequence[str]) -> list[Condition]:
+    """What the options --fail-on say, each one condition or several with commas.  ValueError: one is none."""
+    return [_condition(word) for option in options for word in option.split(",")]
 
 
 def _condition(word: str) -> Condition:

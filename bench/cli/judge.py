@@ -20,6 +20,7 @@ from bench.claims import claim as claims
 from bench.claims import claim_folder, publication
 from bench.claims.rules import rulebook
 from bench.cli import arguments, publish, verify
+from bench.config import groups
 from bench.plans.race import state
 from bench.record import ledger, named, run_folder
 
@@ -117,7 +118,7 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs or logs claimed together, a race, a claim folder")
     parser.add_argument(
-        "--track", metavar="NAME", choices=claims.tracks(), help="the track of logs, which do not say it"
+        "--track", metavar="NAME", choices=groups.choices("track"), help="the track of logs, which do not say it"
     )
     help_text = "require that it is better than this result by track 3's pairwise rule: at fewer steps, or a lower loss"
     parser.add_argument("--against", nargs="+", metavar="RUN", help=help_text)

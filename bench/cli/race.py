@@ -13,9 +13,10 @@ import argparse
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import results_root, shown
-from bench.cli import arguments
+from bench.cli import arguments, compare
 from bench.config import groups
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
@@ -26,8 +27,9 @@ from bench.record.race_folder import Race
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 the race has ended, 1 it was interrupted or abandoned, 2 usage error or not comparable."""
+    """Exit codes: 0 ended, 1 interrupted, abandoned or a --fail-on condition holds, 2 usage error or not comparable."""
     args = _parser().parse_intermixed_args(argv)
+    fail_on = compare.conditions(args.fail_on)
     results = results_root().absolute()
     with console.output(args.quiet, args.json):
         if args.look is not None:
@@ -46,7 +48,8 @@ def main(argv: list[str]) -> int:
         _say(folder, race, args)
     if race["result"] is None:
         return 1
-    return 0 if all(comparison["comparable"] for comparison in (race["result"]["against"] or {}).values()) else 2
+    against: Any = (race["result"]["against"] or {}).values()
+    return max((compare.exit_code(comparison, fail_on) for comparison in against), default=0)
 
 
 def check(argv: list[str]) -> None:
@@ -55,6 +58,7 @@ def check(argv: list[str]) -> None:
     The settings of an arm of another revision are for that revision's code to check.
     """
     args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
+    compare.conditions(args.fail_on)
     if given := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
         _chosen(results, given[0])
         return
@@ -170,6 +174,8 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss")
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     parser.add_argument("--config-dir", **groups.OPTION)
+    fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
+    parser.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help=fails)
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")

@@ -132,6 +132,11 @@ def _has_loss(row: Row) -> bool:
     return row["val_loss"] is not None and eligibility.is_complete(row)
 
 
+def z_p(margin_nats: float, z_sd_nats: float) -> float:
+    """One-sided p of a margin of the z rule."""
+    return statistics.NormalDist().cdf(-margin_nats / z_sd_nats)
+
+
 def independent(
     rows: Sequence[Row], losses_ids: Sequence[str | None] | None = None, is_counted: Callable[[Row], bool] = _has_loss
 ) -> list[list[Row]]:
@@ -193,7 +198,7 @@ def decide_z(
     margin_nats, losses = at.margin_nats(target_val_loss), [curve[at.step] for curve in each]
     sd = stats.sd(losses)
     sd_text = f"sd {sd:.4f}, assumed {rules.z_sd_nats:g}" if sd is not None else f"assumed sd {rules.z_sd_nats:g}"
-    p = statistics.NormalDist().cdf(-margin_nats / rules.z_sd_nats)
+    p = z_p(margin_nats, rules.z_sd_nats)
     first = f"step {at.step} is the first" if found else f"step {at.step} comes closest, and none is"
     copies = f"{len(rows)} runs count as {len(groups)} by their seeds and losses; " * (len(rows) > len(groups))
     words = (

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.config import typed
+from bench.config import groups, typed
 from models.settings import PositiveInt
 
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
@@ -154,7 +154,9 @@ def _refuse(override: str) -> None:
     if override.startswith("-") and "=" in override:
         raise ValueError(f"{override}: settings are key=value, not flags: write {override.lstrip('-')}")
     if "=" not in override:
-        raise ValueError(f"{override!r} is not an override: write key=value, e.g. seed=3 or model=modern")
+        choices = [f"{group}={override}" for group in groups.GROUPS if override in groups.choices(group)]
+        example = " or ".join(choices) or "e.g. seed=3 or model=modern"
+        raise ValueError(f"{override!r} is not an override: write key=value, {example}")
 
 
 def one_line(error: Exception) -> str:

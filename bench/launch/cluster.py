@@ -27,16 +27,8 @@ FOLDER = "jobs"  # in the results folder: the scripts and what they printed
 LOOK_EVERY_S = 2.0
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 ENDED = (
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "PREEMPTED",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-)
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
+)  # fmt: skip
 REMEDIES = {
     "TIMEOUT": ": give it more time, cluster.time_min=MINUTES",
     "NODE_FAIL": ": a node of it failed; sinfo -R says which, cluster.requeue=true starts it again by itself",

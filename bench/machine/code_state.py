@@ -124,27 +124,13 @@ IDENTITY_VERSION = 2
 # Files and folders whose code decides what a run trains, or acts or measures while it trains.  Not here: conf/ (its
 # values are in config_id), what writes and reads records.
 RACED = (
-    "models",
-    "bench/training",
-    "bench/data",
-    "bench/config",
-    "bench/machine/telemetry",
-    "bench/launch/guard.py",
-    "bench/launch/nodes/leader.py",
-    "bench/launch/nodes/member.py",
-    "bench/launch/ranks.py",
-    "bench/launch/script/output.py",
-    "bench/launch/script/script_run.py",
-    "bench/machine/meters.py",
-    "bench/machine/environment.py",
-    "bench/machine/gpus.py",
-    "bench/machine/processes.py",
-    "bench/machine/stamped_pipes.py",
-    "bench/record/step_files.py",
-    "bench/base/units.py",
-    "bench/machine/lazy_dynamo.py",
-    "bench/__init__.py",
-)
+    "models", "bench/training", "bench/data", "bench/config", "bench/machine/telemetry", "bench/launch/guard.py",
+    "bench/launch/nodes/leader.py", "bench/launch/nodes/member.py", "bench/launch/ranks.py",
+    "bench/launch/script/output.py", "bench/launch/script/script_run.py", "bench/machine/meters.py",
+    "bench/machine/environment.py", "bench/machine/gpus.py", "bench/machine/processes.py",
+    "bench/machine/stamped_pipes.py", "bench/record/step_files.py", "bench/base/units.py",
+    "bench/machine/lazy_dynamo.py", "bench/__init__.py",
+)  # fmt: skip
 OTHER_SOURCES = user_code.KERNELS
 SUFFIXES = (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)  # of what git may not know
 NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here

@@ -350,36 +350,18 @@ def _is_doubted(run: Record) -> bool:
 
 
 RULES = [
-    follows_the_schema,
-    is_complete,
-    names_agree,
-    config_id_is_that_of_the_config,
-    artifacts_are_unchanged,
-    nothing_is_unrecorded,
-    metrics_follow_from_the_facts,
-    validity_is_honest,
-]
+    follows_the_schema, is_complete, names_agree, config_id_is_that_of_the_config, artifacts_are_unchanged,
+    nothing_is_unrecorded, metrics_follow_from_the_facts, validity_is_honest,
+]  # fmt: skip
 # Of a foreign log only what it contains can be checked: there is no config, no code and no data.
 RULES_OF_AN_IMPORTED_RUN = [
-    says_where_it_comes_from,
-    artifacts_are_unchanged,
-    metrics_follow_from_the_facts,
-    validity_is_honest,
-]
+    says_where_it_comes_from, artifacts_are_unchanged, metrics_follow_from_the_facts, validity_is_honest,
+]  # fmt: skip
 RULES_OF_A_COMPLETE_RUN = [
-    steps_are_without_gaps,
-    steps_are_those_of_the_goal,
-    tokens_are_counted,
-    losses_are_finite,
-    steps_fit_into_the_time,
-    times_fit_into_the_wall_time,
-    the_launchers_clock_agrees,
-]
+    steps_are_without_gaps, steps_are_those_of_the_goal, tokens_are_counted, losses_are_finite,
+    steps_fit_into_the_time, times_fit_into_the_wall_time, the_launchers_clock_agrees,
+]  # fmt: skip
 RULES_OF_A_COMPLETE_SCRIPT = [
-    steps_are_those_that_the_script_printed,
-    printed_times_are_accounted_for,
-    the_last_step_was_validated,
-    the_source_is_kept,
-    the_claimed_time_fits_into_the_wall_time,
-    steps_fit_into_the_time,
-]
+    steps_are_those_that_the_script_printed, printed_times_are_accounted_for, the_last_step_was_validated,
+    the_source_is_kept, the_claimed_time_fits_into_the_wall_time, steps_fit_into_the_time,
+]  # fmt: skip

@@ -195,13 +195,8 @@ def _tiles(results: Results) -> Iterator[tuple[str, object]]:
 
 def _groups(results: Results) -> Table:
     names: tuple[str, ...] = (
-        "val_loss_mean",
-        "val_loss_sd",
-        "train_s_mean",
-        "train_s_sd",
-        "step_avg_ms_mean",
-        "tokens_per_s_mean",
-    )
+        "val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd", "step_avg_ms_mean", "tokens_per_s_mean",
+    )  # fmt: skip
     names += ("peak_mem_gib_mean",)
     rows = [
         [

@@ -58,7 +58,8 @@ def rows_of(clone: Path, result: Result) -> Iterator[tuple[object, ...]]:
     runs: list[tuple[str | None, int | None, dict[int, float]]] = []
     for path in sorted((clone / FOLDER / "results").glob(result.logs)):
         for record, rows in dialects.read_file(path)[0]:
-            curve = claims.val_losses_of(record, {row["step"]: row["val_loss"] for row in rows if "val_loss" in row})
+            curve = {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
+            curve = claims.averaged_of(record) or curve
             runs.append(((record["imported"] or {})["code_id"], record["seed"], curve))
     runs.sort(key=lambda run: -len(run[2]))
     kept: list[tuple[str | None, int | None, dict[int, float]]] = []

@@ -15,22 +15,7 @@ import msgspec
 import numpy as np
 
 from bench.analysis.trace import events
-from bench.analysis.trace.events import (
-    BAD,
-    COLUMNS,
-    DECODER,
-    KINDS,
-    MEMORY,
-    MOMENT,
-    NO_NUMBER,
-    ON_DEVICE,
-    Args,
-    Event,
-    from_plain,
-    integers,
-    nanoseconds,
-    whole,
-)
+from bench.analysis.trace.events import Args, Event, integers, nanoseconds, whole
 
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
 STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
@@ -69,32 +54,34 @@ class Collector:
     """
 
     def __init__(self) -> None:
-        self._kind_of = _Kinds(KINDS)
+        self._kind_of = _Kinds(events.KINDS)
         self._names: dict[Any, int] = {}
         self._extras: dict[tuple[Any, ...], int] = {}
         self._tracks: dict[tuple[bool, Any, Any], int] = {}  # (is device, number or text, number or text) -> index
         self._track_of = functools.cache(self._track)  # the same by the raw values, which come again and again
-        self._columns = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
+        self._columns = {name: np.empty(0, dtype) for name, dtype in events.COLUMNS.items()}
         self._num_rows = 0
         self.num_events = self.num_bad = 0
 
     def add(self, chunk: bytes) -> None:
         try:
-            events = DECODER.decode(b"[" + chunk + b"]")
+            decoded = events.DECODER.decode(b"[" + chunk + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            events = self._decode_one_by_one(chunk)
+            decoded = self._decode_one_by_one(chunk)
         kind_of = self._kind_of
         kept = [
-            event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)
+            event
+            for event in decoded
+            if kind_of[event.cat] is not None and (event.ph == "X" or event.name == events.MOMENT)
         ]
-        self.num_events += len(events)
+        self.num_events += len(decoded)
         if kept:
             self._keep(kept, [kind_of[event.cat] for event in kept])
 
     def _decode_one_by_one(self, chunk: bytes) -> list[Event]:
         """A damaged or odd chunk: every event that can be read is read, the others are counted."""
         scan = json.JSONDecoder(strict=False, parse_float=str).raw_decode  # as text: no digit is lost
-        text, at, events = chunk.decode("utf-8", "replace"), 0, []
+        text, at, decoded = chunk.decode("utf-8", "replace"), 0, []
         while (at := text.find("{", at)) >= 0:
             try:
                 value, end = scan(text, at)
@@ -106,34 +93,34 @@ class Collector:
                 at = boundary.end()
                 continue
             at = end
-            events.append(from_plain(value))
-        return events
+            decoded.append(events.from_plain(value))
+        return decoded
 
     def _keep(self, kept: list[Event], kinds: list[Any]) -> None:
         names, track_of, unset = self._names, self._track_of, msgspec.UNSET
         ts = nanoseconds([event.ts for event in kept])
-        dur = nanoseconds([0 if kind == MEMORY else event.dur for kind, event in zip(kinds, kept)])
+        dur = nanoseconds([0 if kind == events.MEMORY else event.dur for kind, event in zip(kinds, kept)])
         columns = {"kind": kinds, "ts": ts, "dur": dur}
         columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
         facts = [event.args or _NO_ARGS for event in kept]
         columns["track"] = [
-            track_of(ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream)
+            track_of(events.ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream)
             for event, kind, args in zip(kept, kinds, facts)
         ]
         columns["correlation"] = integers([args.correlation for args in facts])
         columns["external"] = integers([args.external_id for args in facts])
         columns["extra"] = [
-            NO_NUMBER
+            events.NO_NUMBER
             if args.dims is unset and args.bytes is None and args.collective is None and args.allocated is None
             else self._extra(args)
             for args in facts
         ]
-        good = (ts != BAD) & (dur != BAD)
+        good = (ts != events.BAD) & (dur != events.BAD)
         self.num_bad += int((~good).sum())
         first, self._num_rows = self._num_rows, self._num_rows + int(good.sum())
         if self._num_rows > len(self._columns["ts"]):
             self._grow(self._num_rows + self._num_rows // 8 + MIN_ROWS)
-        for name, dtype in COLUMNS.items():
+        for name, dtype in events.COLUMNS.items():
             column = np.asarray(columns[name], dtype)
             self._columns[name][first : self._num_rows] = column if good.all() else column[good]
 

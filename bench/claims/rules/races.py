@@ -52,8 +52,20 @@ def the_runs_follow_the_plan(claim: Claim) -> Judged:
         if not known.has_ended or fewest != most or fewest not in known.plan["looks"]:
             ended = "has ended" if known.has_ended else "has not ended"
             return False, f"{race.race_id}: {started} runs, planned {known.plan['n']} an arm; it {ended}"
+        if (run := _not_fresh(claim, known)) is not None:
+            remedy = "leave the compilers' caches to the race"
+            return False, f"{race.race_id}: {run} was to compile afresh and found compiled code: {remedy}"
         evidence.append(f"{race.race_id}: {fewest} runs an arm")
     return True, ", ".join(evidence)
+
+
+def _not_fresh(claim: Claim, known: State) -> str | None:
+    """The first run of a compilation that did not compile, although no interrupted attempt can have done so for it."""
+    caches = {run.name: run.record["measured"].get("compile_cache") for run in claim.all_runs}
+    firsts = {(slot.arm, slot.compilation, slot.discarded): slot for slot in reversed(known.slots)}
+    runs = [slot.attempts[0][0] for slot in firsts.values() if len(slot.attempts) == 1]
+    is_asked = known.plan.get("compilations", 1) > 1
+    return next((run for run in runs if is_asked and caches.get(run) == "warm"), None)
 
 
 def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
@@ -140,10 +152,12 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         is_better = again["verdict"] == "faster"
         if claim.track_rules.rules.judged == "steps":
             theirs, ours = again["steps"]
-            if claim.track_rules.rules.statistic == "z":
-                theirs, ours = _first_passing(claim, known), claim.decision["step"]
-            sentence = f"{ours} steps, its baseline {theirs}"
             is_better = theirs is not None and ours is not None and ours < theirs
+            sentence = f"{ours} steps, its baseline {theirs}"
+            if claim.track_rules.rules.statistic == "z":
+                theirs, ours = _last_failing(claim, known), claim.decision["step"]
+                is_better = theirs is not None and ours is not None and ours <= theirs
+                sentence = f"it reaches the target at step {ours}; its baseline had not at step {theirs}"
             if effects.spends_more_outside(again["time"]):
                 is_better, sentence = False, f"{sentence}, which are not counted: {wording.extra_words(again)}"
         if not is_better:
@@ -153,14 +167,16 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
     return (True, "; ".join(evidence)) if evidence else (None, "it was not raced against another arm")
 
 
-def _first_passing(claim: Claim, known: State) -> int | None:
-    """The first step at which a race's baseline passes the z rule; where it passes at none, one more than it made."""
+def _last_failing(claim: Claim, known: State) -> int | None:
+    """The last step before its first passing one at which a race's baseline was validated, and failed the z rule.
+
+    Not its passing step: a candidate that is validated more often would seem to be earlier by the steps between.
+    """
     curves = [run.val_losses for run in claim.others if run.name in known.runs(known.plan["baseline"])]
     goal = standard(claim.track).goal.target_val_loss
-    if goal is None or not curves:
-        return None
-    found = target.first_passing(curves, goal, claim.track_rules.rules.z_margin_nats)
-    return found.step if found else min(max(curve, default=0) for curve in curves) + 1
+    passing = None if goal is None else target.first_passing(curves, goal, claim.track_rules.rules.z_margin_nats)
+    steps = [at.step for at in target.step_means(curves) if passing is None or at.step < passing.step]
+    return max(steps, default=None) if goal is not None else None
 
 
 def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapping[str, Any]) -> Comparison:

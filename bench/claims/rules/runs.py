@@ -7,7 +7,7 @@ import collections
 from collections.abc import Iterable
 
 from bench.base.text_table import counted, some
-from bench.claims.claim import AVERAGED, NOT_KNOWN, Claim, Judged, Kind, Run
+from bench.claims.claim import NOT_KNOWN, Claim, Judged, Kind, Run, has_target, standard
 from bench.claims.rules.records import judge_each
 from bench.compare import eligibility, target
 from bench.config import schema
@@ -47,12 +47,9 @@ def _logs_share_code(claim: Claim) -> Judged:
     logs = [run.record["imported"] or {} for run in claim.runs]
     names = [log.get("code_id") or run.record["code"]["source_sha256"] for log, run in zip(logs, claim.runs)]
     counts = collections.Counter(name for name in names if name)
-    listed = ", ".join(f"{num} of code {name[:12]}" for name, num in counts.most_common())
+    listed = some([f"{num} of code {name[:12]}" for name, num in counts.most_common()], 4)
     if len(counts) > 1:
-        return (
-            False,
-            f"{some(listed.split(', '), 4)}: the logs embed {len(counts)} codes, so they are not repeats of one",
-        )
+        return False, f"{listed}: the logs embed {len(counts)} codes, so they are not repeats of one"
     if None in names:
         return None, f"{NOT_KNOWN}: {names.count(None)} of {counted(len(names), 'log')} embed no code"
     return True, f"{listed}, but for its seed; {NOT_KNOWN} whether its arguments were the same"
@@ -115,9 +112,9 @@ def there_are_enough_runs(claim: Claim) -> Judged:
 
     One that ran beside others of its sweep counts nowhere.
     """
-    wanted, judged = claim.num_runs, claim.track_rules.rules.judged
-    if wanted is None:
-        return None, f"track {claim.track} asks for no number of runs"
+    wanted, judged = claim.track_rules.repeats, claim.track_rules.rules.judged
+    if not has_target(claim.track):
+        return None, f"track {claim.track} keeps no records, so it asks for no number of runs"
     count = ("valid", "suspect") if judged == "steps" else ("valid",)
     num_valid = sum(run.record["validity"] in count and not run.record.get("beside") for run in claim.runs)
     if claim.may_end_early:
@@ -189,9 +186,7 @@ def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
 
 def the_target_is_reached(claim: Claim) -> Judged:
     """The mean val_loss is below the track's target, by the statistic that it names; or every run reached it."""
-    by_average = any(AVERAGED in str(run.record.get("imported")) for run in claim.runs) and claim.decision["step"]
-    words = claim.decision["words"] + f"; by {AVERAGED}, which the logs go by" * bool(by_average)
-    return claim.decision["passed"], words
+    return claim.decision["passed"], claim.decision["words"]
 
 
 def it_is_better_than_the_other(claim: Claim) -> Judged:
@@ -199,20 +194,16 @@ def it_is_better_than_the_other(claim: Claim) -> Judged:
     rules, steps = claim.track_rules.rules, []
     if rules.statistic != "z" or claim.against is None:
         return False, f"track {claim.track} has no rule for two results: race them, ./run.sh race A=... B=..."
-    for result in (claim, claim.against):
-        found = result.decision
+    for name, found in (("this", claim.decision), ("the other", claim.against.decision)):
         if found["step"] is None or found["mean"] is None:
-            return (
-                False,
-                f"{'this' if result is claim else 'the other'} result does not reach the target: {found['words']}",
-            )
+            return False, f"{name} result does not reach the target: {found['words']}"
         steps.append(target.StepMean(found["step"], found["n"], found["mean"]))
     new, old = steps
     margin_nats = target.pairwise_margin_nats(new, old, rules.nats_per_100_steps)
     return target.is_enough(margin_nats, rules.z_margin_nats), (
         f"step {new.step} (mean {new.mean:.5f}, n={new.n}) against step {old.step} (mean {old.mean:.5f}, n={old.n}): "
         f"(loss saved + {rules.nats_per_100_steps:g} nats per 100 steps saved) / sqrt(1/n + 1/n) = {margin_nats:.5f}, "
-        f"needed {rules.z_margin_nats:g}"
+        f"needed {rules.z_margin_nats:g}; p = {target.z_p(margin_nats, rules.z_sd_nats):.2g}"
     )
 
 
@@ -263,7 +254,8 @@ def the_data_are_those_of_the_track(claim: Claim) -> Judged:
     """All runs read the same bytes, with the sha256 that the track's data must have where conf/data/ names one."""
     if not any(name.split(".")[0] == "data" for name in claim.track_rules.fixed):
         return None, f"track {claim.track} fixes no data"
-    wanted = {"train": claim.data.train_sha256, "val": claim.data.val_sha256}
+    data = standard(claim.track).data
+    wanted = {"train": data.train_sha256, "val": data.val_sha256}
     first = _data(claim.runs[0])
 
     def fault_of(run: Run) -> str | None:

@@ -27,9 +27,10 @@ RULES = {
     f"a removed folder), is run again, {MAX_ATTEMPTS} times at most; "
     "all attempts stay in the ledger",
     "excluded": "only runs that the machine disturbed, by their record and never by their time, from all arms alike",
-    "pairs": "the k-th run of every arm is one round; arms are compared within each round, on log run time",
-    "outliers": "of ten rounds or more, the tenth with the largest and the tenth with the smallest ratio leave both "
-    "arms (a trimmed mean, declared here); with fewer rounds all count",
+    "pairs": "a round is one run of each arm, back to back; arms are compared within blocks of two rounds, on log run "
+    "time, beside a linear trend; of fewer than four complete rounds, run against run (Welch)",
+    "outliers": "no run leaves for its time: what is further from the blocks and the trend than 2 robust standard "
+    "deviations counts as if it were there (Huber); in a race that looks after every round all count in full",
     "early_stop": "at a look before the last, every verdict must be faster, slower, better, worse or equivalent; "
     "several looks share alpha, a look after every round (sequential) is by a test that is valid at each of them",
     "max_attempts": MAX_ATTEMPTS,
@@ -44,6 +45,7 @@ ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
 DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None, "sequential": None, "compilations": 1}
+OTHER_WORDS = dict.fromkeys(("reps", "repeats", "runs", "rounds"), "n")
 # word: (what the plan calls it, how it is read, what it must be)
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "n": ("n", lambda text: text if AUTO.fullmatch(text) else int(text), "a number of runs, or auto:3-20"),
@@ -66,8 +68,11 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         name, dot, what = key.partition(".")
         if not equals:
             raise ValueError(f"{word!r}: write key=value, or A=... for an arm of the race")
+        setting = OTHER_WORDS.get(key.lower(), key.lower())
         if key in SETTINGS:
             settings[SETTINGS[key][0]] = _setting(key, value)
+        elif setting in SETTINGS and value and "=" not in value:
+            raise ValueError(f"{word}: write {setting}={value} for {SETTINGS[setting][2]}")
         elif ARM.fullmatch(name) and what == "python":
             pythons[name] = [f"script.python={value}"]
         elif ARM.fullmatch(name) and (not dot or what == "rev"):
