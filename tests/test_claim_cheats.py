@@ -1,5 +1,6 @@
 """What a contestant may do to plans, ledger and repeats to make a claim look better, and what judge says to it."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,6 +10,7 @@ from claimed import failed
 from real_runs import git
 
 from bench.base import utc
+from bench.claims import claim
 from bench.claims.rules import records
 from bench.cli import judge
 from bench.config import schema
@@ -68,6 +70,28 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):
     evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 6: "interrupt"}))["few runs were interrupted"]
     assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
+
+
+def test_fewer_compilations_than_the_track_asks_are_refused_and_older_plans_are_not_asked(results, monkeypatch):
+    """The cheapest cheat, compilations=1, is in the plan; an older plan could not have any."""
+    rules = schema.TrackRules(**vars(claimed.config().track.rules) | {"compilations": 3})
+    track = dataclasses.replace(claimed.config().track, rules=rules)
+    monkeypatch.setattr(claim, "track_rules", lambda name: track)
+    assert failed(results.race(monkeypatch, "n=3"))[PLAN].endswith("1 compilations, the track's are 3")
+    assert PLAN not in failed(results.race(monkeypatch, "n=3", "compilations=3"))
+    make = plan.make
+    older = lambda *args, **more: {key: value for key, value in make(*args, **more).items() if key != "compilations"}  # noqa: E731
+    monkeypatch.setattr(plan, "make", older)
+    assert PLAN not in failed(results.race(monkeypatch, "n=3"))
+
+
+@pytest.mark.parametrize(("cache", "is_refused"), [("cold", False), (None, False), ("warm", True)])
+def test_a_compilation_that_found_compiled_code_is_refused(results, monkeypatch, cache, is_refused):
+    """A cheat: script.env or the arm's own code names another TORCHINDUCTOR_CACHE_DIR, which all compilations share."""
+    add, change = results.add, lambda run: run["measured"].update(compile_cache=cache)
+    monkeypatch.setattr(results, "add", lambda *args, **more: add(*args, **more, change=change))
+    faults = failed(results.race(monkeypatch, "n=3", "compilations=3"))
+    assert ("was to compile afresh and found compiled code" in faults.get("the runs follow the plan", "")) == is_refused
 
 
 # ---- runs that the ledger should have and has not

@@ -1,11 +1,12 @@
 """How often is a verdict wrong?  Simulated races, judged by the real rules.     .venv/bin/python tests/verdicts.py
 
-Prints the table of docs/COMPARING.md, in some minutes.  A run's time is log-normal; B's true effect on it, the spread
-between runs, the number of runs, the planned looks and the floor are known here and not to the verdict.  Wrong is
-faster for what is not faster, slower for what is not slower, and equivalent for an effect of the margin or more.
-Seeded: the same table each time.
+Prints the tables of docs/COMPARING.md, in some minutes.  A run's time is log-normal; B's true effect on it, the spread
+between runs, what the machine does meanwhile, the number of runs, the planned looks and the floor are known here and
+not to the verdict.  Wrong is faster for what is not faster, slower for what is not slower, and equivalent for an effect
+of the margin or more.  Seeded: the same tables each time.
 """
 
+import functools
 import itertools
 import math
 import sys
@@ -16,10 +17,11 @@ import numpy
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.base import stats, text_table
-from bench.compare import effects, verdict
-from bench.plans.race.runner import DECIDED
+from bench.compare import design, effects, verdict
+from bench.compare.questions import FIRM
+from bench.plans.race import plan
 
-NUM_RACES = 1000  # of each sd, effect, plan and floor in the table of docs/COMPARING.md
+NUM_RACES = 1000  # of each sd, effect, plan and floor in the tables of docs/COMPARING.md
 MARGIN_PCT = 0.5
 SDS_PCT = (0.05, 0.2, 1.0, 20.0)  # between runs of one arm
 FLOORS_PCT = (0.1, 0.3, 1.0, 77.0)  # 0.1: not calibrated
@@ -36,12 +38,13 @@ COLUMNS = (
 
 
 def decide_alone(put):
-    """The smallest difference and the intervals are not computed: they decide nothing and take most of the time.
+    """What decides nothing and takes most of the time is not computed: intervals, smallest differences, sign flips.
 
     put: as setattr().
     """
-    put(effects.stats, "smallest_difference", lambda *_: None)
-    put(effects.stats, "interval", lambda test, *_: None if test.t is None else (test.difference, test.difference))
+    put(design, "flips_p", lambda *_: None)
+    put(design.Fit, "smallest_difference", lambda *_: None)
+    put(design.Fit, "interval", lambda fitted, *_: None)
 
 
 def is_wrong(said, effect_pct):
@@ -51,20 +54,54 @@ def is_wrong(said, effect_pct):
     return said == "equivalent" and abs(effect_pct) >= MARGIN_PCT
 
 
+@functools.cache
+def slots_of(n, seed):
+    """The slots of A's and of B's runs in a plan of n rounds, without warm-ups."""
+    order = [slot["arm"] for slot in plan.order(["A", "B"], n, 0, seed) if not slot["discarded"]]
+    return tuple([slot for slot, arm in enumerate(order) if arm == name] for name in "AB")
+
+
+def rows_of(times_s, num_rounds):
+    """Two arms of times, one a round -> rows of the first rounds, as effects.time() needs them."""
+    return [
+        [
+            {"run_id": f"{arm}{number}", "log_id": None, "train_s": float(time_s)}
+            for number, time_s in enumerate(of_arm[:num_rounds])
+        ]
+        for arm, of_arm in zip("AB", times_s, strict=True)
+    ]
+
+
+def designed(slots, num_rounds, num_compilations=1, is_sequential=False):
+    """The design of the first rounds of a plan whose slots these are."""
+    known = {
+        f"{arm}{number}": slot for arm, of_arm in zip("AB", slots) for number, slot in enumerate(of_arm[:num_rounds])
+    }
+    groups = [number * num_compilations // len(slots[0]) for number in range(num_rounds)]
+    return design.Design(known, groups if num_compilations > 1 else (), is_sequential)
+
+
+def said_of(times_s, slots, num_rounds=None, alpha=stats.ALPHA, floor_pct=0.1, num_compilations=1, is_sequential=False):
+    """The verdict on the first rounds of a race, and its effects.Time."""
+    num_rounds = num_rounds or len(slots[0])
+    of_design = designed(slots, num_rounds, num_compilations, is_sequential)
+    time = effects.time(rows_of(times_s, num_rounds), floor_pct, MARGIN_PCT, alpha, of_design)
+    return ("inconclusive" if time["p"] is None else verdict.decide(time)), time
+
+
 def verdicts(rng, sd_pct, effect_pct, looks, floors_pct, num_races):
     """{floor_pct: the verdict of each race}: a race ends at the first look that decides, or at its last."""
     sd, alpha = sd_pct / 100, stats.ALPHA / len(looks)
     logs = sd * rng.standard_normal((num_races, 2, looks[-1]))
     logs[:, 1] += math.log1p(effect_pct / 100)
     found = {floor_pct: [] for floor_pct in floors_pct}
-    for times_s in 10 * numpy.exp(logs):
+    for number, times_s in enumerate(10 * numpy.exp(logs)):
         open_races = set(floors_pct)
         for n in looks:
-            arms = [[{"train_s": float(time_s)} for time_s in arm[:n]] for arm in times_s]
-            time = effects.time(arms, 0.0, MARGIN_PCT, alpha)
+            _, time = said_of(times_s, slots_of(looks[-1], number), n, alpha)
             for floor_pct in sorted(open_races):
                 said = verdict.decide(time | {"floor_pct": floor_pct})
-                if said in DECIDED or n == looks[-1]:
+                if said in FIRM or n == looks[-1]:
                     found[floor_pct].append(said)
                     open_races.remove(floor_pct)
     return found
@@ -104,6 +141,159 @@ def table(found, sds_pct=SDS_PCT):
     return text_table.render(COLUMNS, cells, [True] * 6, "github")
 
 
+# ---- worlds: what the machine does during a race
+
+WORLD_SD_PCT = 0.2  # between runs
+WORLD_NS = (3, 5, 6, 10)
+
+
+def quiet(rng, slots):
+    return 0.0 * slots
+
+
+def drift(rng, slots, pct=2.0):
+    return pct * slots / (len(slots) - 1)
+
+
+def correlated(rng, slots):
+    noise = numpy.zeros(len(slots))
+    for slot in range(1, len(slots)):
+        noise[slot] = 0.9 * noise[slot - 1] + WORLD_SD_PCT * rng.standard_normal()
+    return noise
+
+
+def walk(rng, slots):
+    return numpy.cumsum(WORLD_SD_PCT * rng.standard_normal(len(slots)))
+
+
+def clock_states(rng, slots):
+    return 0.5 * (numpy.cumsum(rng.random(len(slots)) < 0.2) % 2)
+
+
+def every_fourth(rng, slots):
+    return 0.5 * numpy.isin(slots % 4, (0, 3))
+
+
+def outliers(rng, slots):
+    return 5.0 * (rng.random(len(slots)) < 0.05)
+
+
+WORLDS = {  # what docs/COMPARING.md calls it: what it adds to each slot's time, in %
+    "nothing": quiet,
+    "a drift of 2 % over the race": drift,
+    "correlated noise, AR(0.9)": correlated,
+    "a random walk": walk,
+    "two clock states, 0.5 % apart": clock_states,
+    "0.5 % on two slots of every four": every_fourth,
+    "5 % on one run in twenty": outliers,
+}
+
+
+def times_of(rng, slots, effect_pct, world=quiet, lottery_pct=0.0, num_compilations=1):
+    """Seconds of A's and B's runs, by slot; lottery_pct: sd of what the runs of one compilation of an arm share."""
+    n = len(slots[0])
+    pct = WORLD_SD_PCT * rng.standard_normal(2 * n) + world(rng, numpy.arange(2 * n))
+    groups = numpy.arange(n) * num_compilations // n
+    arms = [pct[of_arm] + lottery_pct * rng.standard_normal(num_compilations)[groups] for of_arm in slots]
+    return [10 * numpy.exp(arms[0] / 100), 10 * numpy.exp(arms[1] / 100) * (1 + effect_pct / 100)]
+
+
+def of_world(seed, n, effect_pct, num_races, world=quiet, lottery_pct=0.0, num_compilations=1):
+    """The verdict of each race."""
+    rng = numpy.random.default_rng([seed, n])
+    return [
+        said_of(
+            times_of(rng, slots_of(n, number), effect_pct, world, lottery_pct, num_compilations),
+            slots_of(n, number),
+            num_compilations=num_compilations,
+        )[0]
+        for number in range(num_races)
+    ]
+
+
+def share(said, *wanted):
+    return sum(one in wanted for one in said) / len(said)
+
+
+def world_table(num_races=NUM_RACES):
+    cells = []
+    for name, world in WORLDS.items():
+        null = [of_world(30, n, 0.0, num_races, world) for n in WORLD_NS]
+        true = [of_world(31, n, 0.5, num_races, world) for n in WORLD_NS]
+        wrong = ", ".join(f"{100 * share(said, 'faster', 'slower'):.1f}" for said in null)
+        cells.append([name, wrong, ", ".join(f"{100 * share(said, 'slower'):.1f}" for said in true)])
+    columns = ("the machine adds", "wrong at 0, % (n 3, 5, 6, 10)", "slower at +0.5 %, % (n 3, 5, 6, 10)")
+    return text_table.render(columns, cells, [False, True, True], "github")
+
+
+LOTTERIES = ((5, 1), (10, 1), (6, 3), (9, 3), (10, 5), (10, 10))  # (n, compilations an arm)
+
+
+def lottery_table(num_races=NUM_RACES):
+    cells = []
+    for n, num_compilations in LOTTERIES:
+        shares = []
+        for lottery_pct, effect_pct in ((0.1, 0.0), (0.4, 0.0), (0.1, 0.5), (0.4, 0.5)):
+            said = of_world(32, n, effect_pct, num_races, quiet, lottery_pct, num_compilations)
+            shares.append(share(said, *(("slower",) if effect_pct else ("faster", "slower"))))
+        cells.append([str(n), str(num_compilations), *(f"{100 * of_all:.1f} %" for of_all in shares)])
+    columns = (
+        "n",
+        "compilations",
+        "wrong, 0.1 %",
+        "wrong, 0.4 %",
+        "slower at +0.5 %, 0.1 %",
+        "slower at +0.5 %, 0.4 %",
+    )
+    return text_table.render(columns, cells, [True] * 6, "github")
+
+
+# ---- plans that look after every round, and races that are repeated
+
+FIRST, LAST = 3, 20
+
+
+def sequential(rng, effect_pct, number, world=quiet, alpha=stats.ALPHA):
+    """(verdict, rounds that it took, log e-value) of a plan n=auto:3-20."""
+    slots = slots_of(LAST, number)
+    times_s = times_of(rng, slots, effect_pct, world)
+    for n in range(FIRST, LAST + 1):
+        said, time = said_of(times_s, slots, n, alpha, is_sequential=True)
+        if said in FIRM:
+            break
+    return said, n, time["log_e"]
+
+
+def repeated(rng, n, num_times, number):
+    """Whether a null race that is repeated until B is faster gets there; n None: n=auto:3-20."""
+    weight = 1.0
+    for attempt in range(num_times):
+        seed = num_times * number + attempt
+        if n is None:
+            said, _, log_e = sequential(rng, 0.0, seed, alpha=weight * stats.ALPHA)
+        else:
+            said, time = said_of(times_of(rng, slots_of(n, seed), 0.0), slots_of(n, seed), alpha=weight * stats.ALPHA)
+            log_e = time["log_e"]
+        if said == "faster":
+            return True
+        weight *= 0.5 if log_e is None else math.exp(min(0.0, log_e))
+    return False
+
+
+def sequential_table(num_races=NUM_RACES):
+    cells = []
+    for name in ("nothing", "a drift of 2 % over the race", "a random walk", "5 % on one run in twenty"):
+        for effect_pct in (0.0, 0.5, 1.0):
+            rng = numpy.random.default_rng([33, round(10 * effect_pct)])
+            races = [sequential(rng, effect_pct, number, WORLDS[name]) for number in range(num_races)]
+            said = [one for one, *_ in races]
+            rounds = numpy.mean([n for _, n, _ in races])
+            shares = [share(said, "slower"), share(said, "faster"), share(said, "equivalent")]
+            cells.append([name, f"{effect_pct:g}", f"{rounds:.1f}", *(f"{100 * of_all:.1f} %" for of_all in shares)])
+    columns = ("the machine adds", "true effect, %", "mean rounds", "slower", "faster", "equivalent")
+    return text_table.render(columns, cells, [False] + [True] * 5, "github")
+
+
 # ---- both clocks
 
 RUN_SD_PCT, NUM_RUNS = 0.2, 5
@@ -136,12 +326,12 @@ def of_both_clocks(rng, own_pct, moved_pct, val_sd_pct, num_races, n=NUM_RUNS):
     val_s = 1 + val_sd_pct / 10 * rng.standard_normal((num_races, 2, n))
     val_s[:, 1] += moved_pct / 10
     found = []
-    for race in numpy.stack([train_s, val_s], -1):
-        arms = [
-            [{"train_s": own_s, "outside_s": own_s + val_s, "outside_validations_s": val_s} for own_s, val_s in arm]
-            for arm in race.tolist()
-        ]
-        time = effects.time(arms, 0.1, MARGIN_PCT, stats.ALPHA)
+    for number, race in enumerate(numpy.stack([train_s, val_s], -1)):
+        arms = rows_of(race[..., 0], n)
+        for rows, of_arm in zip(arms, race.tolist(), strict=True):
+            for row, (own_s, val_s) in zip(rows, of_arm, strict=True):
+                row |= {"outside_s": own_s + val_s, "outside_validations_s": val_s}
+        time = effects.time(arms, 0.1, MARGIN_PCT, stats.ALPHA, designed(slots_of(n, number), n))
         found.append((verdict.decide(time | {"outside": None}), verdict.decide(time)))
     return found
 
@@ -150,8 +340,7 @@ def clock_table(num_races=NUM_RACES):
     rng, cells = numpy.random.default_rng(25), []
     for pcts in MOVES_PCT:
         shares = [
-            ", ".join(f"{word} {100 * said.count(word) / num_races:.1f} %" for word in DECIDED if word in said)
-            or "none"
+            ", ".join(f"{word} {100 * said.count(word) / num_races:.1f} %" for word in FIRM if word in said) or "none"
             for said in zip(*of_both_clocks(rng, *pcts, num_races), strict=True)
         ]
         cells.append([*(f"{pct:g}" for pct in pcts), *shares])
@@ -160,5 +349,11 @@ def clock_table(num_races=NUM_RACES):
 
 if __name__ == "__main__":
     decide_alone(setattr)
-    print(table(simulated(int(sys.argv[1]) if len(sys.argv) > 1 else NUM_RACES)))
-    print(f"\n{clock_table()}")
+    num_races = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_RACES
+    print(table(simulated(num_races)), end="\n\n")
+    for render in (clock_table, world_table, lottery_table, sequential_table):
+        print(render(num_races), end="\n\n", flush=True)
+    for name, n in (("n=5", 5), ("n=auto:3-20", None)):
+        rng = numpy.random.default_rng(34)
+        won = [repeated(rng, n, 5, number) for number in range(num_races)]
+        print(f"a null race of {name}, repeated until it is won, 5 times at most: {100 * share(won, True):.1f} %")

@@ -7,18 +7,19 @@ The run is the unit, never steps pooled as if they were runs.  Interleaved runs 
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict
 
 from bench.base import stats
 from bench.base.stats import ALPHA
-from bench.compare import eligibility, target
-from bench.compare.design import Design, Fit, fit
+from bench.compare import clocks, eligibility, target
+from bench.compare.clocks import Arms
+from bench.compare.design import Design, Fit, fit, geometric_means
 from bench.config.schema import TrackRules
 from bench.record.rows import Row
 
 DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
+BASELINE_ALPHA = 0.01  # of the test that A differs from itself
 EXTRA_ALPHA = 0.01  # of the test that B spends more outside its own clock than A
-MAX_VALIDATION_RATIO = 1.25  # of B's validation at step 0 to A's, beyond that of their steps (assumed)
 # by which means of the same code differ on one node within a day, and between sessions: public logs of modded-nanogpt,
 # the halves of 86 groups of repeats in order of time, and 11 pairs of sessions
 DRIFT_PCT, SESSION_DRIFT_PCT = 0.2, 1.8
@@ -30,9 +31,6 @@ SECONDARY: dict[str, tuple[Literal["energy_j", "peak_mem_gib", "compile_s"], str
     "memory": ("peak_mem_gib", "mean_gib"),
     "compile": ("compile_s", "mean_s"),
 }
-
-
-Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
 
 
 class Change(TypedDict):
@@ -55,27 +53,8 @@ class Secondary(Change, total=False):
     p_holm: float | None  # p adjusted among the three
 
 
-class Outside(TypedDict):
-    """The same change by the launcher's clock.  All None where unknown is not.
-
-    Of each run the time from its first edge to its last, validations included, less the validation time that every run
-    of both arms had: only what an arm spends outside its own clock beyond the other then differs from train_s.
-    """
-
-    unknown: str | None  # why there is none
-    mean_s: list[float] | None
-    change_pct: float | None
-    ci95_pct: list[float] | None
-    p: float | None  # two-sided
-    p_same_sign: float | None  # one-sided, in the direction of the runs' own clocks, which have claimed it before
-    p_equivalent: float | None
-    extra_s: float | None  # what a run of B spends outside its own clock beyond one of A, at B's pace
-    extra_ci95_s: list[float] | None
-    extra_p: float | None  # one-sided, that it spends more
-
-
 class Time(Change):
-    outside: Outside | None  # None: records without the launcher's clock, which are compared by their own
+    outside: clocks.Outside | None  # None: records without the launcher's clock, which are compared by their own
     mean_s: list[float | None]  # geometric; where runs are compared within blocks, adjusted as the change is
     ci90_pct: list[float] | None
     p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
@@ -88,6 +67,7 @@ class Time(Change):
     clipped: int  # outlying runs whose residuals were clipped
     p_flips: float | None  # of the sign-flip test over rounds, a second opinion; None: it cannot be below alpha
     log_e: float | None  # log e-value against no difference, also of plans that do not look early
+    baseline: Change | None  # of A's runs in even rounds against those in odd ones; None: fewer than four rounds
     drift_pct: float | None  # by which ci95_pct is wider to either side, for arms that were not interleaved
 
 
@@ -116,9 +96,6 @@ class Loss(TypedDict):
     remarks: list[str]  # what differs between the arms that may change losses
 
 
-NOTHING_OUTSIDE = cast(Outside, dict.fromkeys(Outside.__annotations__))  # where the launcher's clock says nothing
-
-
 def time(
     arms: Arms,
     floor_pct: float,
@@ -139,9 +116,9 @@ def time(
         numbers["ci95_pct"] = [interval[0] - drift_pct, interval[1] + drift_pct]
     return {
         **numbers,
-        "outside": outside(arms, sign, edges, keys, design, alpha),
-        "mean_s": _means([eligibility.times_s(rows) for rows in arms], fitted),
-        "ci90_pct": _pct_interval(fitted, 0.90),
+        "outside": clocks.outside(arms, sign, edges, keys, design, alpha),
+        "mean_s": geometric_means([eligibility.times_s(rows) for rows in arms], fitted),
+        "ci90_pct": fitted.interval_pct(0.90) if fitted else None,
         "p_equivalent": fitted.p_equivalent(*edges) if fitted else None,
         "p_holm": None,
         "p_equivalent_holm": None,
@@ -152,74 +129,29 @@ def time(
         "clipped": fitted.num_clipped if fitted else 0,
         "p_flips": fitted.p_flips if fitted else None,
         "log_e": fitted.log_e if fitted else None,
+        "baseline": _against_itself(arms[0], design, alpha) if fitted and fitted.num_rounds else None,
         "drift_pct": drift_pct,
     }
 
 
+def _against_itself(rows: Sequence[Row], design: Design | None, alpha: float) -> Change:
+    """An A/A comparison within the race: the same code at other times of the same day, by the same method."""
+    assert design is not None
+    in_time = sorted(rows, key=lambda row: design.slots[eligibility.identity(row)])
+    halves = [in_time[0::2], in_time[1::2]]
+    slots = {eligibility.identity(row): slot for slot, row in enumerate(in_time)}
+    of_halves = Design(slots, (), is_sequential=False)
+    return change([eligibility.times_s(half) for half in halves], alpha, _keys(halves, of_halves), of_halves)[0]
+
+
+def differs_from_itself(time: Time) -> bool:
+    """Whether the runs of A say that something else than the code changes times from round to round."""
+    baseline = time.get("baseline")  # an older race.json does not say it
+    return baseline is not None and baseline["p"] is not None and baseline["p"] < BASELINE_ALPHA
+
+
 def _keys(arms: Arms, design: Design | None) -> list[list[str]]:
     return [[eligibility.identity(row) for row in rows] if design else [""] * len(rows) for rows in arms]
-
-
-def _means(values: Sequence[Sequence[float]], fitted: Fit | None) -> list[float | None]:
-    """Geometric means, whose ratio is the change; of one arm alone its own."""
-    if fitted is None:
-        return [math.exp(stats.mean(map(math.log, of_arm))) if of_arm else None for of_arm in values]
-    half = fitted.test.difference / 2
-    return [math.exp(fitted.middle - half), math.exp(fitted.middle + half)]
-
-
-def outside(
-    arms: Arms,
-    sign: int,
-    edges: tuple[float, float],
-    keys: Sequence[Sequence[str]],
-    design: Design | None,
-    alpha: float,
-) -> Outside | None:
-    """sign: of the change by the runs' own clocks; edges: of equivalence, of the logarithm; the others as of time()."""
-    if not all(map(has_outside_clock, arms)):
-        return None
-    rows = [row for rows in arms for row in rows]
-    if why := [row["outside_unknown"] for row in rows if row.get("outside_unknown")]:
-        return {**NOTHING_OUTSIDE, "unknown": why[0]}
-    whole_s = [[row["outside_s"] for row in rows if row.get("outside_s") is not None] for rows in arms]
-    if sum(map(len, whole_s)) < len(rows):
-        return {**NOTHING_OUTSIDE, "unknown": "some of the runs have no time by the launcher's clock"}
-    common_s = min(row["outside_validations_s"] or 0.0 for row in rows)
-    values = [[seconds - common_s for seconds in group if seconds is not None] for group in whole_s]
-    if min(min(group) for group in values) <= 0:
-        return {**NOTHING_OUTSIDE, "unknown": "the launcher's clock shows no time besides validations"}
-    fitted = fit([[math.log(value) for value in group] for group in values], keys, design, alpha)
-    assert fitted is not None
-    test, extra = fitted.test, _extra(arms)
-    same_sign = sign * test.difference > 0
-    return {
-        "unknown": None,
-        "mean_s": [mean for mean in _means(values, fitted) if mean is not None],
-        "change_pct": 100 * math.expm1(test.difference),
-        "ci95_pct": _pct_interval(fitted, 0.95),
-        "p": test.p,
-        "p_same_sign": None if test.p is None else test.p / 2 if same_sign else 1 - test.p / 2,
-        "p_equivalent": fitted.p_equivalent(*edges),
-        "extra_s": extra.difference,
-        "extra_ci95_s": _pair(stats.interval(extra)),
-        "extra_p": None if extra.p is None else extra.p / 2 if extra.difference > 0 else 1 - extra.p / 2,
-    }
-
-
-def _extra(arms: Arms) -> stats.Welch:
-    """What B spends outside its own clock beyond A, in seconds: hidden training lowers its loss at equal steps.
-
-    B's validations may take as much longer than A's as its steps or its validation at step 0 do (a larger model).  A
-    cheat may stretch either, by sleeping, so each may exceed the other by a quarter at most.  Of validations the
-    shortest of each arm, because noise only adds.
-    """
-    off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
-    shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
-    a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
-    of_steps, of_start = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
-    pace = max(1.0, min(max(of_steps, of_start), MAX_VALIDATION_RATIO * min(of_steps, of_start)))
-    return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
 
 
 def spends_more_outside(time: Time) -> bool:
@@ -229,11 +161,6 @@ def spends_more_outside(time: Time) -> bool:
         return False
     floor_s = time["floor_pct"] / 100 * (time["mean_s"][0] or 0.0)
     return (by_launcher["extra_p"] or 0.0) < EXTRA_ALPHA and (by_launcher["extra_s"] or 0.0) > floor_s
-
-
-def has_outside_clock(rows: Sequence[Row]) -> bool:
-    """Whether the records of these runs know of a launcher's clock: older code, and other harnesses, have none."""
-    return any(row.get("outside_s") is not None or row.get("outside_unknown") for row in rows)
 
 
 def joint_p(time: Time, key: Literal["p", "p_equivalent"]) -> float | None:
@@ -263,30 +190,13 @@ def change(
     fitted = fit(logs, keys, design, alpha)
     numbers: Change = {
         "change_pct": 100 * math.expm1(fitted.test.difference) if fitted else None,
-        "ci95_pct": _pct_interval(fitted, 0.95),
+        "ci95_pct": fitted.interval_pct() if fitted else None,
         "p": fitted.test.p if fitted else None,
         "n": [len(group) for group in values],
         "cv_pct": [stats.cv_pct(group) if group else None for group in values],
-        "mde_pct": _mde_pct(fitted, alpha, floor_pct),
+        "mde_pct": fitted.detectable_pct(alpha, floor_pct) if fitted else None,
     }
     return numbers, fitted
-
-
-def _mde_pct(fitted: Fit | None, alpha: float, floor_pct: float) -> float | None:
-    """The change that is beyond the floor, with p < alpha, in 80 of 100 races."""
-    if fitted is None or (detectable := fitted.smallest_difference(alpha)) is None:
-        return None
-    beyond_floor = math.log1p(floor_pct / 100) + fitted.spare(stats.WANTED_POWER)
-    return 100 * math.expm1(max(detectable, beyond_floor if floor_pct else 0.0))
-
-
-def _pct_interval(fitted: Fit | None, confidence: float) -> list[float] | None:
-    edges = fitted.interval(confidence) if fitted else None
-    return [100 * math.expm1(edge) for edge in edges] if edges and math.isfinite(edges[1]) else None
-
-
-def _pair(edges: tuple[float, float] | None) -> list[float] | None:
-    return list(edges) if edges and math.isfinite(edges[1]) else None
 
 
 def secondary(arms: Arms, alpha: float, design: Design | None = None) -> dict[str, Secondary]:
@@ -296,7 +206,7 @@ def secondary(arms: Arms, alpha: float, design: Design | None = None) -> dict[st
         measured = [[row for row in rows if (row[column] or 0) > 0] for rows in arms]
         values = [[value for row in rows if (value := row[column]) is not None] for rows in measured]
         numbers, fitted = change(values, alpha, _keys(measured, design), design)
-        changes[name] = {**numbers, mean_name: _means(values, fitted)}
+        changes[name] = {**numbers, mean_name: geometric_means(values, fitted)}
     for numbers, p_holm in zip(
         changes.values(), stats.holm([numbers["p"] for numbers in changes.values()]), strict=True
     ):
@@ -344,7 +254,7 @@ def val_loss(
     judged = [target.loss_test(group, target_val_loss, p_value) for group in values]
     return {
         "change_nats": test.difference if test else None,
-        "ci95_nats": _pair(edges),
+        "ci95_nats": list(edges) if edges and math.isfinite(edges[1]) else None,
         "p": test.p if test else None,
         "n": [loss_test["n"] for loss_test in judged],
         "mean": [loss_test["mean"] for loss_test in judged],

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from bench.base import stats
 from bench.compare import effects, eligibility
-from bench.compare.effects import Arms
+from bench.compare.clocks import Arms
 from bench.record.rows import Row
 
 QUESTIONS = ("time", "loss", "time_to_target", "steps_to_target")

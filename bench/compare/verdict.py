@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from bench.base import stats
-from bench.compare import design, effects, eligibility, questions, target, wording
-from bench.compare.effects import Arms
+from bench.compare import clocks, design, effects, eligibility, questions, target, wording
+from bench.compare.clocks import Arms
 from bench.record.rows import Row
 
 DEPENDS = "verdict-depends-on-exclusions"
@@ -228,7 +228,8 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "suspect-runs": any(row["machine_doubts"] for row in rows) and not comparison["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
         "runs-excluded": bool(comparison["excluded"]) and comparison["comparable"],
-        "one-clock": sum(map(effects.has_outside_clock, arms)) == 1,
+        "one-clock": sum(map(clocks.has_outside_clock, arms)) == 1,
+        "baseline-unsteady": effects.differs_from_itself(comparison["time"]),
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
         "not-at-a-planned-look": plan is not None and (a != b or a not in plan["looks"]),

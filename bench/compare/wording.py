@@ -33,6 +33,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
+    "baseline-unsteady": "the baseline differs from itself: its runs in even rounds from those in odd ones",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
@@ -245,6 +246,10 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
     if num_rounds := time.get("rounds"):
         clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
         sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")
+    if (again := time.get("baseline")) and again["ci95_pct"]:
+        edges = interval(again["ci95_pct"], 2, " %")
+        name = comparison["arms"][0]
+        sentences.append(f"{name} against itself, even and odd rounds: {again['change_pct']:+.2f} % ({edges})")
     if (weight := comparison.get("earlier_weight", 1.0)) < 1:
         alpha = f"alpha is {text_table.two_digits(time['alpha'])}"
         sentences.append(f"{alpha}: earlier races of these arms leave {100 * weight:.0f} % of it")

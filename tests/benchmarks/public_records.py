@@ -11,6 +11,7 @@ public_records.yaml: which logs are a record's, and remarks.
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -42,7 +43,8 @@ ROW = re.compile(r"^\|? ?(\d+) \| ([^|]*) \|(.*)$", re.M)  # of a README's table
 LINK = re.compile(r"\[log\]\((?:records/)?([^)]*)\)")
 PULL = re.compile(r"https://github\.com/KellerJordan/modded-nanogpt/pull/(\d+)")
 DATE = re.compile(r"\| (\d\d/\d\d/\d\d|\d{4}/\d\d/\d\d|-) \|")
-PRINTED = re.compile(r"(?i)(?:retiming|rerunning) prior record|same machine")  # a baseline's times in a record's README
+PRINTED = r"(?i)(?:retiming|rerunning) prior record|same machine"  # before a baseline's times in a record's README
+MERGED = re.compile(r"will merge at [\d.]+s to be consistent with [\d.]+s improvement(?: over [\d.]+s)?")
 TIMES = re.compile(r"(?:times = |: ?[\d.]+ |: )\[([\d., ]+)\]")
 MIN_TIME_S = 50  # numbers below it are losses
 UNIT_S = {"hours": 3600, "minutes": 60}
@@ -52,6 +54,9 @@ def main(clone=None):
     remarks = yaml.safe_load(REMARKS.read_text())
     from benchmarks import public_records_page, track3
 
+    if clone and not all((Path(clone) / name).exists() for name in ("README.md", "records", ".git")):
+        print(f"{clone}: is no clone of https://github.com/KellerJordan/modded-nanogpt: clone it", file=sys.stderr)
+        return 2
     if clone:
         FACTS.write_text(as_text(read_clone(Path(clone), remarks)))
         track3.main([clone])
@@ -90,7 +95,10 @@ def read_clone(clone, remarks):
                 arms |= {f"{key} also {number} {arm}": matching(runs, pair[arm]) for arm in ("runs", "baseline")}
             facts["arms"] |= {name: encoded([run.row for run in arm], facts) for name, arm in arms.items() if arm}
             if arms[key] and not arms[f"{key} baseline"]:
-                claim["printed_s"] = printed_times((clone / "records" / arms[key][0].path).parent / "README.md")
+                readme = (clone / "records" / arms[key][0].path).parent / "README.md"
+                own_s = [run.row["train_s"] for run in arms[key]]
+                claim["printed_s"] = printed_times(readme, own_s, given.get("printed", PRINTED))
+                claim["merged"] = MERGED.findall(readme.read_text()) if readme.is_file() else []
     return facts
 
 
@@ -150,10 +158,16 @@ def matching(runs, words):
     return [found[number] for number in eligibility.index_of_runs([run.row for run in found])]
 
 
-def printed_times(path):
-    """The times of the record before that a README prints, in seconds; None: it prints none."""
+def printed_times(path, own_s, words=PRINTED):
+    """The times of the record before that a README prints, in seconds; None: none, or none beside own_s.
+
+    own_s: the times of the record's logs.  Where the README prints others, the logs are of another day.  words: after
+    which the times stand.
+    """
     text = path.read_text() if path.is_file() else ""
-    for found in PRINTED.finditer(text):
+    numbers = {float(number) for number in re.findall(r"\d+\.\d+", text)}
+    is_theirs = 2 * sum(round(time_s or 0, 3) in numbers for time_s in own_s) >= len(own_s)
+    for found in re.finditer(words, text) if is_theirs else ():
         for times in TIMES.findall(text[found.end() : found.end() + 500]):
             numbers = [float(time) for time in times.split(",") if time.strip()]
             if min(numbers) > MIN_TIME_S:

@@ -52,8 +52,20 @@ def the_runs_follow_the_plan(claim: Claim) -> Judged:
         if not known.has_ended or fewest != most or fewest not in known.plan["looks"]:
             ended = "has ended" if known.has_ended else "has not ended"
             return False, f"{race.race_id}: {started} runs, planned {known.plan['n']} an arm; it {ended}"
+        if (run := _not_fresh(claim, known)) is not None:
+            remedy = "leave the compilers' caches to the race"
+            return False, f"{race.race_id}: {run} was to compile afresh and found compiled code: {remedy}"
         evidence.append(f"{race.race_id}: {fewest} runs an arm")
     return True, ", ".join(evidence)
+
+
+def _not_fresh(claim: Claim, known: State) -> str | None:
+    """The first run of a compilation that did not compile, although no interrupted attempt can have done so for it."""
+    caches = {run.name: run.record["measured"].get("compile_cache") for run in claim.all_runs}
+    firsts = {(slot.arm, slot.compilation, slot.discarded): slot for slot in reversed(known.slots)}
+    runs = [slot.attempts[0][0] for slot in firsts.values() if len(slot.attempts) == 1]
+    is_asked = known.plan.get("compilations", 1) > 1
+    return next((run for run in runs if is_asked and caches.get(run) == "warm"), None)
 
 
 def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:

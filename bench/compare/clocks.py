@@ -1,0 +1,94 @@
+"""The launcher's clock: the same change as timed by a process that the contestant does not run in."""
+
+import math
+from collections.abc import Sequence
+from typing import TypedDict, cast
+
+from bench.base import stats
+from bench.compare import eligibility
+from bench.compare.design import Design, fit, geometric_means
+from bench.record.rows import Row
+
+Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
+MAX_VALIDATION_RATIO = 1.25  # of B's validation at step 0 to A's, beyond that of their steps (assumed)
+
+
+class Outside(TypedDict):
+    """The same change by the launcher's clock.  All None where unknown is not.
+
+    Of each run the time from its first edge to its last, validations included, less the validation time that every run
+    of both arms had: only what an arm spends outside its own clock beyond the other then differs from train_s.
+    """
+
+    unknown: str | None  # why there is none
+    mean_s: list[float] | None
+    change_pct: float | None
+    ci95_pct: list[float] | None
+    p: float | None  # two-sided
+    p_same_sign: float | None  # one-sided, in the direction of the runs' own clocks, which have claimed it before
+    p_equivalent: float | None
+    extra_s: float | None  # what a run of B spends outside its own clock beyond one of A, at B's pace
+    extra_ci95_s: list[float] | None
+    extra_p: float | None  # one-sided, that it spends more
+
+
+NOTHING_OUTSIDE = cast(Outside, dict.fromkeys(Outside.__annotations__))  # where the launcher's clock says nothing
+
+
+def outside(
+    arms: Arms,
+    sign: int,
+    edges: tuple[float, float],
+    keys: Sequence[Sequence[str]],
+    design: Design | None,
+    alpha: float,
+) -> Outside | None:
+    """sign: of the change by the runs' own clocks; edges: of equivalence, of the logarithm; the others as of time()."""
+    if not all(map(has_outside_clock, arms)):
+        return None
+    rows = [row for rows in arms for row in rows]
+    if why := [row["outside_unknown"] for row in rows if row.get("outside_unknown")]:
+        return {**NOTHING_OUTSIDE, "unknown": why[0]}
+    whole_s = [[row["outside_s"] for row in rows if row.get("outside_s") is not None] for rows in arms]
+    if sum(map(len, whole_s)) < len(rows):
+        return {**NOTHING_OUTSIDE, "unknown": "some of the runs have no time by the launcher's clock"}
+    common_s = min(row["outside_validations_s"] or 0.0 for row in rows)
+    values = [[seconds - common_s for seconds in group if seconds is not None] for group in whole_s]
+    if min(min(group) for group in values) <= 0:
+        return {**NOTHING_OUTSIDE, "unknown": "the launcher's clock shows no time besides validations"}
+    fitted = fit([[math.log(value) for value in group] for group in values], keys, design, alpha)
+    assert fitted is not None
+    test, extra = fitted.test, _extra(arms)
+    same_sign = sign * test.difference > 0
+    return {
+        "unknown": None,
+        "mean_s": [mean for mean in geometric_means(values, fitted) if mean is not None],
+        "change_pct": 100 * math.expm1(test.difference),
+        "ci95_pct": fitted.interval_pct(),
+        "p": test.p,
+        "p_same_sign": None if test.p is None else test.p / 2 if same_sign else 1 - test.p / 2,
+        "p_equivalent": fitted.p_equivalent(*edges),
+        "extra_s": extra.difference,
+        "extra_ci95_s": list(of_extra) if (of_extra := stats.interval(extra)) else None,
+        "extra_p": None if extra.p is None else extra.p / 2 if extra.difference > 0 else 1 - extra.p / 2,
+    }
+
+
+def _extra(arms: Arms) -> stats.Welch:
+    """What B spends outside its own clock beyond A, in seconds: hidden training lowers its loss at equal steps.
+
+    B's validations may take as much longer than A's as its steps or its validation at step 0 do (a larger model).  A
+    cheat may stretch either, by sleeping, so each may exceed the other by a quarter at most.  Of validations the
+    shortest of each arm, because noise only adds.
+    """
+    off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
+    shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
+    a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
+    of_steps, of_start = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
+    pace = max(1.0, min(max(of_steps, of_start), MAX_VALIDATION_RATIO * min(of_steps, of_start)))
+    return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
+
+
+def has_outside_clock(rows: Sequence[Row]) -> bool:
+    """Whether the records of these runs know of a launcher's clock: older code, and other harnesses, have none."""
+    return any(row.get("outside_s") is not None or row.get("outside_unknown") for row in rows)
