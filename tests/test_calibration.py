@@ -4,6 +4,7 @@ import json
 import math
 
 import claimed
+import least_squares
 import pytest
 from comparing import FAILED, a_run, raced, write
 
@@ -50,7 +51,8 @@ def test_what_is_kept():
     logs = [math.log(value) for value in TIMES * 2]
     assert found["floor_pct"] == pytest.approx(calibration.floor_pct(stats.sd(logs), 9, 5))
     assert found["session_id"] == "c0ffee00c0ffee00"
-    assert found["aa"]["change_pct"] == pytest.approx(0.0, abs=1e-9)
+    expected = least_squares.raced(TIMES, TIMES[::-1]).difference
+    assert found["aa"]["change_pct"] == pytest.approx(100 * math.expm1(expected), abs=1e-9)
     assert list(found["needed_n"]) == ["0.1", "0.2", "0.5", "0.75", "1", "2", "5"]
     assert found["needed_n"]["1"] == stats.needed_n(math.log1p(0.01), stats.sd(logs))
     assert found["smallest_change_pct"]["5"] == pytest.approx(
@@ -97,8 +99,9 @@ def test_runs_that_were_made_can_calibrate(results, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["n"] == [3, 3]
     assert found["aa"]["n"] == [3, 3]
-    # dealt A B B A A B: 10.0, 9.95, 10.02 against 10.1, 10.05, 9.9
-    assert found["aa"]["mean_s"] == pytest.approx([9.99, 10.016667], abs=1e-6)
+    # dealt A B B A A B: 10.0, 9.95, 10.02 against 10.1, 10.05, 9.9; geometric means
+    geometric = [math.prod(times_s) ** (1 / 3) for times_s in ((10.0, 9.95, 10.02), (10.1, 10.05, 9.9))]
+    assert found["aa"]["mean_s"] == pytest.approx(geometric, rel=1e-12)
     assert calibration.find("c0ffee00c0ffee00")["file"] == found["file"]
 
 
@@ -176,7 +179,9 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
         (["model=modern", "seed=9"], None),
         (["model=modern", "seed=10"], None),
     ]
-    assert found["aa"]["mean_s"] == pytest.approx([10.025, 10.0])  # A B B A: 10.0 and 10.05, 10.1 and 9.9
+    assert found["aa"]["mean_s"] == pytest.approx(
+        [math.sqrt(10.0 * 10.05), math.sqrt(10.1 * 9.9)]  # A B B A
+    )
     assert found["warm_up_run"].endswith("-s7")
     assert len(found["runs"]) == 4
 

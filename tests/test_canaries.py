@@ -163,9 +163,8 @@ def test_a_file_that_no_part_of_the_record_accounts_for_does_not_go(checkout, ru
     path.write_text("echo")
     done = bench(checkout, "publish", run, "--name", "third", "--dry-run")
     path.unlink()
-    assert (
-        done.returncode == 2 and "code/untracked/launch.sh: the record does not say that the run used it" in done.stderr
-    )
+    assert done.returncode == 2
+    assert "code/untracked/launch.sh: the record does not say that the run used it" in done.stderr
 
 
 def test_a_race_whose_plan_would_show_a_credential_is_refused(checkout):

@@ -410,10 +410,8 @@ def test_kernels_are_as_asked_and_the_record_says_which(tmp_path):
     assert run["measured"]["causality"] == "checked" and run["warnings"] == []
     causal, evaluation = run["referee"]["causality"], run["referee"]["evaluation"]
     assert causal["start"]["found"] == causal["end"]["found"] == "causal"
-    assert [(ask["mode"], ask["num_rows"], ask["seq_len"]) for ask in causal["end"]["asks"]] == [
-        ("evaluation", 8, 64),
-        ("training", 8, 64),
-    ]
+    expected = [("evaluation", 8, 64), ("training", 8, 64)]
+    assert [(ask["mode"], ask["num_rows"], ask["seq_len"]) for ask in causal["end"]["asks"]] == expected
     assert causal["start"]["asks"][0]["cuts"] != causal["end"]["asks"][0]["cuts"]
     assert evaluation["first_nats"] == evaluation["repeated_nats"] and evaluation["num_batches"] == 2
     assert evaluation["trained"] == evaluation["changed"] == []

@@ -47,10 +47,8 @@ def test_commits_uncommitted_changes_and_untracked_sources_are_all_in_it(repo, t
     objects = sorted(path.name for path in (repo / ".git").rglob("*"))
     found = code_diff.diff_folders(a, b, repo)
     assert found["unknown"] is None
-    assert found["files"] == [
-        {"path": "models/a.py", "added": 2, "removed": 2},
-        {"path": "models/new.py", "added": 1, "removed": 0},
-    ]
+    expected = [{"path": "models/a.py", "added": 2, "removed": 2}, {"path": "models/new.py", "added": 1, "removed": 0}]
+    assert found["files"] == expected
     assert "-two = 2\n-three = 3\n+two = 22\n+three = 33\n" in found["patch"] and "+new = True\n" in found["patch"]
     assert sorted(path.name for path in (repo / ".git").rglob("*")) == objects  # nothing was written there
     back = code_diff.diff_folders(b, a, repo)

@@ -1,5 +1,8 @@
 """May these runs be compared?  What is known to differ is refused, what is unknown is marked."""
 
+import math
+
+import least_squares
 import pytest
 from comparing import a_run, compare, raced
 
@@ -77,7 +80,8 @@ def test_what_is_known_to_differ_is_refused_with_the_reason(change, sentence):
 @pytest.mark.parametrize("change", [change for change, _ in REFUSED])
 def test_force_gives_numbers_and_never_a_verdict(change):
     found = compared(change, force=True)
-    assert found["time"]["change_pct"] == pytest.approx(5.0, abs=0.01)
+    expected = 100 * math.expm1(least_squares.raced(FAST, SLOW).difference)
+    assert found["time"]["change_pct"] == pytest.approx(expected, abs=1e-9)
     assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
     assert "forced" in found["flags"]
 
@@ -139,13 +143,28 @@ def test_arms_must_alternate_or_a_drift_looks_like_a_change(order, interleaved):
     assert ("order-confounded" in flags) is not interleaved
 
 
-def test_the_verdict_stays_and_is_marked_when_the_order_confounds():
+def welch_pct(a_times_s, b_times_s):
+    """The change and its 95 % interval by Welch's test of the logs, as scipy computes them."""
+    scipy_stats = pytest.importorskip("scipy.stats")
+    logs = [[math.log(time_s) for time_s in of_arm] for of_arm in (a_times_s, b_times_s)]
+    edges = scipy_stats.ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval()
+    change = sum(logs[1]) / len(logs[1]) - sum(logs[0]) / len(logs[0])
+    return 100 * math.expm1(change), [100 * math.expm1(edge) for edge in (edges.low, edges.high)]
+
+
+def test_arms_one_after_the_other_have_no_verdict_and_an_interval_widened_by_a_drift_of_the_machine():
     a, b = (
         [a_run("A", value, minute) for minute, value in enumerate(FAST)],
         [a_run("B", value, 10 + minute) for minute, value in enumerate(SLOW)],
     )
     found = compare(a, b)
-    assert (found["verdict"], "order-confounded" in found["flags"]) == ("slower", True)
+    assert (found["verdict"], "order-confounded" in found["flags"]) == ("not_interleaved", True)
+    change, (low, high) = welch_pct(FAST, SLOW)
+    assert found["time"]["change_pct"] == pytest.approx(change)
+    assert found["time"]["ci95_pct"] == pytest.approx([low - 0.2, high + 0.2])
+    assert found["time"]["p"] < 1e-9 and found["time"]["rounds"] is None
+    assert "widened by the 0.2 % that one machine alone can make): ./run.sh race interleaves them" in found["words"]
+    assert "slower" not in found["words"]
 
 
 # ---- losses of times that are not comparable
@@ -297,8 +316,11 @@ def test_imported_logs_of_different_days_were_not_raced_in_one_sitting():
 
 def test_an_unknown_start_is_an_unknown_order():
     found = compared(change_all=lambda run: imported(run) | {"started_at": None})
-    assert found["verdict"] == "slower"
+    assert found["verdict"] == "not_interleaved"
     assert {"order-unknown", "session-unknown"} <= set(found["flags"])
+    change, (low, high) = welch_pct(FAST, SLOW)
+    assert found["time"]["ci95_pct"] == pytest.approx([low - 1.8, high + 1.8])
+    assert "the 1.8 % that two sessions or machines alone can make" in found["words"]
 
 
 # ---- what differs

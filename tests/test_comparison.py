@@ -3,6 +3,7 @@
 import json
 import math
 
+import least_squares
 import pytest
 from comparing import FAILED, a_run, compare, compare_arms, raced
 
@@ -15,9 +16,18 @@ SLOW = [10.50, 10.51, 10.49, 10.52, 10.48]
 QUIET = [10.0, 10.001, 9.999, 10.0005]
 
 
+# p of 0.035
+CLOSE_A, CLOSE_B = [10.01, 9.97, 9.95, 9.95, 10.0], [9.85, 9.92, 9.93, 9.93, 9.88]
+
+
 def compared(a_times_s, b_times_s, **options):
     changes = options.pop("changes", {})
     return compare(*raced(a_times_s, b_times_s, **changes), **options)
+
+
+def change_pct(a_times_s, b_times_s):
+    """Of runs raced A B B A, by another solution of the same model."""
+    return pytest.approx(100 * math.expm1(least_squares.raced(a_times_s, b_times_s).difference), abs=1e-9)
 
 
 # ---- the shape and the numbers
@@ -63,9 +73,9 @@ def test_the_comparison_agrees_with_scipy():
 def test_slower_faster_and_the_sign_of_the_change():
     slower, faster = compared(FAST, SLOW), compared(SLOW, FAST)
     assert (slower["verdict"], faster["verdict"]) == ("slower", "faster")
-    assert slower["time"]["change_pct"] == pytest.approx(5.0, abs=0.01)
-    assert faster["time"]["change_pct"] == pytest.approx(100 / 1.05 - 100, abs=0.01)
-    assert "B is 5.00 % slower than A (95 % interval" in slower["words"]
+    assert slower["time"]["change_pct"] == change_pct(FAST, SLOW) == pytest.approx(5.0, abs=0.02)
+    assert faster["time"]["change_pct"] == change_pct(SLOW, FAST) == pytest.approx(100 / 1.05 - 100, abs=0.02)
+    assert "B is 4.98 % slower than A (95 % interval" in slower["words"]
 
 
 def test_a_difference_within_the_noise_floor_is_neither_faster_nor_slower():
@@ -75,7 +85,9 @@ def test_a_difference_within_the_noise_floor_is_neither_faster_nor_slower():
     assert compared(a, b, floor_pct=0.3)["verdict"] == "slower"
     a, b = [1.0, 1.0005, 0.9995, 1.0, 1.0], [1.0043, 1.0053, 1.0043, 1.0053, 1.0048]
     found = compared(a, b, floor_pct=0.49)
-    assert found["time"]["p"] < 0.001 and found["time"]["change_pct"] == pytest.approx(0.48, abs=1e-3)
+    assert found["time"]["p"] < 0.001 and found["time"]["change_pct"] == change_pct(a, b) == pytest.approx(
+        0.48, abs=0.01
+    )
     assert found["verdict"] == "inconclusive"
     assert "; the difference is not beyond the noise floor of 0.49 %" in found["words"]
 
@@ -94,18 +106,18 @@ def test_noise_is_no_margin_of_equivalence():
 
 
 def test_equivalent_is_inside_the_margin_of_the_plan_or_of_the_track():
-    """Two one-sided tests against the margin: p_equivalent, worked by hand from the Welch test."""
+    """Two one-sided tests against the margin: p_equivalent, from another solution of the same model."""
+    scipy_stats = pytest.importorskip("scipy.stats")
     b = [1.0019 * value for value in QUIET]
     found = compared(QUIET, b, floor_pct=0.3)
     assert found["verdict"] == "equivalent"
     assert found["words"].startswith("B is as fast as A: +0.19 % is inside the margin of 0.5 % (95 % interval")
-    test = stats.welch([math.log(value) for value in QUIET], [math.log(value) for value in b])
-    expected = stats.student_t_cdf((test.difference - math.log1p(0.005)) / test.se, test.df)
-    assert found["time"]["p_equivalent"] == pytest.approx(expected)
-    plan = {"n": 4, "equivalence_margin_pct": 0.2}
-    assert (
-        compared(QUIET, b, floor_pct=0.2, plan=plan)["verdict"] == "inconclusive"
-    )  # 0.19 % is not shown to be below 0.2 %
+    test = least_squares.raced(QUIET, b)
+    expected = scipy_stats.t.cdf((test.difference - math.log1p(0.005)) / test.se, test.df)
+    assert found["time"]["p_equivalent"] == pytest.approx(expected, rel=1e-6)
+    for margin_pct, verdict in ((0.195, "slower"), (0.2, "equivalent")):  # 0.19 % +- 0.007 with a confidence of 90 %
+        plan = {"n": 4, "equivalence_margin_pct": margin_pct}
+        assert compared(QUIET, b, floor_pct=0.1, plan=plan)["verdict"] == verdict
     assert compared(QUIET, b, floor_pct=0.3, plan={"n": 4})["verdict"] == "equivalent"  # a plan of before: 0.5 %
 
 
@@ -120,9 +132,11 @@ def test_a_margin_changes_no_config_id():
 def test_equal_arms_with_little_spread_are_equivalent_and_with_much_inconclusive():
     quiet = compared([10.0, 10.001, 9.999, 10.0005], [10.0005, 9.9995, 10.001, 9.999])
     assert quiet["verdict"] == "equivalent"
-    noisy = compared([10.0, 10.1, 9.9, 10.05], [10.05, 9.95, 10.1, 9.9])
+    a, b = [10.0, 10.1, 9.9, 10.05], [10.05, 9.95, 10.1, 9.9]
+    noisy = compared(a, b)
     assert noisy["verdict"] == "inconclusive"
-    assert noisy["time"]["mde_pct"] == pytest.approx(2.0, abs=0.3)
+    expected = least_squares.mde(least_squares.raced(a, b), alpha=0.05)
+    assert noisy["time"]["mde_pct"] == pytest.approx(100 * math.expm1(expected), rel=1e-3)
     assert "these runs can only detect changes above" in noisy["words"]
 
 
@@ -202,7 +216,8 @@ def test_runs_that_the_machine_disturbed_are_left_out_of_both_arms_and_the_resul
     found = compare(a, b)
     assert found["time"]["n"] == [5, 5]
     assert found["time_all"]["n"] == [6, 6]
-    assert found["time_all"]["change_pct"] > found["time"]["change_pct"] + 1
+    assert found["time_all"]["change_pct"] > found["time"]["change_pct"] + 0.04  # 12 s are clipped, not left out
+    assert (found["time_all"]["clipped"], found["time"]["clipped"]) == (1, 0)
     assert [(one["arm"], one["run_id"]) for one in found["excluded"]] == [("A", a[0]["run_id"]), ("B", b[-1]["run_id"])]
     assert "runs-excluded" in found["flags"]
 
@@ -246,9 +261,7 @@ def test_where_too_few_would_remain_all_are_counted_and_marked():
 
 def test_several_candidates_share_holms_adjusted_p():
     """Alone each of two has p of about 0.03; together the smaller is doubled, and neither is called faster."""
-    a = [10.0, 10.08, 9.92, 10.04, 9.96]
-    b = [9.904, 9.98, 9.824, 9.936, 9.864]
-    a_runs, b_runs = raced(a, b)
+    a_runs, b_runs = raced(CLOSE_A, CLOSE_B)
     alone = compare(a_runs, b_runs)
     assert alone["verdict"] == "faster"
     assert 0.02 < alone["time"]["p"] < 0.05
@@ -281,9 +294,8 @@ def test_a_failed_run_counts_as_started_for_the_plan():
 def test_declared_looks_share_the_level():
     plan = {"n": 10, "looks": [5, 10], "alpha": 0.05}
     assert compared(FAST, SLOW, plan=plan)["time"]["alpha"] == 0.025
-    a, b = [10.0, 10.08, 9.92, 10.04, 9.96], [9.904, 9.98, 9.824, 9.936, 9.864]
-    assert compared(a, b, plan={"n": 5})["verdict"] == "faster"  # p is between 0.025 and 0.05
-    assert compared(a, b, plan=plan)["verdict"] == "inconclusive"
+    assert compared(CLOSE_A, CLOSE_B, plan={"n": 5})["verdict"] == "faster"  # p is between 0.025 and 0.05
+    assert compared(CLOSE_A, CLOSE_B, plan=plan)["verdict"] == "inconclusive"
     assert "not-at-a-planned-look" in compared(FAST * 2, SLOW, plan=plan)["flags"]  # 10 and 5 are two looks, not one
 
 
@@ -349,7 +361,11 @@ def test_energy_memory_and_compile_time_are_compared_too_and_share_holms_p():
     ps = [found[name]["p"] for name in ("energy", "memory", "compile")]
     assert found["energy"]["change_pct"] == pytest.approx(0.5, abs=0.01)
     assert [found[name]["p_holm"] for name in ("energy", "memory", "compile")] == stats.holm(ps)
-    assert found["energy"]["mean_j"] == [1002.0, 1007.0]
+    joules = [[1000.0 + number for number in numbers] for numbers in (range(5), range(5, 10))]
+    assert found["energy"]["change_pct"] == change_pct(*joules)
+    assert found["energy"]["mean_j"] == pytest.approx([1002.0, 1007.0], abs=0.1)  # geometric, less the trend
+    mean_a_j, mean_b_j = found["energy"]["mean_j"]
+    assert 100 * (mean_b_j / mean_a_j - 1) == pytest.approx(found["energy"]["change_pct"], rel=1e-9)
 
 
 # ---- a real pair
@@ -408,7 +424,7 @@ def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
     assert (
         wording.standalone_verdict(noisy) == f"inconclusive: {noisy['words']}" and "inconclusive" not in noisy["words"]
     )
-    assert wording.standalone_verdict(compared(FAST, SLOW)).startswith("B is 5.00 % slower than A")
+    assert wording.standalone_verdict(compared(FAST, SLOW)).startswith("B is 4.98 % slower than A")
     assert wording.standalone_verdict(compared([10.0], [20.0])).startswith("no verdict: one run has no spread")
     other = compared(FAST, SLOW[:0])
     assert wording.standalone_verdict(other) == "not comparable: B has no complete run with a time among 0"

@@ -314,9 +314,8 @@ def test_a_point_says_its_label_and_opens_its_link(browser, tmp_path):
     )
     shown.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     shown.until("!document.querySelector('.tip').hidden")
-    assert (
-        shown.js("document.querySelector('.tip').textContent") == labels[1] and shown.js("document.title") == "charts"
-    )
+    assert shown.js("document.querySelector('.tip').textContent") == labels[1]
+    assert shown.js("document.title") == "charts"
     for kind in ("mousePressed", "mouseReleased"):
         shown.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
     shown.until("document.title === 'the run'")

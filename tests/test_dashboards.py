@@ -150,10 +150,8 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
     monkeypatch.setattr(dashboards, "missing", lambda name: None)
     assert verb.main([str(run), "--to", "wandb"]) == 1
     assert "no export to wandb: ZeroDivisionError" in capsys.readouterr().out
-    assert (
-        json.loads((run / "dashboards" / "dashboards.json").read_text())["wandb"]["error"]
-        == "ZeroDivisionError: division by zero"
-    )
+    expected = "ZeroDivisionError: division by zero"
+    assert json.loads((run / "dashboards" / "dashboards.json").read_text())["wandb"]["error"] == expected
     said_and_done = lambda exported, settings: print("their own words") or {"folder": "x"}  # noqa: E731
     monkeypatch.setitem(dashboards.EXPORT, "wandb", said_and_done)
     assert verb.main([str(run), "--to", "wandb", "--json"]) == 0

@@ -50,9 +50,8 @@ def test_a_torch_without_the_new_names_is_asked_by_the_old_ones(alone, monkeypat
     call = distributed.scatter_mean if "scatter" in name else distributed.gather_in_place
     call(*((flat[:2], flat) if "scatter" in name else (flat, flat[:2])))
     ((tensors, words),) = calls
-    assert words["async_op"] is True and [len(tensor) for tensor in tensors] == (
-        [2, 4] if "scatter" in name else [4, 2]
-    )
+    assert words["async_op"] is True
+    assert [len(tensor) for tensor in tensors] == ([2, 4] if "scatter" in name else [4, 2])
 
 
 def test_nccl_divides_itself_and_gloo_is_divided_for(alone, monkeypatch):

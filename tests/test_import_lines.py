@@ -221,10 +221,8 @@ def test_later_trials_of_one_process_have_its_machine_and_no_seed_start_or_peak_
         )
         for run in runs
     ]
-    assert recorded == [
-        ("2.10.0+cu128", 7, "2026-05-06T02:35:44Z", "UTC", None),
-        ("2.10.0+cu128", None, None, None, 100),
-    ]
+    expected = [("2.10.0+cu128", 7, "2026-05-06T02:35:44Z", "UTC", None), ("2.10.0+cu128", None, None, None, 100)]
+    assert recorded == expected
 
 
 def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
@@ -280,9 +278,8 @@ def test_steps_that_the_clock_left_out_are_in_no_average():
     found = record["metrics"]
     assert (found["train_s"], found["step_avg_ms"]) == (1.5, 50.0)
     assert (found["num_flagged_steps"], found["step_ms_p95"]) == (0, 50.0)
-    assert {row["flags"] for row in rows if 0 < row["step"] <= 10} == {"untimed"} and rows[1][
-        "train_time_ms"
-    ] == 18000.0
+    assert {row["flags"] for row in rows if 0 < row["step"] <= 10} == {"untimed"}
+    assert rows[1]["train_time_ms"] == 18000.0
 
 
 def test_lines_of_a_step_without_its_loss_or_time_are_kept_as_they_are():
@@ -334,10 +331,8 @@ def test_a_free_tail_and_tail_averages_are_in_the_record_as_text():
     (run,), facts = read(text)
     recorded = record_of(run)[0]["imported"]
     assert facts["unmatched"] == [] and facts["num_tail_lines"] == 1 and run.val_loss == 3.4
-    assert recorded["line_tails"] == {
-        "2": {"val_avg_loss": "3.4", "val_ema_loss": "3.3"},
-        "4": {"ref_gamma": "0.5", "handoff": "none"},
-    }
+    expected = {"2": {"val_avg_loss": "3.4", "val_ema_loss": "3.3"}, "4": {"ref_gamma": "0.5", "handoff": "none"}}
+    assert recorded["line_tails"] == expected
     assert recorded["tail_averages"] == [{"step": "4", "tau": "200", "lambda": "0.50", "val_loss": "3.27001"}]
 
 

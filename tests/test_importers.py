@@ -140,10 +140,8 @@ def test_seconds_are_seconds_and_a_free_tail_is_kept():
         )
     )
     assert (run.train_time_ms, run.complete) == (533200.0, True)
-    assert run.extras == {
-        "125": {"extrap_count": "0", "extrap_rel": "0.000e+00", "handoff": "none"},
-        "250": {"handoff": "keep"},
-    }
+    expected = {"125": {"extrap_count": "0", "extrap_rel": "0.000e+00", "handoff": "none"}, "250": {"handoff": "keep"}}
+    assert run.extras == expected
 
 
 def test_a_headline_that_is_not_val_loss_is_reported_and_not_swapped_in():
@@ -300,10 +298,8 @@ def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
     ((run,), facts) = read_console(nanochat(), "nanochat")
     assert (run.val_loss, run.headline) == (None, {"val_bpb": "1.32971"})
     assert (run.val_step, run.declared_steps, run.complete) == (14, 14, True)
-    assert (
-        run.facts == {"gpu_name": "NVIDIA H100 80GB HBM3", "world_size": 8, "peak_mib": 75422.02}
-        and run.batch_tokens == 524_288
-    )
+    assert run.facts == {"gpu_name": "NVIDIA H100 80GB HBM3", "world_size": 8, "peak_mib": 75422.02}
+    assert run.batch_tokens == 524_288
     assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
     found = records.record_of(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
     assert found["step_avg_ms"] == pytest.approx(512) and found["tokens_per_s"] == pytest.approx(524_288 / 0.512)
@@ -448,14 +444,10 @@ def test_a_record_says_what_is_unknown(tmp_path):
     (((run, _),), _) = dialects.read_file(path, part_of=part_of)
     assert (run["provenance"], run["track"], run["name"]) == ("imported", "gpt2_small", "2026-01-10_Idea-baseline")
     assert (run["seed"], run["session_id"], run["comparability_id"], run["config_id"], run["world_size"]) == (None,) * 5
-    assert (
-        run["metrics"]["train_s"] == 0.3
-        and run["metrics"]["step_avg_ms"] == pytest.approx(100.0)
-        and run["metrics"]["target_reached"] is True
-    )
-    assert run["imported"]["file"] == "track_1_short/2026-01-10_Idea/baseline/a.txt" and str(
-        tmp_path
-    ) not in json.dumps(run)
+    assert run["metrics"]["train_s"] == 0.3 and run["metrics"]["step_avg_ms"] == pytest.approx(100.0)
+    assert run["metrics"]["target_reached"] is True
+    assert run["imported"]["file"] == "track_1_short/2026-01-10_Idea/baseline/a.txt"
+    assert str(tmp_path) not in json.dumps(run)
     ((_, rows),), _ = dialects.read_file(folder / "a.txt")
     assert [row.get("step_ms") for row in rows] == [None, 100.0, 150.0, 50.0]
 

@@ -93,10 +93,8 @@ def test_runs_that_stop_at_their_target_each_reach_it():
 
 
 def test_nothing_in_common_is_said():
-    assert questions.kind_of([[], []], "AB", None, "time", False, False, 0.5) == (
-        None,
-        "nothing: neither times nor losses",
-    )
+    expected = (None, "nothing: neither times nor losses")
+    assert questions.kind_of([[], []], "AB", None, "time", False, False, 0.5) == expected
 
 
 def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_none(tmp_path, monkeypatch):

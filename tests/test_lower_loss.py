@@ -118,7 +118,7 @@ def claim_by_steps(monkeypatch):
         monkeypatch.setattr(races.ledger, "sha256_of", lambda path: "x")
         monkeypatch.setattr(races, "_verdict_again", lambda *_: found)
         monkeypatch.setattr(races.race_folder, "about", lambda arms: dict.fromkeys(arms, ""))
-        return Space(races=[race], track_rules=Space(rules=Space(judged="steps")))
+        return Space(races=[race], track_rules=Space(rules=Space(judged="steps", statistic="t")))
 
     return claim
 

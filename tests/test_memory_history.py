@@ -132,11 +132,8 @@ def test_the_history_is_off_in_the_run_but_for_its_window(cuda, tmp_path):
     )  # of before the window, with its stack
     assert [name for _, name in found["speedrun"]["marks"]] == ["step 2", "forward", "step 3", "forward"]
     (window,) = instrument.summary()["windows"]
-    assert (
-        window["status"] == "recorded"
-        and window["file"] == "memory/steps_rank0.pickle"
-        and (window["first_step"], window["last_step"]) == (2, 3)
-    )
+    assert window["status"] == "recorded" and window["file"] == "memory/steps_rank0.pickle"
+    assert (window["first_step"], window["last_step"]) == (2, 3)
     assert [event["event"] for event in events] == ["memory_snapshot"] and "./run.sh memory" in said[-1]
     assert watch.warnings == []
 
@@ -188,9 +185,8 @@ def test_ranks_that_are_not_asked_record_nothing_and_windows_of_all_ranks_are_re
         {"what": "x", "windows": [one], "num_ooms": 1} for one in (silent, recorded, recorded | {"dump_ms": 5.0})
     ] + [{}]
     merged = instrument.merge(ranks)
-    assert (
-        merged["windows"] == [recorded | {"num_bytes": 20, "dump_ms": 5.0, "ranks": [1, 2]}] and merged["num_ooms"] == 3
-    )
+    assert merged["windows"] == [recorded | {"num_bytes": 20, "dump_ms": 5.0, "ranks": [1, 2]}]
+    assert merged["num_ooms"] == 3
 
 
 def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_without_one_in_the_run(cuda, tmp_path):
@@ -303,8 +299,6 @@ def test_a_window_takes_from_the_common_settings_what_it_does_not_say():
     windows = config_windows.memory_windows(
         SETTINGS | {"windows": [{"name": "late", "first_step": 9, "ranks": [0, 2]}, {"name": "early"}]}
     )
-    assert [(window.name, window.first_step, window.last_step, window.max_entries) for window in windows] == [
-        ("early", 2, 3, 1000),
-        ("late", 9, 10, 1000),
-    ]
+    expected = [("early", 2, 3, 1000), ("late", 9, 10, 1000)]
+    assert [(window.name, window.first_step, window.last_step, window.max_entries) for window in windows] == expected
     assert windows[0].has(1) and not windows[1].has(1)

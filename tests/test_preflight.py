@@ -188,10 +188,8 @@ def test_a_share_of_time_is_not_a_share_of_cores(cores, status):
 def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):
     monkeypatch.setattr(preflight, "sample_foreign_cores", lambda: 1.5)
     found = preflight.checks(CPU, 0, env(), tmp_path)
-    assert (
-        next(check for check in found if check.name == "cpu load").found
-        == "other programs use 1.50 of 2 cores (limit 0.1)"
-    )
+    expected = "other programs use 1.50 of 2 cores (limit 0.1)"
+    assert next(check for check in found if check.name == "cpu load").found == expected
 
 
 def test_every_warning_carries_a_remedy_and_nothing_else_does(tmp_path):

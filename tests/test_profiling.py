@@ -42,10 +42,8 @@ def test_exactly_the_asked_steps_are_recorded_and_the_disturbed_ones_flagged(tmp
     assert (summary["trace"]["status"], summary["trace"]["steps"]) == ("recorded", [5, 7])
     assert "window trace records steps 5 to 7 after warm-up from step 3" in spy.said[0]
     assert "window trace recorded steps 5 to 7: traces/trace_rank0.pt.trace.json.gz" in spy.said[1]
-    assert [(name, facts.get("step") or facts.get("steps")) for name, facts in spy.emitted] == [
-        ("profile_start", 5),
-        ("profile_stop", [5, 7]),
-    ]
+    expected = [("profile_start", 5), ("profile_stop", [5, 7])]
+    assert [(name, facts.get("step") or facts.get("steps")) for name, facts in spy.emitted] == expected
 
 
 def test_phases_are_annotations_once_a_micro_step_and_never_across_a_step(tmp_path):
@@ -130,10 +128,8 @@ def test_a_run_that_fails_keeps_what_was_recorded(tmp_path):
         train_under(watch, fail_at=6)
     watch.on_failure(failure.value)
     watch.close()
-    assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == [
-        "ProfilerStep#5",
-        "ProfilerStep#6",
-    ]
+    expected = ["ProfilerStep#5", "ProfilerStep#6"]
+    assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == expected
     assert recorded_nowhere() and not watch.warnings
 
 
@@ -297,10 +293,8 @@ def test_what_is_of_least_use_is_left_out_first():
     assert files.shrunk(events, size - 1) == (events[:-1], {"python_function": 1})
     f, operator = len(events[2]) + 2, len(events[3]) + 2
     assert files.shrunk(events, size - 2 * f) == ([*events[:2], *events[3:-1]], {"python_function": 2})
-    assert files.shrunk(events, size - 2 * f - operator - 1) == (
-        [*events[:2], *events[3:6]],
-        {"python_function": 2, "cpu_op": 2},
-    )
+    expected = ([*events[:2], *events[3:6]], {"python_function": 2, "cpu_op": 2})
+    assert files.shrunk(events, size - 2 * f - operator - 1) == expected
     assert files.shrunk(events, 1) == (events[:2], {"python_function": 2, "cpu_op": 5})  # annotations and threads stay
 
 

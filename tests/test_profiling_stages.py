@@ -89,10 +89,8 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
         "optimizer_step": "not reached",
     }
     assert "training_microsteps] was not reached: the run has no step 50" in spy.said[-2]
-    assert sorted(path.name for path in (tmp_path / "traces").rglob("*.gz")) == [
-        "stage1-model_init_trace.json.gz",
-        "stage2-eval_bpb_trace.json.gz",
-    ]
+    expected = ["stage1-model_init_trace.json.gz", "stage2-eval_bpb_trace.json.gz"]
+    assert sorted(path.name for path in (tmp_path / "traces").rglob("*.gz")) == expected
 
 
 def test_a_rank_above_0_records_only_if_asked_and_has_its_number_in_the_names(tmp_path):
@@ -141,10 +139,8 @@ def test_what_is_alive_is_followed_and_the_peak_is_taken_apart():
     # 3 MiB from before are seen when they are released: alive are 3, 11, 13, 11, 15, then 7, 3, 0
     assert [alive / MIB for _, alive in timeline.points] == [11, 13, 11, 15, 7, 3, 0]
     assert (timeline.peak_bytes / MIB, timeline.start_bytes / MIB) == (15, 3)
-    assert [(phase, num_bytes / MIB, count) for phase, _, _, num_bytes, count in timeline.at_peak] == [
-        ("forward", 8, 1),
-        ("backward", 4, 1),
-    ]
+    expected = [("forward", 8, 1), ("backward", 4, 1)]
+    assert [(phase, num_bytes / MIB, count) for phase, _, _, num_bytes, count in timeline.at_peak] == expected
 
 
 def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():

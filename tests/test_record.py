@@ -186,10 +186,8 @@ def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path)
         (tmp_path / name / "run.json").write_text("{}")
     (tmp_path / "a/deep/run1/inside").mkdir()
     (tmp_path / "a/deep/run1/inside/run.json").write_text("{}")  # part of run1, no run of its own
-    assert [path.relative_to(tmp_path).as_posix() for path in run_folder.find_runs([tmp_path])] == [
-        "a/deep/run1",
-        "b/run2",
-    ]
+    expected = ["a/deep/run1", "b/run2"]
+    assert [path.relative_to(tmp_path).as_posix() for path in run_folder.find_runs([tmp_path])] == expected
     with pytest.raises(ValueError, match="is not a folder"):
         list(run_folder.find_runs([tmp_path / "nowhere"]))
 
@@ -414,10 +412,8 @@ def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
     step_files.append_event(tmp_path, {"t_ns": 2, "event": "eval_stop", "val_loss": float("nan")})
     with open(tmp_path / "events.jsonl", "a") as file:
         file.write('{"t_ns": 3, "ev')
-    assert step_files.read_events(tmp_path) == [
-        {"t_ns": 1, "event": "run_start"},
-        {"t_ns": 2, "event": "eval_stop", "val_loss": None},
-    ]
+    expected = [{"t_ns": 1, "event": "run_start"}, {"t_ns": 2, "event": "eval_stop", "val_loss": None}]
+    assert step_files.read_events(tmp_path) == expected
 
 
 # ---- privacy

@@ -219,10 +219,8 @@ def test_every_chart_of_a_run_becomes_a_picture(results, tmp_path, capsys):
     assert set(written) == {f"{spec['id']}.png" for spec in run_page.document(folder).charts} and len(written) >= 4
     assert len(capsys.readouterr().out.splitlines()) == len(written)
     for content in written.values():
-        assert content.startswith(b"\x89PNG") and (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (
-            1920,
-            800,
-        )
+        assert content.startswith(b"\x89PNG")
+        assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1920, 800)
         assert len(content) > 20_000  # a page without its chart has 6 KB
 
 

@@ -187,10 +187,8 @@ def has_every_ranks_steps(folder):
         assert all(0 < of_rank[row["step"]] <= slowest_ms for of_rank in by_rank["own_ms"])
     run = real_runs.run_json(folder)
     assert len(run["skew"]["own_ms"]["late_steps_by_rank"]) == 2
-    assert run["costs"]["late_rank"] == {
-        "count": run["skew"]["own_ms"]["num_late_steps"],
-        "ms": run["skew"]["own_ms"]["late_ms_sum"],
-    }
+    expected = {"count": run["skew"]["own_ms"]["num_late_steps"], "ms": run["skew"]["own_ms"]["late_ms_sum"]}
+    assert run["costs"]["late_rank"] == expected
     assert {event["rank"] for event in step_files.read_events(folder) if event["event"] == "gc_total"} == {0, 1}
 
 
@@ -222,8 +220,6 @@ def test_what_a_track_fixes_may_be_changed_but_the_record_says_so(results):
     )
     assert done.returncode == 0, done.stderr
     (folder,) = [path for path in real_runs.folders(results) if "-short-" in path.name]
-    assert real_runs.run_json(folder)["deviations"] == [
-        "goal.num_steps: 4 instead of 120",
-        "goal.val_tokens: 4096 instead of 32768",
-    ]
+    expected = ["goal.num_steps: 4 instead of 120", "goal.val_tokens: 4096 instead of 32768"]
+    assert real_runs.run_json(folder)["deviations"] == expected
     assert "open division, because goal.num_steps: 4 instead of 120" in done.stdout

@@ -80,10 +80,8 @@ def test_what_it_wrote_is_kept_and_copies_and_links_are_gone(modded):
     (written,) = run["script"]["files_written"]
     assert written.startswith("logs/") and (modded / "work" / written).read_text().count("val_loss:") > 3
     assert [path.name for path in (modded / "work").iterdir()] == ["logs"]
-    assert run["script"]["opened"] == [
-        "work/data/fineweb10B/fineweb_train_000001.bin",
-        "work/data/fineweb10B/fineweb_val_000000.bin",
-    ]
+    expected = ["work/data/fineweb10B/fineweb_train_000001.bin", "work/data/fineweb10B/fineweb_val_000000.bin"]
+    assert run["script"]["opened"] == expected
 
 
 @pytest.mark.parametrize("more", [[], TWO])

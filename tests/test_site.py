@@ -216,9 +216,8 @@ def test_a_damaged_record_has_a_row_that_says_why_and_all_else_is_written(result
     place = rows["run_id"].index(damaged.name)
     assert rows["status"][place] == "damaged" and rows["page"][place] is False and len(rows["run_id"]) == 3
     assert (rows["val_loss"][place] is None) == (name == "run.json")  # what run.json says is shown
-    assert sum(rows["page"]) == 2 and all(
-        page_of(results / "site", run_id) for run_id in rows["run_id"] if run_id != damaged.name
-    )
+    assert sum(rows["page"]) == 2
+    assert all(page_of(results / "site", run_id) for run_id in rows["run_id"] if run_id != damaged.name)
 
 
 def test_a_damaged_record_is_said_again_by_the_second_build_and_forgotten_once_mended(results):
@@ -564,10 +563,8 @@ def test_a_short_id_copies_the_whole(browser, many):
     page.js("getSelection().selectAllChildren(window.ids[1])")
     page.js("document.execCommand('copy')")
     assert page.js("window.copied") == "20261122T000010Z-gpt2-adamw-48623a63-s10"
-    assert (
-        page.js("document.querySelector('[tabulator-field=run_id] .id').title")
-        == "20261122T000011Z-gpt2-adamw-48623a63-s11"
-    )
+    expected = "20261122T000011Z-gpt2-adamw-48623a63-s11"
+    assert page.js("document.querySelector('[tabulator-field=run_id] .id').title") == expected
 
 
 @needs_browser

@@ -289,11 +289,8 @@ def test_the_page_opens_offline_in_light_and_dark_and_shows_the_peak_and_its_pla
             shown.until("document.querySelectorAll('.chart canvas').length === 3")
             assert shown.errors == []
             assert all(url.startswith(("file:", "data:")) for url in shown.requests)
-            assert (
-                "Who held memory" in shown.text
-                and "models/gpt2.py:45 forward" in shown.text
-                and "42.0 MiB" in shown.text
-            )
+            assert "Who held memory" in shown.text and "models/gpt2.py:45 forward" in shown.text
+            assert "42.0 MiB" in shown.text
             assert shown.js("document.querySelectorAll('svg rect').length") > 6
         shown = browser.open(path.with_suffix(".html"), width=390)
         assert shown.js("document.documentElement.scrollWidth") <= 390  # a phone: nothing sticks out
@@ -306,9 +303,8 @@ def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, cap
     path = saved(tmp_path, snapshots.training())
     assert cli.main([str(path), "--out", str(tmp_path / "out" / "page.html")]) == 0
     said = capsys.readouterr().out
-    assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in said and re.search(
-        r"models/gpt2.py:12 __init__ +18.00", said
-    )
+    assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in said
+    assert re.search(r"models/gpt2.py:12 __init__ +18.00", said)
     assert (tmp_path / "out" / "page.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(ValueError, match="--out x.html with --json: facts are printed"):
         cli.main([str(path), "--json", "--out", "x.html"])

@@ -204,10 +204,8 @@ def test_what_the_record_says_of_stages_follows_the_config():
     config = resolved(*SMALL, TWO_STAGES)
     timeline = Timeline(config.stages, 6)
     rows = stage_facts(config, timeline, [(10, 6), (20, 11)])
-    assert [(row["first_step"], row["num_steps"], row["batch_tokens"], row["seq_len"]) for row in rows] == [
-        (1, 2, 512, 64),
-        (3, 4, 1536, 128),
-    ]
+    expected = [(1, 2, 512, 64), (3, 4, 1536, 128)]
+    assert [(row["first_step"], row["num_steps"], row["batch_tokens"], row["seq_len"]) for row in rows] == expected
     assert stages.num_tokens(config) == 7168 and stages.mean_batch_tokens(config) == 7168 / 6
 
 

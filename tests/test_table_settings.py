@@ -250,10 +250,8 @@ def test_a_pivot_of_one_key_says_what_its_means_are_over(grid, capsys):
     assert out.splitlines()[2].split()[:2] == ["0.001", "15.15"]  # (10 + 10.2 + 20 + 20.4) / 4
     assert out.splitlines()[-1] == "train_s: mean, sd, n; over seed, model.num_layers"
     found = rows(capsys, "--pivot", "optim.lr")
-    assert [(row["optim.lr"], row["val_loss_mean"], row["n"], row["best"]) for row in found] == [
-        (0.001, pytest.approx(4.2), 4, True),
-        (0.003, pytest.approx(4.25), 4, False),
-    ]
+    expected = [(0.001, pytest.approx(4.2), 4, True), (0.003, pytest.approx(4.25), 4, False)]
+    assert [(row["optim.lr"], row["val_loss_mean"], row["n"], row["best"]) for row in found] == expected
     assert shown(capsys, "--pivot", "optim.lr", "--csv").startswith(
         "optim.lr,val_loss_mean,val_loss_sd,n,num_lost,best"
     )

@@ -190,9 +190,8 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
 @pytest.mark.parametrize("rest", ["", "PowerUsage,"])
 def test_without_any_field_values_power_comes_from_the_older_call_and_each_is_named_once(tmp_path, library, rest):
     rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=5, FAKE_NVML_UNSUPPORTED=f",FieldValues,{rest}")
-    assert {row["power_w"] is None for row in rows} == {bool(rest)} and all(
-        row["power_average_w"] is None for row in rows
-    )
+    assert {row["power_w"] is None for row in rows} == {bool(rest)}
+    assert all(row["power_average_w"] is None for row in rows)
     names = summary["unsupported"]["gpu0"]
     assert "power_average_w" in names and ("power_w" in names) == bool(rest) and len(names) == len(set(names))
 
@@ -544,9 +543,8 @@ def test_a_run_on_two_gpus_is_recorded_with_its_energy_by_step(seen):
     summary, found = telemetry.summary(), telemetry.columns()
     timed_s = sum(end_ns - begin_ns for begin_ns, end_ns in telemetry._spans) / 1e9
     assert 0.6 <= timed_s < 5
-    assert summary["energy_j"] == pytest.approx(800 * timed_s, rel=0.03) and summary["mean_power_w"] == pytest.approx(
-        800, rel=0.03
-    )
+    assert summary["energy_j"] == pytest.approx(800 * timed_s, rel=0.03)
+    assert summary["mean_power_w"] == pytest.approx(800, rel=0.03)
     assert summary["mean_sm_clock_mhz"] == 1705 and summary["by_device"]["gpu1"]["mean_power_w"] == 300
     assert sum(found["energy_j"].values()) == pytest.approx(summary["energy_j"])
     assert list(found["energy_j"]) == [1, 2, 3, 4] and list(found["sm_clock_mhz"].values()) == pytest.approx([1705] * 4)
@@ -569,9 +567,8 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
     train(watch, context, after_step=lose)
     assert watch.instruments == [telemetry]
     (warning,) = watch.warnings
-    assert (warning["instrument"], warning["edge"]) == ("telemetry", "run") and warning["error"].startswith(
-        "gpu0 was lost"
-    )
+    assert (warning["instrument"], warning["edge"]) == ("telemetry", "run")
+    assert warning["error"].startswith("gpu0 was lost")
     assert telemetry.summary()["run_energy_j"] is None or telemetry.summary()["energy_from"] == "power"
 
 
@@ -628,9 +625,8 @@ def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libra
     assert summary["source"] == "host" and run["environment"]["gpus"] == []
     assert len(join.read(seen / "telemetry.csv")) == sum(summary["num_samples"].values()) > 2
     assert 0 < summary["num_timed_samples"] <= sum(summary["num_samples"].values())
-    assert run["metrics"]["energy_j"] is None and not any(
-        one["instrument"] == "telemetry" for one in run.get("warnings", ())
-    )
+    assert run["metrics"]["energy_j"] is None
+    assert not any(one["instrument"] == "telemetry" for one in run.get("warnings", ()))
 
 
 def test_a_killed_sampler_is_a_warning_and_closing_it_is_no_error(tmp_path):

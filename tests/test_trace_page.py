@@ -188,7 +188,7 @@ def test_files_analysed_by_processes_of_their_own_give_the_same_answer(monkeypat
     paths = load.find(traces.SHARED / "files" / "param_dlrm_8rank")[:3]
     alone = traces.analysed(paths)
     monkeypatch.setattr(load, "PARALLEL_BYTES", 0)
-    monkeypatch.setattr(load, "processes", lambda: 2)
+    monkeypatch.setattr(load, "usable_cpus", lambda: 2)
     (answer,) = analysis.analyze_files(paths).values()
     assert answer == alone
 

@@ -23,10 +23,8 @@ def two_commits(tmp_path):
 def test_each_revision_has_its_own_code_and_the_working_tree_keeps_its_own(two_commits):
     commits = {name: worktrees.commit_of(two_commits, rev) for name, rev in (("old", "HEAD~1"), ("new", "HEAD"))}
     with worktrees.checked_out(two_commits, commits) as paths:
-        assert {name: (path / "bench" / "a.py").read_text() for name, path in paths.items()} == {
-            "old": "x = 1\n",
-            "new": "x = 2\n",
-        }
+        expected = {"old": "x = 1\n", "new": "x = 2\n"}
+        assert {name: (path / "bench" / "a.py").read_text() for name, path in paths.items()} == expected
         states = {name: code_state.state(path) for name, path in paths.items()}
         assert {name: (state["commit"], state["dirty"], state["untracked"]) for name, state in states.items()} == {
             name: (commit, False, []) for name, commit in commits.items()

@@ -67,7 +67,7 @@ def _compared(
         if found := calibration.find_for_rows(timed[0] + timed[1]):
             kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
         ignored = found is None and calibration.has_only_suspect(timed[0] + timed[1])
-    earlier = earlier_races(a, b) if of_one_race else None
+    earlier = earlier_races(a, b) if of_one_race and (diagnose or "earlier_weight" not in options) else None
     weight = earlier.weight if earlier else 1.0
     if of_one_race and b.reported:  # as with the floor
         weight = b.reported.get("earlier_weight", 1.0)

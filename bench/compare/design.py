@@ -29,7 +29,7 @@ from bench.record.rows import Row
 MIN_ROUNDS = 4  # fewer leave too few degrees of freedom: Welch's test
 ROUNDS_OF_BLOCK = 2
 HUBER_SDS = 2.0  # clips 5 % of normal residuals, which costs about 2 % of the precision (simulated)
-MAX_ITERATIONS = 50
+MAX_ITERATIONS = 5000  # 30 are usual; 50 left 1 estimate in 70 up to half a standard deviation of a run away
 PRIOR_SDS = 4.0  # sd of the e-process's prior in sds of a run: 0.8 % where repeats differ by 0.2 %
 MAX_EXACT_ROUNDS = 12  # 4,096 sign patterns
 NUM_PATTERNS = 10_000  # drawn where there are more

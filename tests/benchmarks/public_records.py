@@ -11,6 +11,7 @@ public_records.yaml: which logs are a record's, and remarks.
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ LINK = re.compile(r"\[log\]\((?:records/)?([^)]*)\)")
 PULL = re.compile(r"https://github\.com/KellerJordan/modded-nanogpt/pull/(\d+)")
 DATE = re.compile(r"\| (\d\d/\d\d/\d\d|\d{4}/\d\d/\d\d|-) \|")
 PRINTED = r"(?i)(?:retiming|rerunning) prior record|same machine"  # before a baseline's times in a record's README
+MERGED = re.compile(r"will merge at [\d.]+s to be consistent with [\d.]+s improvement(?: over [\d.]+s)?")
 TIMES = re.compile(r"(?:times = |: ?[\d.]+ |: )\[([\d., ]+)\]")
 MIN_TIME_S = 50  # numbers below it are losses
 UNIT_S = {"hours": 3600, "minutes": 60}
@@ -52,6 +54,9 @@ def main(clone=None):
     remarks = yaml.safe_load(REMARKS.read_text())
     from benchmarks import public_records_page, track3
 
+    if clone and not all((Path(clone) / name).exists() for name in ("README.md", "records", ".git")):
+        print(f"{clone}: is no clone of https://github.com/KellerJordan/modded-nanogpt: clone it", file=sys.stderr)
+        return 2
     if clone:
         FACTS.write_text(as_text(read_clone(Path(clone), remarks)))
         track3.main([clone])
@@ -93,6 +98,7 @@ def read_clone(clone, remarks):
                 readme = (clone / "records" / arms[key][0].path).parent / "README.md"
                 own_s = [run.row["train_s"] for run in arms[key]]
                 claim["printed_s"] = printed_times(readme, own_s, given.get("printed", PRINTED))
+                claim["merged"] = MERGED.findall(readme.read_text()) if readme.is_file() else []
     return facts
 
 

@@ -76,18 +76,16 @@ class Record:
 
     def sentences(self, known):
         """Where README and logs differ, and why, as far as facts say it; known: of known_codes()."""
-        claimed_s, rounding_s, compared, before = (
-            self.claim["s"],
-            self.claim["rounding_s"],
-            self.compared,
-            int(self.number.rstrip("bc")) - 1,
-        )
+        claimed_s, rounding_s = self.claim["s"], self.claim["rounding_s"]
+        compared, before = self.compared, int(self.number.rstrip("bc")) - 1
         if self.times_s and abs(self.off_pct) > OFF_PCT and abs(stats.mean(self.times_s) - claimed_s) > rounding_s:
             low_s, high_s, num = min(self.times_s), max(self.times_s), len(self.times_s)
             side, extreme = ("below", "fast") if self.off_pct > 0 else ("above", "slow")
             no_log = f"; none is as {extreme}" * (not low_s - rounding_s <= claimed_s <= high_s + rounding_s)
             logs = f"the mean of these logs ({low_s:.2f} to {high_s:.2f} s{no_log})" if num > 1 else "the log"
             yield f"README's {claimed_s:.1f} s is {abs(self.off_pct):.1f} % {side} {logs}."
+        for text in self.claim.get("merged", ()):
+            yield f"README's time is record {before}'s less a difference: \"{text}\" (the folder's README)."
         if self.times_s and gpus_of(self.timed) not in (USUAL_GPUS, "GPUs unknown"):
             yield f"These logs say {gpus_of(self.timed)}; the table is for 8 H100."
         change = compared["time"] if compared else self.printed
@@ -133,66 +131,58 @@ def page(facts, remarks):
     words = {"commit": facts["commit"][:8], "date": facts["date"], "newest": one[-1].date}
     words |= {"p_since": P_SINCE, "baseline_since": BASELINE_SINCE} | summary(one, results)
     for name, records in (("1", one), ("2", two)):
-        words |= {f"track_{name}": table(records), f"notes_{name}": notes(records)}
-    words |= {"track_3": table_of_results(results), "notes_3": notes(results)}
+        known = known_codes(records)
+        words[f"track_{name}"] = table_rows(cells(record, known) for record in records)
+        words[f"notes_{name}"] = notes(records, known)
+    words |= {"track_3": table_rows(map(result_cells, results)), "notes_3": notes(results)}
     words["session_drift_pct"] = f"{effects.SESSION_DRIFT_PCT:g}"
     template = string.Template((kept.HERE / "public_records.md").read_text())
     return template.substitute(words | sessions(one, facts) | neighbours(one))
 
 
 def summary(records, results):
-    """{"summary": a table of counts, "num_...": some of them, for the sentences before it}"""
+    """{"num_NAME", "which_NAME": of the records or results that are so; "verdicts", "by_verdict"}"""
     paired = [record for record in records if record.compared]
     timed = [record for record in records if record.timed]
     printed = [record for record in timed if record.printed]
     bare = [record for record in timed if record not in paired + printed]
-    bare_recent = [record for record in bare if record.date >= BASELINE_SINCE]
-    different = [record for record in paired if is_different(record, record.compared["time"])]
-    tested = [record for record in records if record.date >= P_SINCE and record.test and record.test["p"] is not None]
-    single = [record for record in timed if record.date >= P_SINCE and record not in tested]
-    below = [record for record in tested if record.test["below"]]
-    unshown = [record for record in tested if record.is_unshown]
-    passing = [result for result in results if result.passes]
+    asked = [record for record in records if record.date >= P_SINCE and record.test]
+    numbers = [record for record in paired if record.compared["time"]["change_pct"] is not None]
+    late = [record for record in paired if record.compared["verdict"] == "not_interleaved"]
+    counts = {
+        "logs": [record for record in records if record.rows],
+        "no_logs": [record for record in records if not record.rows],
+        "paired": paired,
+        "numbers": numbers,
+        "less": [record for record in numbers if record.compared["time"]["change_pct"] < 0],
+        "beyond": [record for record in late if max(record.compared["time"]["ci95_pct"]) < 0],
+        "different": [record for record in paired if is_different(record, record.compared["time"])],
+        "printed": printed,
+        "printed_different": [record for record in printed if is_different(record, record.printed)],
+        "bare": bare,
+        "recent": [record for record in bare if record.date >= BASELINE_SINCE],
+        "off": [record for record in timed if abs(record.off_pct) > 1],
+        "tested": [record for record in asked if record.test["p"] is not None],
+        "below": [record for record in asked if record.test["below"]],
+        "unshown": [record for record in asked if record.is_unshown],
+        "single": [record for record in asked if record.test["p"] is None],
+        "results": results,
+        "agreeing": [result for result in results if result.is_as_claimed],
+        "passing": [result for result in results if result.passes],
+        "failing": [result for result in results if not result.passes],
+    }
     by_verdict = collections.defaultdict(list)
     for record in paired:
         by_verdict[word(record.compared["verdict"])].append(record)
-    beyond = [record for record in by_verdict["not interleaved"] if max(record.compared["time"]["ci95_pct"]) < 0]
-    points = f"by more than {DIFFERENT_POINTS} points"
-    lines = [  # (what, which, whether they are named)
-        ("rows of track 1 (three of them of record 21) without a log", [r for r in records if not r.rows], True),
-        ("with runs of a baseline in their folder", paired, False),
-        *((f"- {name}", found, True) for name, found in sorted(by_verdict.items())),
-        ("- not interleaved, and faster by more than sessions alone do", beyond, True),
-        (f"- change differs from README's {points}", different, True),
-        ("with the times of a baseline printed in the folder's README, and no logs of it", printed, False),
-        (f"- change differs from README's {points}", [r for r in printed if is_different(r, r.printed)], True),
-        ("with logs and neither", bare, False),
-        (f"- since the rule of the same hardware, {BASELINE_SINCE}", bare_recent, True),
-        ("whose logs are on average more than 1 % off README's time", [r for r in timed if abs(r.off_pct) > 1], True),
-        (f"with two runs or more, since the rule of p < 0.01, {P_SINCE}", tested, False),
-        ("- a mean below 3.28 is not shown", unshown, True),
-        ("with one run since then, which has no p", single, True),
-        ("results of track 3 of which the logs give mean, number of runs and mark again", agreeing(results), False),
-        ("- that do not pass the track's rule at the claimed step", [r for r in results if not r.passes], True),
-    ]
-    rows = [
-        [what, str(len(found)), ", ".join(r.number for r in found) if named else ""] for what, found, named in lines
-    ]
-    counts = {"logs": [r for r in records if r.rows], "paired": paired, "printed": printed, "bare": bare}
-    numbers = [record for record in paired if record.compared["time"]["change_pct"] is not None]
-    counts |= {
-        "numbers": numbers,
-        "less": [r for r in numbers if r.compared["time"]["change_pct"] < 0],
-        "beyond": beyond,
-    }
-    counts |= {"recent": bare_recent, "different": different, "tested": tested, "below": below, "passing": passing}
-    verdicts = "; ".join(f"{len(found)} {name}" for name, found in sorted(by_verdict.items()))
-    words = {"summary": markdown(["", "rows", "which"], rows), "verdicts": verdicts, "num_results": str(len(results))}
-    return words | {f"num_{name}": str(len(found)) for name, found in counts.items()}
+    found = sorted(by_verdict.items())
+    words = {"verdicts": "; ".join(f"{len(group)} {name}" for name, group in found)}
+    words["by_verdict"] = table_rows([f"- {name}", str(len(group)), numbers_of(group)] for name, group in found)
+    words |= {f"which_{name}": numbers_of(group) for name, group in counts.items()}
+    return words | {f"num_{name}": str(len(group)) for name, group in counts.items()}
 
 
-def agreeing(results):
-    return [result for result in results if result.is_as_claimed]
+def numbers_of(records):
+    return ", ".join(record.number for record in records)
 
 
 def is_different(record, change):
@@ -202,22 +192,6 @@ def is_different(record, change):
 
 
 # ---- a track that judges time
-
-
-def table(records):
-    head = [
-        "#",
-        "README",
-        "change",
-        "logs: mean (n)",
-        "against README",
-        "against its baseline [95 %]",
-        "baseline",
-        "verdict",
-        "p",
-    ]
-    known = known_codes(records)
-    return markdown(head, [cells(record, known) for record in records])
 
 
 def cells(record, known):
@@ -230,11 +204,8 @@ def cells(record, known):
     if record.compared:
         owner = known[record.baseline[0]["source_sha256"]]
         owner = UNMATCHED if owner == f"baseline of {record.number}" else owner
-        machine = [
-            interval_text(record.compared["time"]),
-            f"{owner} ({len(record.baseline)})",
-            verdict_cell(record.compared),
-        ]
+        machine = [interval_text(record.compared["time"]), f"{owner} ({len(record.baseline)})"]
+        machine.append(verdict_cell(record.compared))
     elif record.printed:
         machine = [interval_text(record.printed), f"{len(record.claim['printed_s'])} printed times", "no logs of it"]
     p = ""
@@ -242,9 +213,8 @@ def cells(record, known):
         p = f"n = {record.test['n']}" if record.test["p"] is None else p_text(record.test["p"])
         p += " (not shown)" if record.is_unshown else " (before the rule)" * (record.test["below"] is False)
     seconds = f"{record.claim['s']:.{0 if record.claim['s'] >= 1000 else 1}f} s"
-    change, off = (
-        "" if pct is None else f"{pct:+.{n}f} %" for pct, n in ((record.claimed_pct, 2), (record.off_pct, 1))
-    )
+    change = "" if record.claimed_pct is None else f"{record.claimed_pct:+.2f} %"
+    off = "" if record.off_pct is None else f"{record.off_pct:+.1f} %"
     return [record.number, seconds, change, logs, off, *machine, p]
 
 
@@ -258,23 +228,19 @@ def known_codes(records):
 
 
 def gpus_of(rows):
-    gpus = {
-        f"{len(held)} x {held[0]}" if (held := each["gpus"]) else "GPUs unknown"
-        for each in eligibility.settings_of(rows)
-    }
-    return " and ".join(sorted(gpus))
+    gpus = [setting["gpus"] for setting in eligibility.settings_of(rows)]
+    return " and ".join(sorted({f"{len(names)} x {names[0]}" if names else "GPUs unknown" for names in gpus}))
 
 
 def short(gpus):
     return gpus.replace("NVIDIA ", "").replace(" 80GB HBM3", "").replace(" x", "")
 
 
-def notes(records):
+def notes(records, *known):
     """Records or results -> a list of those that have something to say."""
-    known = known_codes(records) if isinstance(records[0], Record) else {}
     lines = []
     for record in records:
-        sentences = [*record.sentences(known), *filter(None, [record.given.get("remark")])]
+        sentences = [*record.sentences(*known), *filter(None, [record.given.get("remark")])]
         pull = record.claim["pull"]
         where = f" ([PR {pull}]({PULLS}{pull}))" if pull else ""
         lines += [f"- **{record.number}**{where}: {' '.join(sentences)}"] * bool(sentences)
@@ -306,35 +272,28 @@ class Result:
         rows = [{"seed": run["seed"], "provenance": "imported", "target_val_loss": judged[0]} for run in self.runs]
         self.decision = target.decide_z(rows, curves, rules)  # a seed a loss
 
-    def sentences(self, known):
+    def sentences(self):
         claim, mean = self.claim, self.mean
         if mean.n != claim["n"]:
             yield f"README counts {counted(claim['n'], 'run')}, the clone holds {mean.n}."
         elif not self.is_as_claimed:
             yield f"README's mean is {claim['mean']}, that of the logs {mean.mean:.5f}."
         if self.decision["n"] < mean.n:
-            counted_as = (
-                f"The {mean.n} runs print {counted(self.decision['n'], 'seed')}, and `judge` counts a seed once"
-            )
-            yield f"{counted_as}: {'pass' if self.decision['passed'] else 'they do not pass for it'}."
+            passed = "they pass" if self.decision["passed"] else "they do not pass"
+            seeds = counted(self.decision["n"], "seed")
+            yield f"The {mean.n} runs print {seeds}, and `judge` counts a seed once: {passed}."
         if claim["mark"] != "✓" and not self.passes:
             yield "README marks it as not passing too (Ⓧ); its rules name the first three results as exceptions."
         if self.first and self.first.step < mean.step:
             yield f"The rule passes {counted(mean.step - self.first.step, 'step')} before the claimed one."
 
 
-def table_of_results(results):
-    head = ["#", "README: steps at mean (n)", "logs: mean (n) there", "margin", "rule there", "first passing", "GPUs"]
-    rows = []
-    for result in results:
-        claim, mean = result.claim, result.mean
-        claimed = f"{claim['steps']} at {claim['mean']} ({claim['n']}) {claim['mark']}"
-        passes = "passes" if result.passes else "does not pass"
-        first, gpus = str(result.first.step) if result.first else "none", ", ".join(map(short, claim["gpus"]))
-        rows.append(
-            [claim["number"], claimed, f"{mean.mean:.5f} ({mean.n})", f"{result.margin_nats:.4f}", passes, first, gpus]
-        )
-    return markdown(head, rows)
+def result_cells(result):
+    claim, mean = result.claim, result.mean
+    claimed = f"{claim['steps']} at {claim['mean']} ({claim['n']}) {claim['mark']}"
+    passes, first = "passes" if result.passes else "does not pass", str(result.first.step) if result.first else "none"
+    logs = [f"{mean.mean:.5f} ({mean.n})", f"{result.margin_nats:.4f}", passes, first]
+    return [claim["number"], claimed, *logs, ", ".join(map(short, claim["gpus"]))]
 
 
 # ---- sessions
@@ -363,8 +322,7 @@ def sessions(records, facts):
     gains = [-record.claimed_pct for record in records if int(record.number.rstrip("bc")) >= 28]
     numbers = {"median": statistics.median(changes), "largest": max(changes), "gain": statistics.median(gains)}
     found = {f"{name}_pct": f"{value:.2f}" for name, value in numbers.items()}
-    table = markdown(["code of", "again in", "change [95 %]", "what else differs"], lines)
-    return found | {"num_sessions": str(len(lines)), "sessions": table}
+    return found | {"num_sessions": str(len(lines)), "sessions": table_rows(lines)}
 
 
 def arm_text(name, rows):
@@ -423,5 +381,5 @@ def p_text(p):
     return f"{p:.4f}" if p >= 1e-4 else f"{p:.0e}"
 
 
-def markdown(head, rows):
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+def table_rows(rows):
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

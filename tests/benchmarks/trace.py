@@ -104,7 +104,7 @@ def _repeated(real, mb, number, folder):
     paths = [Path(folder) / f"rank{index}.json" for index in range(number)]
     for path in Path(folder).glob("*.json"):
         path.unlink()
-    with concurrent.futures.ProcessPoolExecutor(load.processes()) as pool:
+    with concurrent.futures.ProcessPoolExecutor(load.usable_cpus()) as pool:
         list(pool.map(repeat, (real[index % len(real)] for index in range(number)), paths, [mb] * number))
     return paths
 

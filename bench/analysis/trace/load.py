@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.analysis.trace.rank import Collector, Rank
 from bench.analysis.trace.source import NoTrace, Source
+from bench.machine.environment import usable_cpus
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves
 PART_BYTES = PARALLEL_BYTES // 2  # of one file, at least
@@ -31,7 +32,7 @@ def load(path: str | Path, num_parts: int | None = None) -> Rank:
         raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
     if num_parts is None:
         most = MAX_PARTS_OF_GZIP if source.is_gzip else num_bytes(path) // PART_BYTES
-        num_parts = min(processes(), most) if num_bytes(path) >= PARALLEL_BYTES else 1
+        num_parts = min(usable_cpus(), most) if num_bytes(path) >= PARALLEL_BYTES else 1
     if num_parts == 1:
         return _rank(path, [_read(path)])
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
@@ -83,10 +84,10 @@ def over_files(work: Callable[..., Any], paths: Sequence[str | Path], *given: An
     work is a function of a module; num_parts: as load() has it.  This process has its share of the files too: another
     one would cost a start and the memory of its modules.
     """
-    if len(paths) == 1 or processes() == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
+    if len(paths) == 1 or usable_cpus() == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
         yield from (work(path, None, *given) for path in paths)
         return
-    num = min(processes(), len(paths))
+    num = min(usable_cpus(), len(paths))
     largest_first = sorted(range(len(paths)), key=lambda index: -num_bytes(paths[index]))
     own = set(largest_first[num - 1 :: num])  # the smallest of every num
     with _pool(num - 1) as pool:
@@ -99,11 +100,6 @@ def over_files(work: Callable[..., Any], paths: Sequence[str | Path], *given: An
 def num_bytes(path: str | Path) -> int:
     """Approximate bytes of JSON in a file; estimated for a compressed one."""
     return os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1)
-
-
-def processes() -> int:
-    """How many may run here at once: the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load_one(path: str | Path, num_parts: int | None) -> Rank:

@@ -8,10 +8,8 @@ string: a quote there is escaped, and after the quote that ends a string no word
 import collections
 import os
 import re
-import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
@@ -74,16 +72,17 @@ class Source:
 
     def _unzipped(self) -> Iterator[bytes]:
         """Blocks of the decompressed stream, several members too; a cut or damaged one ends with .cut."""
-        inflate, failed = _inflater()
+        from isal import isal_zlib  # twice as fast as zlib
+
         num_packed = num_bytes = 0
         with open(self.path, "rb") as file:
-            engine = inflate()
+            engine = isal_zlib.decompressobj(31)
             while packed := file.read(BLOCK_BYTES // 4):
                 num_packed += len(packed)
                 while packed:
                     try:
                         block = engine.decompress(packed, BLOCK_BYTES)  # never more: a megabyte may hold a gigabyte
-                    except failed as error:
+                    except isal_zlib.error as error:  # type: ignore[misc]  # its stubs take the class for an instance
                         self.cut = f"the compressed data are damaged ({error})"
                         return
                     num_bytes += len(block)
@@ -97,7 +96,7 @@ class Source:
                     packed = engine.unconsumed_tail
                     if engine.eof:
                         packed = engine.unused_data if engine.unused_data.strip(b"\0") else b""
-                        engine = inflate() if packed else engine
+                        engine = isal_zlib.decompressobj(31) if packed else engine
             if not engine.eof:
                 self.cut = "the compressed data end early"
 
@@ -181,15 +180,6 @@ class Source:
                 return at + match.end()
             at, rest = at + max(0, len(rest) - 4096), rest[-4096:]
         return None
-
-
-def _inflater() -> tuple[Callable[[], Any], Any]:
-    """(maker of a decompressor of gzip streams, its error): isal's is twice as fast as zlib's."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return (lambda: zlib.decompressobj(31)), zlib.error
-    return (lambda: isal_zlib.decompressobj(31)), isal_zlib.error
 
 
 def _last_boundary(data: bytes, new_from: int) -> tuple[int, int] | None:
