@@ -231,8 +231,17 @@ def test_a_record_that_is_refused_is_not_accepted_as_a_log_either(logs, capsys, 
     assert "steps" not in leaderboard.by_track(index.read_rows([tmp_path / "results"]))
     with pytest.raises(ValueError, match="records and logs together"):
         judge.main([str(record), str(imported)])
-    with pytest.raises(ValueError, match="--track steps: these records were made on track cpu_nano"):
+    with pytest.raises(ValueError, match="--track steps: .* is on track cpu_nano, and was made to its rules"):
         judge.main(["--track", "steps", str(record)])
+
+
+def test_a_record_that_calls_itself_imported_is_no_log_where_the_ledger_knows_it(logs, capsys, tmp_path):
+    results = claimed.Results(tmp_path / "results")
+    record = results.add(0, val_loss=2.9, overrides=["data.seq_len=64"])
+    run = json.loads((record / "run.json").read_text())
+    (record / "run.json").write_text(json.dumps(run | {"provenance": "imported"}))
+    _, rules = judged(capsys, record, code=1)
+    assert {"nothing that the track fixes was changed", "every record matches the ledger"} <= set(failures(rules))
 
 
 def test_a_log_whose_track_nothing_names_asks_for_one(logs):

@@ -32,10 +32,12 @@ class Run:
     name: str  # "<track>/<run_id>", as in the ledger
     folder: Path
     record: Record
+    is_log: bool  # another program's log is all that is known of it; no run that the ledger has as started
 
     @classmethod
     def read(cls, book: ledger.Ledger, folder: Path) -> "Run":
-        return cls(ledger.name_of(book.results, folder), folder, run_folder.read(folder))
+        name, record = ledger.name_of(book.results, folder), run_folder.read(folder)
+        return cls(name, folder, record, record.get("provenance") == "imported" and name not in book.runs)
 
     @property
     def race_id(self) -> str | None:
@@ -45,11 +47,6 @@ class Run:
     def arm(self) -> str:
         """Its name in the race; "" without one."""
         return (self.record.get("race") or {}).get("arm") or ""
-
-    @property
-    def is_log(self) -> bool:
-        """Whether another program's log is all that is known of it."""
-        return self.record.get("provenance") == "imported"
 
     @functools.cached_property
     def val_losses(self) -> dict[int, float]:
@@ -211,7 +208,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     """A claim of these run folders.  Discarded warm-up runs among them are left out.
 
     book: their ledger.Ledger, if it has been read; else the nearest one, upwards, which they must share.
-    track: that of logs, which do not say it; None: the one that the runs have.
+    track: that of logs, which do not say it; None, and of records: the one that the runs have.
     ValueError where nothing can be claimed.
     """
     paths = [Path(folder).absolute() for folder in folders]
@@ -227,8 +224,6 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     found = {track} if track and of_logs == {True} else found
     if len(found) > 1:
         raise ValueError(f"runs of {len(found)} tracks, {', '.join(sorted(found))}: name runs of one track")
-    if track and found != {track}:
-        raise ValueError(f"--track {track}: these records were made on track {found.pop()}, and keep to its rules")
     track = found.pop()
     if of_logs == {True} and track not in (known := groups.choices("track")):
         raise ValueError(f"a log does not name its track: add --track and one of {', '.join(known)}")

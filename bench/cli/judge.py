@@ -37,8 +37,12 @@ def _judged(args: argparse.Namespace, folder: Path) -> int:
     claimed = _claims(args.runs, args.track, folder / "runs")
     verdicts = []
     for name, claim in claimed:
+        if args.track not in (None, claim.track):
+            raise ValueError(f"--track {args.track}: {name} is on track {claim.track}, and was made to its rules")
         if args.against:
-            ((_, claim.against),) = _claims(args.against, claim.track, folder / "against")
+            (_, claim.against), *others = _claims(args.against, claim.track, folder / "against")
+            if others:
+                raise ValueError(f"--against {args.against[0]}: a race of several candidates; name one, RACE:B")
         if args.claim and claim.is_of_logs:
             raise ValueError(f"--claim {args.claim}: a claim needs records and their ledger; these are logs")
         checked = rulebook.check(claim, args.replayed)

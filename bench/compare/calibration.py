@@ -7,7 +7,9 @@ not kept, and one that was kept before is not used.
 """
 
 import contextlib
+import itertools
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -15,7 +17,7 @@ from bench.base import stats
 from bench.base.paths import results_root
 from bench.base.reading import json_file
 from bench.compare import eligibility, verdict
-from bench.compare.effects import MIN_FLOOR_PCT
+from bench.compare.effects import DRIFT_PCT, MIN_FLOOR_PCT, SESSION_DRIFT_PCT
 from bench.record.race_folder import TODAYS_FLAGS
 from bench.record.rows import Row
 
@@ -157,6 +159,30 @@ def find_for_rows(rows: list[Row]) -> Found | None:
     """find() for rows that share one session; None if they do not."""
     sessions, ids = {row["session_id"] for row in rows}, {row["comparability_id"] for row in rows}
     return find(sessions.pop(), ids.pop() if len(ids) == 1 else None) if len(sessions) == 1 else None
+
+
+def drift_pct(history: Iterable[Row], is_one_session: bool) -> float:
+    """By how much the machine alone may move the mean of an arm that ran at another time than the other.
+
+    The largest difference that repeats of one config and code show among the rows: between the halves of a session in
+    order of time, or between sessions; at least what public logs show (DRIFT_PCT, SESSION_DRIFT_PCT).
+    """
+    repeats: dict[tuple[str | None, ...], dict[str | None, list[Row]]] = {}
+    for row in history:
+        if eligibility.is_timed(row) and row["started_at"] and not row["machine_doubts"]:
+            of_code = repeats.setdefault((row["config_id"], row["source_sha256"], row["device"]), {})
+            of_code.setdefault(row["session_id"], []).append(row)
+    differences = [DRIFT_PCT if is_one_session else SESSION_DRIFT_PCT]
+    for by_session in repeats.values():
+        groups = [sorted(rows, key=lambda row: row["started_at"] or "") for rows in by_session.values()]
+        if is_one_session:
+            pairs = [(rows[: len(rows) // 2], rows[(len(rows) + 1) // 2 :]) for rows in groups if len(rows) >= 4]
+        else:
+            pairs = [pair for pair in itertools.combinations(groups, 2) if min(map(len, pair)) >= 2]
+        for pair in pairs:
+            first, second = (stats.mean(map(math.log, eligibility.times_s(rows))) for rows in pair)
+            differences.append(_pct(abs(second - first)))
+    return max(differences)
 
 
 def has_only_suspect(rows: list[Row]) -> bool:

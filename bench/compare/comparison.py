@@ -20,7 +20,8 @@ from bench.compare.selection import Arm, called
 from bench.compare.verdict import Comparison, Difference
 from bench.config import schema
 from bench.config.typed import leaves
-from bench.record import certificates, ledger, race_folder, run_folder, step_files
+from bench.record import certificates, index, ledger, race_folder, run_folder, step_files
+from bench.record.rows import Row
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
@@ -80,6 +81,7 @@ def _compared(
         "losses_ids": [[columns and step_files.losses_id(columns) for columns in of_arm] for of_arm in losses],
         "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
+        "drift_pct": lambda is_one_session: calibration.drift_pct(_history(a, b), is_one_session),
     } | options
     compared = verdict.compare_rows(a.rows, b.rows, **options)
     compared["about"] = [about for _, about in callings]
@@ -137,6 +139,12 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
             weight *= math.exp(min(0.0, log_e))
     counts = {name: found[name] for name in (*VERDICTS, "none") if found[name]}
     return Earlier(counts, weight if "on" in plan else 1.0) if found else None  # older plans knew of no such rule
+
+
+def _history(a: Arm, b: Arm) -> list[Row]:
+    """Rows of all runs in the folders of tracks that these runs lie in; logs lie in none."""
+    tracks = {Path(folder).parent for arm in (a, b) for folder in arm.folders if folder}
+    return [row for _, row in index.read_rows(sorted(tracks), lambda message: None)]
 
 
 def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ and loss stand below it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -103,6 +103,9 @@ class Options:
     loss_margin_nats: float | None = None  # None: the plan's
     force: bool = False  # numbers although the runs are not comparable, still without a verdict
     differing: Sequence[Difference] = ()
+    # whether both arms ran in one session -> what the machine alone may do to arms that took no turns; None: what
+    # public logs show
+    drift_pct: Callable[[bool], float] | None = None
     on: str | None = None  # one of questions.QUESTIONS; None: the plan's, or time
     earlier_weight: float = 1.0  # by which earlier races of these arms lower alpha
     unplanned_look: bool = False  # the race had an interim look that its plan has not
@@ -132,7 +135,9 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else rules.equivalence_margin_pct
     drift_pct = None
     if eligibility.NOT_INTERLEAVED & set(answer.flags):
-        drift_pct = effects.SESSION_DRIFT_PCT if "session-unknown" in answer.flags else effects.DRIFT_PCT
+        is_one_session = "session-unknown" not in answer.flags
+        least_pct = effects.DRIFT_PCT if is_one_session else effects.SESSION_DRIFT_PCT
+        drift_pct = given.drift_pct(is_one_session) if given.drift_pct else least_pct
     judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha, designed, drift_pct
     target_val_loss = _first(given.target_val_loss, _common(arms, "target_val_loss"))
     margin_nats: float = _first(given.loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)

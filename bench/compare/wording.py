@@ -207,8 +207,9 @@ def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
     if verdict == "equivalent":
         return f"{b} is as fast as {a}: {change} is inside the margin of {time['margin_pct']:g} % ({numbers})"
     if verdict == "not_interleaved":
-        why = "one machine" if time["drift_pct"] == effects.DRIFT_PCT else "two sessions or machines"
-        drift = f"widened by the {time['drift_pct']:g} % that {why} alone can make"
+        unknown = "session-unknown" in comparison["flags"]
+        by = f"the {text_table.two_digits(time['drift_pct'])} % that repeats of one code differ by"
+        drift = f"widened by {by} {'between sessions' if unknown else 'within a session'}"
         edges = interval(time["ci95_pct"], 2, " %")
         return f"{b} against {a}: {change} (interval {edges}, {drift}): ./run.sh race interleaves them"
     return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(comparison)}"
@@ -246,7 +247,7 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
     if num_rounds := time.get("rounds"):
         clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
         sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")
-    if (again := time.get("baseline")) and again["ci95_pct"]:
+    if (again := time.get("baseline")) and again["ci95_pct"] and min(again["n"]) > 2:
         edges = interval(again["ci95_pct"], 2, " %")
         name = comparison["arms"][0]
         sentences.append(f"{name} against itself, even and odd rounds: {again['change_pct']:+.2f} % ({edges})")
