@@ -108,7 +108,7 @@ def test_cuda_is_timed_by_events_around_the_calls(monkeypatch):
     def work():
         clock_ms[0] += 2.0
 
-    assert works.CudaTimer().seconds(work, 3) == pytest.approx(6e-3)
+    assert works.Timer("cuda").seconds(work, 3) == pytest.approx(6e-3)
 
 
 def test_a_launch_is_timed_by_the_host_and_waits_once_a_call_or_once_a_block(monkeypatch):

@@ -5,8 +5,10 @@ installs, which has the same folders and is never written to.  CODE is where thi
 or a read-only copy of it (bench/machine/code_copy.py), whose processes get REPO from the variable CHECKOUT.
 """
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 CHECKOUT = "SPEEDRUN_CHECKOUT"
@@ -24,6 +26,19 @@ PUBLISHED = "published"  # in results/, copies for git: skipped when a results f
 def working_folder() -> str:
     """What the user's relative paths start from."""
     return os.environ.get("SPEEDRUN_CWD", os.getcwd())
+
+
+@contextlib.contextmanager
+def variables(own: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables of this process, and of what it starts, while this block lasts."""
+    before = {name: os.environ[name] for name in own if name in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own.keys() - before.keys():
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def user_path(word: str | Path) -> Path:

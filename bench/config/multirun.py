@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
-from bench.base.paths import CHECKOUT, REPO
+from bench.base.paths import CHECKOUT, REPO, variables
 from bench.config import compose, groups, overrides, schema
 from bench.config.overrides import is_of_hydra, plain
 
@@ -179,17 +179,9 @@ def _importable() -> Iterator[None]:
     """In this block processes that a launcher starts find this program's modules, wherever they stand."""
     python_path = os.pathsep.join(filter(None, [str(REPO), compose.OURS, os.environ.get("PYTHONPATH")]))
     ours = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}  # the latter for workers of a program that is a copy's
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="hydra_plugins")  # other people's plugins, on today's Python
-            yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    with variables(ours), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="hydra_plugins")  # other people's plugins, on today's Python
+        yield
 
 
 def _app(machine: schema.Machine | None) -> Any:

@@ -9,7 +9,6 @@
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.base import atomic
-from bench.base.paths import REPO, project_folder, published_root, shown
+from bench.base.paths import REPO, project_folder, published_root, shown, variables
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are
@@ -102,18 +101,7 @@ def printed(command: str, table: Table) -> str:
     if verb != "table" or {"--check", "--write"} & set(argv):
         raise ValueError(f"./run.sh {command}: only what ./run.sh table prints can be written again")
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), _standing_in(project_folder()):
+    with contextlib.redirect_stdout(out), variables({"SPEEDRUN_CWD": str(project_folder())}):
         if table([*argv, *(["--md"] if "--md" not in argv else [])]):
             raise ValueError(f"./run.sh {command}: it fails, so that the table cannot be written")
     return out.getvalue()
-
-
-@contextlib.contextmanager
-def _standing_in(folder: Path) -> Iterator[None]:
-    """Folders named in a file are the repository's, from wherever the check was called."""
-    before = os.environ.get("SPEEDRUN_CWD")
-    os.environ["SPEEDRUN_CWD"] = str(folder)
-    try:
-        yield
-    finally:
-        os.environ.pop("SPEEDRUN_CWD") if before is None else os.environ.update(SPEEDRUN_CWD=before)

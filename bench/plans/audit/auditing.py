@@ -4,17 +4,16 @@ They lie in results/.audits/, with a ledger of their own, each marked as an audi
 a run of the track.  audit.json beside the audited record says how it ended.
 """
 
-import contextlib
 import dataclasses
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from bench.base import utc
-from bench.base.paths import REPO, results_root
+from bench.base.paths import REPO, results_root, variables
 from bench.base.reading import plain_file, yaml_file
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
@@ -114,7 +113,8 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
             return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
         about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **facts}
         say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
-        with _elsewhere(Path(made)):
+        folders = {"SPEEDRUN_RESULTS": results_root() / AUDITS_FOLDER, "SPEEDRUN_DATA": Path(made)}
+        with variables({name: str(path.absolute()) for name, path in folders.items()}):
             audited = launcher.launch(
                 dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], plan={"audit": about}
             )
@@ -126,22 +126,6 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
         return {"outcome": DOUBTED, "why": why, "run": name}
     nats = [row["val_loss"] for row in step_files.read(audited["folder"]) if row["val_loss"] is not None]
     return counterfactual.verdict(kind, facts, run["metrics"]["val_loss"], nats) | {"run": name}
-
-
-@contextlib.contextmanager
-def _elsewhere(data: Path) -> Iterator[None]:
-    """Records and data of what is launched meanwhile lie in folders of the audit's own."""
-    own = {"SPEEDRUN_RESULTS": str((results_root() / AUDITS_FOLDER).absolute()), "SPEEDRUN_DATA": str(data.absolute())}
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def contestants(folders: Sequence[Path]) -> list[Path]:

@@ -77,6 +77,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
     settings = plan.parse_request([word for word in arguments if "=" in word and word not in given])
     if "on" in settings:
         raise ValueError(f"on={settings['on']}: a ladder asks for the time to its own target: leave it out")
+    if "sequential" in settings:
+        raise ValueError("n=auto: each change of a ladder is judged once, after all runs: give n=3 or more")
     if settings.pop("arms"):
         raise ValueError(
             "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"

@@ -81,7 +81,7 @@ class Measurement:
         self._until_s = min(time.monotonic() + question["limit_s"], question["until_s"])
         self._folder, self._device_type, self._num_threads = folder, question["device"], question["num_threads"]
         self._ranks = distributed.start(self._device_type, COLLECTIVE_TIMEOUT_S)
-        self._timer: works.Timer = works.CudaTimer() if self._device_type == "cuda" else works.HostTimer()
+        self._timer = works.Timer(self._device_type)
         self._under_load: dict[str, Any] = {}
 
     def answer(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import distributed as dist
@@ -17,7 +17,7 @@ from bench.base import stats
 from bench.base.units import GIB, KIB, MIB, format_bytes
 from bench.machine.passport import kept
 from bench.machine.passport.kept import UNIT, Figure, bus_bytes
-from bench.training import distributed
+from bench.training import clock, distributed
 
 NUM_SAMPLES, MIN_SAMPLES = 5, 2  # of a round
 GPU_PRECISIONS = ("bfloat16", "tf32", "float16", "float32", "float8")
@@ -95,39 +95,22 @@ def cases_of_ranks(device_type: str, world_size: int) -> list[Case]:
     return [Case("collective", name, num_bytes=size, world_size=world_size) for size, name in sized]
 
 
-class Timer(Protocol):
-    """device_type: cuda or cpu; seconds(): of num_calls calls of work on the device, from the first to the end."""
+class Timer:
+    """Times work by the device's own clock: on a GPU with events before and after."""
 
-    device_type: str
-
-    def seconds(self, work: Callable[[], object], num_calls: int) -> float: ...
-
-
-class HostTimer:
-    """Work that is done when it returns."""
-
-    device_type = "cpu"
+    def __init__(self, device_type: str) -> None:
+        self.device_type, self._marks = device_type, clock.marks_for(device_type)
 
     def seconds(self, work: Callable[[], object], num_calls: int) -> float:
-        started_ns = time.perf_counter_ns()
+        """Of num_calls calls of work, from the first to the end."""
+        first = self._marks.mark()
         for _ in range(num_calls):
             work()
-        return (time.perf_counter_ns() - started_ns) / 1e9
-
-
-class CudaTimer:
-    """Times calls by the GPU's own clock, with events before and after."""
-
-    device_type = "cuda"
-
-    def seconds(self, work: Callable[[], object], num_calls: int) -> float:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(num_calls):
-            work()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3  # ms
+        last = self._marks.mark()
+        self._marks.wait(last)
+        spent_ms = self._marks.ms_between(first, last)
+        self._marks.free(first, last)
+        return spent_ms / 1e3
 
 
 def call_seconds(

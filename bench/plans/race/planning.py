@@ -32,11 +32,8 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     commits = check(request)
     wanted = request.pop("arms")
     settings = {"n": plan.N, **request}
-    prefix = f"facts-{secrets.token_hex(4)}-"
-    with worktrees.checked_out(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
-        code_and_overrides = {
-            name: (paths.get(f"{prefix}{name}", REPO), arm["overrides"]) for name, arm in wanted.items()
-        }
+    with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
+        code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}
         facts = arm_process.facts_of_arms(code_and_overrides, results)
     arms = {name: wanted[name] | {key: known[key] for key in KEPT if key in known} for name, known in facts.items()}
     first = next(iter(facts.values()))

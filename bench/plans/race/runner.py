@@ -42,12 +42,10 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
             with (
-                worktrees.checked_out(
-                    REPO, {f"{race.race_id}-{name}": commit for name, commit in commits.items()}
-                ) as paths,
+                worktrees.checked_out(REPO, commits, f"{race.race_id}-") as paths,
                 code_copy.held(REPO) as code,  # so that the checkout may be edited while it races
             ):
-                folders = {name: paths.get(f"{race.race_id}-{name}", code) for name in race.plan["arms"]}
+                folders = {name: paths.get(name, code) for name in race.plan["arms"]}
                 if not is_new:
                     planning.agree_on_machine(_refuse_changes(race, folders), anyway)
                 if show:

@@ -65,13 +65,13 @@ def remove(repo: Path | str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def checked_out(repo: Path | str, commits: Mapping[str, str]) -> Iterator[dict[str, Path]]:
-    """{name: commit} -> {name: path of its worktree}, for as long as this block lasts.  ValueError: git refuses."""
+def checked_out(repo: Path | str, commits: Mapping[str, str], prefix: str = "") -> Iterator[dict[str, Path]]:
+    """{name: commit} -> {name: path of its worktree prefix + name}, while this block lasts.  ValueError of git."""
     made = {}
     try:
         for name, commit in commits.items():
-            made[name] = add(repo, name, commit)
+            made[name] = add(repo, prefix + name, commit)
         yield made
     finally:
         for name in made:
-            remove(repo, name)
+            remove(repo, prefix + name)
