@@ -234,6 +234,9 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
         "runs-excluded": bool(comparison["excluded"]) and comparison["comparable"],
         "one-clock": sum(map(clocks.has_outside_clock, arms)) == 1,
+        "one-compilation": comparison["comparable"]
+        and any(row["compile_s"] for row in rows)
+        and ((given.plan or {}).get("compilations") or 1) == 1,
         "baseline-unsteady": effects.differs_from_itself(comparison["time"]),
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),

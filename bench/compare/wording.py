@@ -33,6 +33,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
+    "one-compilation": "the runs of an arm share a compilation: its luck counts as a change; race with compilations=3",
     "baseline-unsteady": "the baseline differs from itself: its runs in even rounds from those in odd ones",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",

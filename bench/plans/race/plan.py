@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.base.stats import ALPHA
 from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
-from bench.plans.race.question import QUESTIONS
 
 SCHEMA_VERSION = 1
 N = 5  # runs an arm; a record needs what its track says
