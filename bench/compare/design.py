@@ -190,7 +190,8 @@ def fit(
     log_e = None if of_e.t is None or of_e.df is None else log_e_value(of_e.t, of_e.df, shrinkage)
     if design.is_sequential and log_e is not None:
         test = test._replace(p=min(1.0, math.exp(-log_e)))
-    p_flips = flips_p(differences) if 2 / 2 ** len(differences) < alpha else None
+    sample = groups or differences
+    p_flips = flips_p(sample) if 2 / 2 ** len(sample) < alpha else None
     return Fit(
         test, blocked.middle, len(complete), blocked.num_clipped, p_flips, log_e, shrinkage, design.is_sequential
     )
