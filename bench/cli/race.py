@@ -10,14 +10,13 @@ blocks, planned before the first run.  Results stay hidden until the race ends. 
 """
 
 import argparse
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 from bench.base.paths import results_root, shown
 from bench.cli import arguments, compare
-from bench.config import groups
+from bench.config import groups, schema
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, plan, planning, runner, state
@@ -73,10 +72,8 @@ def check(argv: list[str]) -> None:
             raise ValueError(f"{name}: {error}") from None
     for config in configs.values():
         planning.refuse_laxer(config.track.name, wanted)
-    for (name_a, config), (other, other_config) in itertools.combinations(configs.items(), 2):
-        if config == other_config and not args.anyway:
-            same = "are the same config: ./run.sh calibrate measures what noise does, --anyway races them"
-            raise ValueError(f"{name_a} and {other} {same}")
+    if not args.anyway:
+        planning.refuse_identical({name: {"config_id": schema.config_id(config)} for name, config in configs.items()})
 
 
 def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:

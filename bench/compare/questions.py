@@ -12,7 +12,12 @@ from bench.compare import effects, eligibility
 from bench.compare.clocks import Arms
 from bench.record.rows import Row
 
-QUESTIONS = ("time", "loss", "time_to_target", "steps_to_target")
+QUESTIONS = {  # word of on=: what it asks
+    "time": "time, at equal losses",
+    "loss": "loss, at equal steps",
+    "time_to_target": "time to the target loss",
+    "steps_to_target": "steps to the target loss",
+}
 FIRM = ("faster", "slower", "better", "worse", "equivalent")  # verdicts that decide
 LOSS_AT_STEPS = "loss_at_equal_steps"
 LOSS_AT_TIME = "loss_at_equal_time"

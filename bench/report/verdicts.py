@@ -17,7 +17,7 @@ from typing import Any
 from bench.analysis.diagnosis import between_runs
 from bench.base import text_table
 from bench.base.text_table import counted
-from bench.compare import wording
+from bench.compare import questions, wording
 from bench.compare.selection import Arm
 from bench.report import curves, run_page
 from bench.web import document, forest
@@ -162,9 +162,10 @@ def basis(against: Against) -> list[Block]:
         lines = (
             [f"{whom}comparable: {'yes' if comparison['comparable'] else 'NO'}"] if "comparable" in comparison else []
         )
-        lines += (
-            [f"compared: {comparison['kind_words']}"] if comparison.get("kind_words") else []
-        )  # an older race.json has none
+        if comparison.get("on"):  # an older race.json has none, as of the next
+            lines.append(f"question: {questions.QUESTIONS[comparison['on']]}")
+        if comparison.get("kind_words"):
+            lines.append(f"compared: {comparison['kind_words']}")
         if (floor_pct := (comparison.get("time") or {}).get("floor_pct")) is not None:
             kept = comparison.get("calibration")
             source = f"calibrated, {kept['file']}" if kept else "not calibrated"

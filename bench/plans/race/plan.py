@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.base.stats import ALPHA
 from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
-from bench.plans.race.question import QUESTIONS
 
 SCHEMA_VERSION = 1
 N = 5  # runs an arm; a record needs what its track says
@@ -37,10 +37,6 @@ RULES = {
 }
 AUTO = re.compile(r"auto:(\d+)-(\d+)")
 FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer say little about how much one differs from the next
-KEPT = (  # of the settings, as they are in the plan
-    *("on", "why_on", "looks", "sequential", "compilations", "alpha", "loss_margin_nats", "equivalence_margin_pct"),
-    "order_seed",
-)
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
@@ -127,11 +123,9 @@ def make(
     given = DEFAULTS | settings
     given["looks"] = _looks(n, given["looks"], given["sequential"])
     _check(list(arms), n, given)
-    plan = {"schema_version": SCHEMA_VERSION, "name": given["name"], "made_at": made_at, "track": given["track"]}
-    plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
-    plan |= {key: given[key] for key in KEPT}
+    plan = {"schema_version": SCHEMA_VERSION, "made_at": made_at, "baseline": next(iter(arms)), "n": n} | given
+    plan |= {"arms": arms, "rules": RULES} | ({} if ladder is None else {"ladder": ladder})
     plan["order"] = order(list(arms), n, *(given[key] for key in ("first_seed", "order_seed", "compilations")))
-    plan |= {"rules": RULES, "session_id": given["session_id"]} | ({} if ladder is None else {"ladder": ladder})
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
     return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
 

@@ -42,7 +42,7 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
     refuse_laxer(first["track"], settings)
     if not anyway:
-        _refuse_identical(facts)
+        refuse_identical(facts)
         _refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
     if "on" in settings:
         settings["why_on"] = None
@@ -122,9 +122,10 @@ def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{word}={value:g}: track {track} allows at most {limit:g}: {remedy}")
 
 
-def _refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
+def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """ValueError for two arms of one config and, as far as it is known, one code."""
     for (name, known), (other_name, other) in itertools.combinations(facts.items(), 2):
-        if all(known[key] == other[key] for key in ("config_id", "source_sha256")):
+        if all(known.get(key) == other.get(key) for key in ("config_id", "source_sha256")):
             same = f"are the same config ({known['config_id']}) and code and differ by noise alone"
             raise ValueError(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
 

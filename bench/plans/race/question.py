@@ -7,13 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.compare.eligibility import AMOUNTS
+from bench.compare.questions import QUESTIONS
 
-QUESTIONS = {  # word of on=: what it asks
-    "time": "time, at equal losses",
-    "loss": "loss, at equal steps",
-    "time_to_target": "time to the target loss",
-    "steps_to_target": "steps to the target loss",
-}
 OF_TRACK = {"time": ("time", "time_to_target"), "steps": ("steps_to_target",)}  # that answer what a track judges
 Facts = Mapping[str, Mapping[str, Any]]
 

@@ -211,12 +211,9 @@ def as_json(
         "plan_sha256": plan.sha256(known),
         "arms": arms,
         "order": [
-            {
-                **{key: getattr(slot, key) for key in ("position", "arm", "seed", "discarded", "compilation")},
-                "run": slot.attempts[-1][0] if slot.is_done else None,
-                "status": slot.status,
-            }
-            for slot in state.slots
+            {"position": slot.position, **turn, "run": slot.attempts[-1][0] if slot.is_done else None}
+            | {"status": slot.status}
+            for slot, turn in zip(state.slots, known["order"], strict=True)
         ],
         "looks": state.looks,
         "unplanned_look": state.has_unplanned_look,
