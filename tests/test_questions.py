@@ -165,9 +165,9 @@ BELOW = below(True, True)
     ],
 )
 def test_why_steps_to_a_target_cannot_be_compared(a, b, of_losses, why):
-    steps = questions.steps_to((a, b), of_losses)
+    steps = questions.steps_to((a, b), of_losses, 0.05)
     assert steps["why"] == why or why in steps["why"]
-    assert why is None or questions.of_steps(steps, 0.05) == "inconclusive"
+    assert why is None or questions.of_steps(steps, is_at_a_look=True) == "inconclusive"
     expected = [sum(row["num_steps"] for row in rows) / len(rows) if rows else None for rows in (a, b)]
     assert steps["mean"] == expected
 
@@ -184,10 +184,11 @@ def test_why_steps_to_a_target_cannot_be_compared(a, b, of_losses, why):
     ],
 )
 def test_the_verdict_on_steps_to_a_target(a, b, verdict):
-    steps = questions.steps_to([[stopped(num) for num in of_arm] for of_arm in (a, b)], BELOW)
-    assert questions.of_steps(steps, 0.05) == verdict
+    steps = questions.steps_to([[stopped(num) for num in of_arm] for of_arm in (a, b)], BELOW, 0.05)
+    assert questions.of_steps(steps, is_at_a_look=True) == verdict
+    assert questions.of_steps(steps, is_at_a_look=False) == "inconclusive"
     assert steps["p"] == stats.welch(a, b).p  # None where every run of an arm takes as many
-    assert questions.of_steps(None, 0.05) == "inconclusive"
+    assert questions.of_steps(None, is_at_a_look=True) == "inconclusive"
 
 
 def test_the_sentence_on_steps_to_a_target():
@@ -202,6 +203,30 @@ def test_the_sentence_on_steps_to_a_target():
     why = "the mean val_loss of both arms is not shown to be below the target 4.24"
     assert (above["verdict"], above["words"]) == ("inconclusive", f"steps to the target: 4 and 3, not compared: {why}")
     assert compare(a, b)["steps_to_target"] is None  # nobody asked
+    early = compare(a, b, plan={"n": 6, "on": "steps_to_target"})
+    assert (early["verdict"], early["words"][:42]) == ("inconclusive", "no verdict: 5 and 5 runs were started, the")
+
+
+def test_the_looks_and_the_candidates_of_a_race_share_the_alpha_of_its_steps():
+    """100 against 96.4 +- 2 steps have p = 0.025."""
+    goal = {"target_val_loss": 4.5, "stop_at_target": True}
+    a, b = raced(FAST, SLOW, A_LOSSES, A_LOSSES, goal=goal)
+    for runs, all_steps in ((a, [98, 99, 100, 101, 102]), (b, [94, 95, 96, 98, 99])):
+        for run, num_steps in zip(runs, all_steps, strict=True):
+            run["metrics"] = run["metrics"] | {"num_steps": num_steps, "target_reached": True}
+    plan = {"n": 5, "on": "steps_to_target"}
+    alone = compare(a, b, plan=plan)
+    assert 0.0125 < alone["steps_to_target"]["p"] < 0.025 and alone["verdict"] == "better"
+    looks = {"looks": [2, 3, 4, 5], "sequential": {"first": 2, "last": 5}}
+    found = compare(a, b, plan=plan | looks)
+    assert (found["verdict"], found["steps_to_target"]["alpha"], found["time"]["alpha"]) == (
+        "inconclusive",
+        0.0125,
+        0.05,
+    )
+    others = {name: [run | {"run_id": f"{run['run_id']}-{name}"} for run in b] for name in "CDE"}
+    for found in compare_arms({"A": a, "B": b, **others}, plan=plan).values():
+        assert (found["verdict"], found["steps_to_target"]["alpha"]) == ("inconclusive", 0.0125)
 
 
 # ---- exit codes

@@ -51,7 +51,7 @@ class Fit(NamedTuple):
     middle: float  # of the logs: the adjusted means of A and B are middle -+ difference / 2
     num_rounds: int | None = None  # complete ones, compared within blocks; None: Welch's test, without blocks
     num_clipped: int = 0  # runs whose residuals were clipped
-    p_flips: float | None = None  # of the sign-flip test; None: too few rounds for a p below alpha, or compilations
+    p_flips: float | None = None  # of the sign-flip test; None: no p below alpha is possible with so few rounds
     log_e: float | None = None  # log e-value against no difference; None: without blocks
     shrinkage: float = math.inf  # 1 + variance of the prior over that of the estimate
     is_sequential: bool = False
@@ -191,8 +191,8 @@ def fit(
     log_e = None if of_e.t is None or of_e.df is None else log_e_value(of_e.t, of_e.df, shrinkage)
     if design.is_sequential and log_e is not None:
         test = test._replace(p=min(1.0, math.exp(-log_e)))
-    can_flip = groups is None and 2 / 2 ** len(differences) < alpha  # what a compilation shares has one sign
-    p_flips = flips_p(differences) if can_flip else None
+    sample = groups or differences
+    p_flips = flips_p(sample) if 2 / 2 ** len(sample) < alpha else None
     return Fit(
         test, blocked.middle, len(complete), blocked.num_clipped, p_flips, log_e, shrinkage, design.is_sequential
     )
