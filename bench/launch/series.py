@@ -66,11 +66,11 @@ class Series:
     def __enter__(self) -> Self:
         self._opened_s = time.monotonic()
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
-        how_long = format_about_s(left_s) or "the duration is known after the first"
-        if self._fewest is not None and num_left > (least := max(1, self._fewest - self._num_done)):
-            say("plan", f"{least} to {counted(num_left, 'run')}, {how_long} for all of them")
-        else:
-            say("plan", f"{counted(num_left, 'run')}, {how_long}{self._in_budget()}")
+        least = num_left if self._fewest is None else max(1, self._fewest - self._num_done)
+        how_many, for_all = (f"{least} to ", " for all of them") if least < num_left else ("", "")
+        about = format_about_s(left_s)
+        how_long = f"{about}{for_all}" if about else "the duration is known after the first"
+        say("plan", f"{how_many}{counted(num_left, 'run')}, {how_long}{self._in_budget()}")
         self.bars.__enter__()
         return self
 
