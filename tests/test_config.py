@@ -87,7 +87,7 @@ def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
         ("H100 80 GB", 8, 79.6, "gpt2_small", 64, 1),
         ("H200", 1, 139.8, "gpt2_small", 128, 4),
         ("H200", 1, 139.8, "gpt2_short", 128, 1),  # the whole batch
-        ("T4, 8 GiB left", 1, 8.0, "gpt2_medium", 1, 512),
+        ("T4, 9 GiB left", 1, 9.0, "gpt2_medium", 1, 512),  # 6.7 + 1.3 GiB of 0.9 * 9
         ("silent driver", 1, None, "gpt2_small", 16, 32),
     ],
 )
@@ -108,6 +108,25 @@ def test_what_takes_more_memory_gets_a_smaller_micro_batch():
     assert seqs("model.activation_checkpointing=true") == 128  # the logits stay
     assert seqs("data.batch_tokens=98304") == 96  # all of a step: nothing is accumulated
     assert seqs("data.batch_tokens=393216") == 64  # 384 = 3 * 128
+
+
+def test_a_gpu_that_is_too_small_for_one_sequence_is_refused_before_the_start_with_what_it_needs():
+    def seqs(memory_gib, *words):
+        machine = Machine(1, 64, memory_gib)
+        config = compose.compose(["track=gpt2_small", "data.seq_len=65536", *words], machine)
+        return resolve(config, machine, 50257).hardware.micro_batch_seqs
+
+    assert seqs(79.6) == 1
+    with pytest.raises(ValueError, match="^data.seq_len=65536: one sequence needs an estimated 41.4 GiB") as refusal:
+        seqs(39.5)  # 64 * 0.6 + 3.0
+    assert "has 39.5 GiB, 35.6 of them usable: try sequences of 55" in str(refusal.value)
+    assert seqs(39.5, "model.activation_checkpointing=true") == seqs(39.5, "data.seq_len=32768") == 1
+    assert seqs(39.5, "hardware.micro_batch_seqs=1") == 1  # as asked, whatever the estimate
+    assert seqs(None) == 1  # a GPU that does not say how much memory it has
+    with pytest.raises(ValueError, match=r"^stages\[1\].seq_len=65536: one sequence needs"):
+        seqs(39.5, "data.seq_len=1024", "stages=[{until_step:10},{seq_len:65536}]")
+    with pytest.raises(ValueError, match="try a smaller model,"):
+        seqs(4.0, "model/size=medium")
 
 
 def test_a_cpu_takes_all_its_sequences_at_once_as_before(values):

@@ -178,6 +178,8 @@ def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
     def largest_divisor(rank_seqs: int, limit: int) -> int:
         return next(seqs for seqs in range(min(limit, rank_seqs), 0, -1) if rank_seqs % seqs == 0)
 
+    if hardware.device == "cuda" and asked_seqs is None and gpu_memory_gib is not None:
+        _refuse_what_never_fits(config, gpu_memory_gib)
     if config.stages:
         run_stages.ends_of(config.stages, config.goal.num_steps)
     config.stages = config.stages or None
@@ -199,8 +201,19 @@ def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
 def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, memory_gib: float | None) -> int:
     """Sequences of seq_len tokens at once, of a rank's rank_seqs: all if they fit, else a power of two that divides.
 
-    memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits.
+    memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits:
+    resolve() refuses to train on such sequences.
     """
+    fixed_gib, seq_gib = _estimated_gib(config, seq_len)
+    room = (USABLE_FRAC * (memory_gib or UNKNOWN_GIB) - fixed_gib) / seq_gib
+    if rank_seqs <= room:
+        return rank_seqs
+    fits = [2**power for power in range(rank_seqs.bit_length()) if rank_seqs % 2**power == 0 and 2**power <= room]
+    return max(fits, default=1)
+
+
+def _estimated_gib(config: schema.Config, seq_len: int) -> tuple[float, float]:
+    """What a rank needs whatever its micro-batch, and what each of its sequences of seq_len tokens adds to that."""
     model, hardware = config.model, config.hardware
     assert model is not None and model.vocab_size is not None  # of no script, and resolved
     num_vocab = model.vocab_size
@@ -211,12 +224,37 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     seq_gib = seq_len / 1024 * (BLOCKS_GIB * kept + LOGITS_GIB * logits)
     seq_gib *= (1 if hardware.compile else 2) * (2 if hardware.dtype == "float32" else 1)
     num_params = 12 * model.num_layers * model.width**2 + 2 * num_vocab * model.width
-    fixed_gib = OTHER_GIB + PARAMETER_BYTES * num_params / 2**30  # 3.0 at 124M
-    room = (USABLE_FRAC * (memory_gib or UNKNOWN_GIB) - fixed_gib) / seq_gib
-    if rank_seqs <= room:
-        return rank_seqs
-    fits = [2**power for power in range(rank_seqs.bit_length()) if rank_seqs % 2**power == 0 and 2**power <= room]
-    return max(fits, default=1)
+    return OTHER_GIB + PARAMETER_BYTES * num_params / 2**30, seq_gib  # 3.0 and 0.6 at 124M and 1,024 tokens
+
+
+def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
+    """ValueError: training has sequences of which not even one fits the smallest GPU.  One's own model is not known."""
+    model, data = config.model, config.data
+    assert model is not None  # of no script
+    if user_code.is_import_path(model.arch):
+        return
+    lengths = {
+        f"stages[{index}].seq_len": stage.seq_len or data.seq_len for index, stage in enumerate(config.stages or ())
+    }
+    where, seq_len = max((lengths or {"data.seq_len": data.seq_len}).items(), key=lambda item: item[1])
+    fixed_gib, seq_gib = _estimated_gib(config, seq_len)
+    usable_gib = USABLE_FRAC * memory_gib
+    if fixed_gib + seq_gib <= usable_gib:
+        return
+    fitting = int((usable_gib - fixed_gib) / seq_gib * seq_len) // 128 * 128
+    remedies = [f"sequences of {fitting} tokens or fewer"] if fitting > 0 else ["a smaller model"]
+    if not model.activation_checkpointing and model.arch in WITH_CHECKPOINTING:
+        remedies.append("model.activation_checkpointing=true")
+    if not config.hardware.compile:
+        remedies.append("hardware.compile=true")
+    if config.hardware.dtype == "float32":
+        remedies.append("hardware.dtype=bfloat16")
+    needs = f"one sequence needs an estimated {fixed_gib + seq_gib:.1f} GiB ({fixed_gib:.1f} of them for weights, "
+    needs += (
+        f"gradients and the optimizer's state), and the smallest GPU has {memory_gib:.1f} GiB, {usable_gib:.1f} of "
+    )
+    needs += f"them usable: try {', '.join(remedies)}, or a GPU with more memory"
+    _refuse(where, seq_len, f"{needs}; hardware.micro_batch_seqs=1 starts it without this estimate")
 
 
 def _refusals(config: schema.Config) -> Iterator[Refusal]:

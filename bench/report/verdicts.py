@@ -321,7 +321,8 @@ def diagnosis(against: Against, options: Options) -> Section | Columns:
         return Section("Diagnosis", parts)
     known = {name: facts for name, facts in known.items() if facts.get("regions") or facts.get("traces")}
     hint = [Hint(f"{options.hint} shows where the time went")] if known else []
-    known = {name: facts for name, facts in known.items() if against[name]["verdict"] in ("faster", "slower")}
+    on_time = {name: (facts.get("answers") or {}).get("time", facts)["verdict"] for name, facts in against.items()}
+    known = {name: facts for name, facts in known.items() if on_time[name] in ("faster", "slower")}
     causes = {name: cause for name, facts in known.items() if (cause := between_runs.cause(facts))}
     lines = [f"why: {why}" if len(against) == 1 else f"why {name}: {why}" for name, why in causes.items()]
     return Columns([Lines(lines), *hint])
@@ -336,7 +337,7 @@ def as_csv(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for name, compared in results:
-        verdicts = {"time": compared["verdict"], "val_loss": compared["val_loss"]["verdict"]}
+        verdicts = {"time": compared["answers"]["time"]["verdict"], "val_loss": compared["val_loss"]["verdict"]}
         for key, (metric, mean_key, *_) in wording.MEASURES.items():
             measure, (end, unit, _) = compared[key], wording.unit_of(key)
             numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]

@@ -9,7 +9,7 @@ from bench.record.importers import modded_nanogpt
 REPO = Path(__file__).resolve().parent.parent.parent
 NUM_LOGS, NUM_STEPS = 20, 1490
 CODE_FRAC = 0.45  # of the bytes of the public logs
-TARGET_MB_PER_S = 60
+TARGET_MB_PER_S = 15
 
 
 def measure(num_rounds=5):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from bench.base import stats, text_table
-from bench.compare import calibration, effects, eligibility, selection, target, verdict
+from bench.compare import calibration, design, effects, eligibility, selection, target, verdict
 from bench.compare.selection import Arm
 from bench.record import race_folder, step_files
 from bench.record.rows import Row
@@ -240,7 +240,7 @@ class Judge:
     """How two rungs are judged: by what the race's plan says, on the way to goal, a val_loss."""
 
     def __init__(self, plan: Mapping[str, Any], goal: float | None):
-        self.goal, self.p_value = goal, target.p_value_of(plan["track"])
+        self.plan, self.goal, self.p_value = plan, goal, target.p_value_of(plan["track"])
         self.alpha = plan["alpha"] / max(1, len(plan["looks"]))
         self.margin_pct, self.margin_nats = plan["equivalence_margin_pct"], plan["loss_margin_nats"]
 
@@ -252,6 +252,7 @@ class Judge:
             way = {"target_val_loss": self.goal, "stop_at_target": True, "target_reached": True}
             rows_of = [[row | way for row in rows] for rows in rows_of]
         answer = eligibility.judge(rows_of[0], rows_of[1], (below[0], above[0]))
+        designed = design.of_rows(rows_of[0], rows_of[1], self.plan)
         missed = []
         for name, _, runs in (below, above):
             num_missing = sum(run["steps_to_target"] is None for run in runs)
@@ -274,7 +275,7 @@ class Judge:
         return {
             "verdict": "not_comparable",
             "why": missed + answer.refusals,
-            "to_target": effects.time(timed, floor_pct, self.margin_pct, self.alpha),
+            "to_target": effects.time(timed, floor_pct, self.margin_pct, self.alpha, designed),
             "steps": effects.change([[], []] if missed else steps, self.alpha)[0],
             "val_loss": effects.val_loss(
                 [arm.rows for arm in arms], self.goal, self.p_value, self.margin_nats, None, False, answer

@@ -1,15 +1,15 @@
 """Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
 
 A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed
-is not read here.  Lines of the common shapes are read as tables, the others word by word.  What looks like a metric
-line but is not a whole one is reported: cut, torn by another rank's output, the second rank's copy, words in front.
+is not read here.  Lines of the common shapes are read by one expression, the others word by word.  What looks like a
+metric line but is not a whole one is reported: cut, torn by another rank's output, the second rank's copy, words in
+front.
 """
 
 import codecs
-import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]  # by name, an entry a metric line; nan where a line has none
-Tables = dict[bytes, tuple[Array, Columns]]  # by layout: the numbers of its lines, their columns
 
 IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
 BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
@@ -46,56 +45,19 @@ NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
 NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
 NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
 NOT_TWICE = (b"step", b"s")  # a second line inside of the line
-NEWLINE = 10
-# Of a line with 0 for every digit, a layout
-ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))
-ZEROED_BEGINNINGS = (b"step:0", b"s:0")
-# 15 digits at most: below 2**53, so that one division by a power of ten rounds as float() does
-ZEROED_NUMBER = rb"0{1,8}(?:\.0{0,7})?"
-LAYOUTS = tuple(
-    re.compile(pattern.replace(b"NUMBER", ZEROED_NUMBER))
-    for pattern in (
-        rb"step:(?P<step>0{1,9})/(?P<total>0{1,9})"
+ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))  # every digit is 0
+# A line of the commonest shapes, whole.  15 digits at most: both ways of reading round alike
+COMMON = re.compile(
+    (
+        rb"step:(?P<step>\d{1,9})/(?P<total>\d{1,9})"
         rb"(?: train_loss:(?P<train_loss>NUMBER)| val_loss:(?P<val_loss>NUMBER))?"
         rb" train_time:(?:(?P<train_time_ms>NUMBER)ms|(?P<train_time_s>NUMBER)s)"
-        rb" step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms",
-        rb"s:(?P<step>0{1,9}) (?:tel:(?P<val_loss>NUMBER)"
-        rb"|trl:(?P<train_loss>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)",
-    )
+        rb" step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms"
+        rb"|s:(?P<s>\d{1,9}) (?:tel:(?P<tel>NUMBER)"
+        rb"|trl:(?P<trl>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)"
+    ).replace(b"NUMBER", rb"\d{1,8}(?:\.\d{0,7})?")
 )
-
-
-class Text:
-    """The bytes of a log as lines, most of which never become Python objects.
-
-    From 0 on, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes).
-    """
-
-    def __init__(self, data: bytes):
-        self.data = data
-        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-        self.starts, self.stops = np.empty((2, len(newlines) + 1), int)
-        self.starts[0], self.starts[1:] = 0, newlines + 1
-        self.stops[-1], self.stops[:-1] = len(data), newlines
-        self.lengths = self.stops - self.starts
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, number: int) -> bytes:
-        return self.data[int(self.starts[number]) : int(self.stops[number])]
-
-    def without(self, mask: Array, start: int = 0, stop: int | None = None) -> bytes:
-        """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
-        stop = len(self) if stop is None else stop
-        part = mask[start:stop]
-        if not len(part):
-            return b""
-        edges = [start, *(np.flatnonzero(part[1:] != part[:-1]) + start + 1).tolist(), stop]
-        if part[0]:
-            del edges[0]
-        spans = zip(self.starts[edges[:-1:2]].tolist(), self.stops[[edge - 1 for edge in edges[1::2]]].tolist())
-        return b"\n".join([self.data[begin:end] for begin, end in spans])
+COLUMN_OF = {"s": "step", "tel": "val_loss", "trl": "train_loss"}  # of llm.c's words
 
 
 @dataclass
@@ -122,7 +84,7 @@ class Metrics:
         self.line_numbers = self.line_numbers[mask]
         self.extras = {int(where[index]): extra for index, extra in self.extras.items() if mask[index]}
 
-    def report(self, text: Text, line_number: int) -> None:
+    def report(self, text: Sequence[bytes], line_number: int) -> None:
         self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
 
 
@@ -148,16 +110,22 @@ def first(data: bytes) -> int:
     return len(data) if match is None else match.start() + 1
 
 
-def read(data: bytes) -> tuple[Metrics, Text, Array]:
-    """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
-    text = Text(data)
-    by_layout = read_tables(text)
+def read(data: bytes) -> tuple[Metrics, list[bytes], Array]:
+    """The bytes of a plain log without its code -> (Metrics, its lines, a mask of its metric lines)."""
+    text = data.split(b"\n")
+    common: dict[int, re.Match[bytes]] = {}
+    metric_lines: dict[int, bytes] = {}  # of other shapes
+    strays: list[int] = []  # lines that have one in their middle
+    for number, line in enumerate(text):
+        if match := COMMON.fullmatch(line):
+            common[number] = match
+        elif line.startswith(BEGINNINGS) and IS_METRIC.match(line):
+            metric_lines[number] = line
+        elif any(stray.search(line) for stray in STRAYS):
+            strays.append(number)
     is_metric = np.zeros(len(text), bool)
-    for numbers, _ in by_layout.values():
-        is_metric[numbers] = True
-    metric_lines, strays = _others(text, is_metric)
-    is_metric[list(metric_lines)] = True
-    metrics = _metrics(text, by_layout, metric_lines, is_metric)
+    is_metric[[*common, *metric_lines]] = True
+    metrics = _metrics(text, common, metric_lines, is_metric)
     for number in strays:
         metrics.report(text, number)
     _drop_repeated(metrics, text)
@@ -165,31 +133,26 @@ def read(data: bytes) -> tuple[Metrics, Text, Array]:
     return metrics, text, is_metric
 
 
-def _others(text: Text, in_table: Array) -> tuple[dict[int, bytes], list[int]]:
-    """{number: metric line} of the lines in no table, and the numbers of lines that have one in their middle."""
-    metric_lines, strays = {}, []
-    others = text.without(in_table)
-    may_stray = any(stray.search(others) for stray in STRAYS)
-    for number, line in zip(np.flatnonzero(~in_table).tolist(), others.split(b"\n")):
-        if line.startswith(BEGINNINGS) and IS_METRIC.match(line):
-            metric_lines[number] = line
-        elif may_stray and any(stray.search(line) for stray in STRAYS):
-            strays.append(number)
-    return metric_lines, strays
+def without(text: Sequence[bytes], mask: Array, start: int, stop: int) -> bytes:
+    """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
+    return b"\n".join(line for line, is_out in zip(text[start:stop], mask[start:stop].tolist()) if not is_out)
 
 
 def _metrics(
-    text: Text, by_layout: dict[bytes, tuple[Array, Columns]], metric_lines: dict[int, bytes], is_metric: Array
+    text: Sequence[bytes], common: dict[int, re.Match[bytes]], metric_lines: dict[int, bytes], is_metric: Array
 ) -> Metrics:
-    """Text, the tables of read_tables(), {number: line} of the other metric lines, a mask of all -> Metrics."""
+    """common: {number of a line: match of COMMON}; {number: line} of the other metric lines; a mask of all."""
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
     names = (*COLUMNS, *NOT_FINITE.values())
     metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
-    for layout, (numbers, table) in by_layout.items():
-        metrics.shapes.add(_shape(layout))
-        indices = index_of[numbers]
-        for name, values in table.items():
-            metrics.columns[name][indices] = values
+    metrics.shapes = set(map(_shape, {match[0].translate(ZEROED) for match in common.values()}))
+    indices = index_of[[*common]]
+    for name, texts in zip(COMMON.groupindex, zip(*(match.groups() for match in common.values()))):
+        known = [number is not None for number in texts]
+        if any(known):
+            values = np.array([float(number) for number in texts if number is not None])
+            column, values = ("train_time_ms", np.round(values * 1e3, 6)) if name == "train_time_s" else (name, values)
+            metrics.columns[COLUMN_OF.get(column, column)][indices[known]] = values
     mask = np.ones(len(line_numbers), bool)
     for number, line in metric_lines.items():
         index = int(index_of[number])
@@ -211,7 +174,7 @@ def _shape(line: bytes) -> str:
     return line.translate(None, b"0123456789.").decode("utf-8", "replace")
 
 
-def _is_cut(text: Text, line_numbers: Array) -> bool:
+def _is_cut(text: Sequence[bytes], line_numbers: Array) -> bool:
     """Whether the file ends within its last line: with fewer decimals than the line of its shape before it."""
     last = text[line_numbers[-1]]
     before = next((line for number in line_numbers[-2::-1] if _shape(line := text[number]) == _shape(last)), b"")
@@ -219,7 +182,7 @@ def _is_cut(text: Text, line_numbers: Array) -> bool:
     return decimals_before is not None and (decimals is None or len(decimals[1]) < len(decimals_before[1]))
 
 
-def _drop_repeated(metrics: Metrics, text: Text) -> None:
+def _drop_repeated(metrics: Metrics, text: Sequence[bytes]) -> None:
     """A line that is repeated at once counts once; of two lines of one step between others one is reported.
 
     Where a step comes twice at a run's end or once in a log, another run begins: modded_nanogpt.py.
@@ -300,71 +263,3 @@ def _time_ms(text: bytes, units: tuple[bytes, ...] = (b"ms", b"s")) -> float | N
     if number is None:
         return None
     return np.nan if not math.isfinite(number) else number if unit == b"ms" else round(1e3 * number, 6)
-
-
-# ---- the commonest lines, as tables
-
-
-def read_tables(text: Text) -> Tables:
-    """Text -> {layout: (numbers of its lines, {column: values})}, of all lines that have one of LAYOUTS.
-
-    A layout is a line with 0 for every digit.  Neighbouring lines are mostly of one layout, so that their bytes are a
-    matrix, and one product with the powers of ten gives all their numbers.
-    """
-    layouts, of_line = _layouts(text)
-    by_layout, stops = np.argsort(of_line, kind="stable"), np.cumsum(np.bincount(of_line)).tolist()
-    tables = {}
-    for layout, start, stop in zip(layouts, [0, *stops], stops):
-        if layout.startswith(ZEROED_BEGINNINGS) and (form := _form(layout)):
-            numbers = by_layout[start:stop]
-            lines = np.ndarray(len(text.data) - len(layout) + 1, f"V{len(layout)}", text.data, strides=(1,))[
-                text.starts[numbers]
-            ]
-            tables[layout] = numbers, _columns(lines.view(np.uint8).reshape(len(numbers), -1), *form)
-    return tables
-
-
-def _layouts(text: Text) -> tuple[list[bytes], Array]:
-    """(list of different layouts, array: which of them each line has)."""
-    zeroed = text.data.translate(ZEROED)
-    index: dict[bytes, int] = {}
-    of_spans: list[int] = []
-    counts: list[int] = []
-    edges = np.flatnonzero(text.lengths[1:] != text.lengths[:-1])  # where the next line is longer or shorter
-    first, last = np.append(0, edges + 1), np.append(edges, len(text) - 1)
-    spans = (text.starts[first], text.stops[first], text.stops[last], last - first + 1)
-    for begin, end_of_line, end, count in zip(*(values.tolist() for values in spans)):
-        line = zeroed[begin:end_of_line]
-        if count == 1 or zeroed[begin:end] == b"\n".join([line] * count):
-            of_spans.append(index.setdefault(line, len(index)))
-            counts.append(count)
-        else:
-            of_spans += [index.setdefault(line, len(index)) for line in zeroed[begin:end].split(b"\n")]
-            counts += [1] * count
-    return list(index), np.repeat(of_spans, counts)
-
-
-@functools.lru_cache(1000)
-def _form(layout: bytes) -> tuple[list[str], Array, Array, Array] | None:
-    """(column names, weights of its bytes (bytes, columns), offsets, divisors); None: it is not one of LAYOUTS."""
-    match = next((match for pattern in LAYOUTS if (match := pattern.fullmatch(layout))), None)
-    if match is None:
-        return None
-    names = [name for name, number in match.groupdict().items() if number]
-    weights, divisors = np.zeros((len(layout), len(names))), np.ones(len(names))
-    for column, name in enumerate(names):
-        digits = [byte for byte in range(*match.span(name)) if layout[byte] == ord("0")]
-        weights[digits, column] = 10.0 ** np.arange(len(digits))[::-1]
-        divisors[column] = 10.0 ** len(match[name].partition(b".")[2])
-    return names, weights, ord("0") * weights.sum(axis=0), divisors
-
-
-def _columns(rows: Array, names: list[str], weights: Array, offsets: Array, divisors: Array) -> Columns:
-    """Lines as bytes (lines, bytes) -> {column: values}."""
-    values = rows.astype(float) @ weights
-    values -= offsets
-    values /= divisors
-    columns = dict(zip(names, values.T))
-    if "train_time_s" in columns:
-        columns["train_time_ms"] = np.round(columns.pop("train_time_s") * 1e3, 6)
-    return columns
