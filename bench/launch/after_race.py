@@ -1,4 +1,4 @@
-"""What the launcher makes of a run's look after the race (bench/training/look.py): the account of its traces, and a line.
+"""What the launcher makes of a run's look after the race (bench/training/look.py): an account of its traces, a line.
 
 The look is over every number of the run: what ends the ranks in it is a warning, and so is an account that cannot be
 made.  The account is that of ./run.sh explain, in traces/ops/look_account.txt and .json.

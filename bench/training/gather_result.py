@@ -100,7 +100,7 @@ def write(
 
 
 def add_look(folder: Path, facts: dict[str, Any], warnings: list[list[dict[str, str]]]) -> None:
-    """facts: of the look (look.py), warnings: of each rank -> into what write() left.  A full disk leaves that as it was."""
+    """facts: of the look (look.py), warnings: of each rank -> into what write() left, unless the disk is full."""
     measured = atomic.read_json(folder / run_folder.RESULT)
     measured["look"] |= facts
     measured["warnings"] += [{"rank": num, **warning} for num, of_rank in enumerate(warnings) for warning in of_rank]

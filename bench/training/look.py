@@ -1,7 +1,7 @@
 """The look after the race: a few more steps under torch's profiler, when all that is measured has been measured.
 
 The clock has stopped, the referee has seen the model, the weights are saved, and what the run measured is written
-(gather_result.py, with the status "begun" for the look).  The last steps are trained a second time, on their own tokens:
+(gather_result.py, with the status "begun" for the look).  The last steps are trained a second time, on their tokens:
 some without the profiler, some that warm it up, some recorded, by the instruments trace and, on a GPU, memory_history.
 Nothing of it goes back into the run.  Files are named as theirs: traces/look_rank0.pt.trace.json.gz, the operators in
 traces/ops/, memory/look_rank0.html, on a GPU memory/look_rank0.pickle.
@@ -70,9 +70,15 @@ def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) 
     context: of the run's instruments; num_done: steps of the run.  The steps of the look are numbered on from there.
     """
     began_s = time.perf_counter()
-    silent = {"emit": lambda name, **facts: None, "say": lambda text: None, "flagged": set(), "rows": []}
     num_steps = config.wait_steps + config.warmup_steps + config.active_steps
-    context = dataclasses.replace(context, num_steps=num_done + num_steps, **silent)
+    context = dataclasses.replace(
+        context,
+        num_steps=num_done + num_steps,
+        emit=lambda name, **facts: None,  # no event, line, flag or row of the run
+        say=lambda text: None,
+        flagged=set(),
+        rows=[],
+    )
     first_step = num_done + config.wait_steps + config.warmup_steps + 1
     made, failed = load(chosen(config, first_step, context.device_type), context)
     instruments = InstrumentSet(made, warnings=failed)
@@ -85,10 +91,11 @@ def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) 
         instruments.warnings.append(warning(NAME, "a step", error))
     instruments.on_run_end()
     summaries: dict[str, Any] = instruments.collect("summary")
+    pages: list[str] = []
     try:
-        pages = list(_memory_pages(made, context))
+        pages += _memory_pages(made, context)
     except Exception as error:
-        pages, _ = [], instruments.warnings.append(warning(NAME, "memory page", error))
+        instruments.warnings.append(warning(NAME, "memory page", error))
     instruments.close()
     own = {"files": [*_files(summaries), *pages], "summary": summaries.get("trace", {}).get(NAME, {})}
     everyone = distributed.gather(own)
@@ -115,7 +122,9 @@ def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
         if shot.saved is None or shot.recording is None:
             continue
         timelines, phases = allocations.read(shot.recording.profile, shot.recording.start_mem_bytes)
-        what = f"memory while {windows.described(shot.window)} were recorded, after the race, as torch's profiler saw it"
+        what = (
+            f"memory while {windows.described(shot.window)} were recorded, after the race, as torch's profiler saw it"
+        )
         title = f"{NAME}, rank {context.rank}: memory"
         html = allocations.page_of(title, f"{context.folder.name}, rank {context.rank}: {what}.", timelines, phases)
         for private in (f"{REPO}/", f"{CODE}/"):
