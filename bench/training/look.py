@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench.base import atomic
 from bench.base.paths import CODE, REPO
 from bench.config import windows
@@ -42,7 +40,7 @@ class _NoLog(StepLog):
     def __init__(self) -> None:
         self.rows = []
 
-    def add_loss(self, step: int, loss: torch.Tensor) -> None:
+    def add_loss(self, step: int, loss: Any) -> None:
         pass
 
 
