@@ -4,8 +4,6 @@ From github.com/KellerJordan/modded-nanogpt, records 12 (document mask) and 13 (
 models/masked_attention.py.
 """
 
-from typing import Any
-
 import torch
 
 from models.base import flops_of_token, flops_of_token_causal
@@ -19,8 +17,17 @@ class Windowed(Modern):
     window_block = 16
     eos_token: int | None = None  # the trainer sets it
 
-    def __init__(self, seq_len: int, window_tokens: int | None = None, **shape: Any) -> None:
-        super().__init__(seq_len=seq_len, **shape)
+    def __init__(
+        self,
+        vocab_size: int,
+        seq_len: int,
+        num_layers: int,
+        num_heads: int,
+        width: int,
+        residual_dtype: str | None = None,
+        window_tokens: int | None = None,
+    ) -> None:
+        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, residual_dtype)
         self.register_buffer("near_tokens", torch.empty((), dtype=torch.int32), persistent=False)
         self.register_buffer("near_blocks", torch.tensor(NO_LIMIT, dtype=torch.int32), persistent=False)
         self.set_window(window_tokens or seq_len)

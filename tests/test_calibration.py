@@ -9,8 +9,8 @@ import pytest
 from comparing import FAILED, a_run, raced, write
 
 from bench.base import stats
-from bench.cli import calibrate
-from bench.compare import calibration
+from bench.cli import calibrate, compare
+from bench.compare import calibration, effects
 from bench.launch import prepare
 from bench.machine.preflight import Check
 from bench.record.rows import row_of
@@ -226,4 +226,63 @@ def test_no_number_of_runs_shows_what_no_verdict_says():
         found["smallest_change_pct"]["10"] == 0.1
         and found["needed_n"]["0.05"] is None
         and found["needed_n"]["0.2"] == 2
+    )
+
+
+# ---- how far a machine drifts
+
+
+def repeats(times_s, first_minute=0, **changes):
+    return [row_of(a_run("A", time_s, first_minute + number, **changes)) for number, time_s in enumerate(times_s)]
+
+
+def test_the_drift_of_a_machine_is_the_most_that_halves_of_a_session_differ_by():
+    """1 % between the first two and the last two, the middle one of five left out; 0.2 % of public logs at least."""
+    drifting = [10.0, 10.0, 50.0, 10.1, 10.1]
+    assert calibration.drift_pct(repeats(drifting), True) == pytest.approx(1.0)
+    assert calibration.drift_pct(reversed(repeats(drifting)), True) == pytest.approx(1.0)  # in order of time
+    steady = repeats([10.0, 10.1, 10.0, 10.1, 10.0, 10.1, 10.0, 10.1], 20, session_id="1" * 16)
+    assert calibration.drift_pct(steady, True) == effects.DRIFT_PCT == 0.2
+    assert calibration.drift_pct([*steady, *repeats(drifting)], True) == pytest.approx(1.0)
+    assert calibration.drift_pct(repeats([10.0, 10.0, 11.0]), True) == 0.2  # too few to tell
+    assert calibration.drift_pct([], True) == 0.2
+
+
+def test_between_sessions_it_is_the_most_that_their_means_differ_by():
+    first, second = repeats([10.0, 10.0]), repeats([10.4, 10.4], 5, session_id="1" * 16)
+    assert calibration.drift_pct([*first, *second], False) == pytest.approx(4.0)
+    assert calibration.drift_pct([*first, *second], True) == 0.2
+    assert calibration.drift_pct([*first, *second[:1]], False) == effects.SESSION_DRIFT_PCT == 1.8
+    assert calibration.drift_pct([*first, *repeats([10.1, 10.1], 5, session_id="1" * 16)], False) == 1.8
+
+
+def test_only_repeats_of_one_code_on_one_machine_show_a_drift():
+    busy = {"validity": "suspect", "validity_reasons": ["other programs used 1.50 CPU cores during the run"]}
+    first, source = repeats([10.0, 10.0]), a_run("A", 1.0, 0)["code"]
+    for changes in (
+        {"config_id": "bbbbbbbb"},
+        {"code": source | {"source_sha256": "f" * 64}},
+        {"comparability_id": "1" * 16},
+        {"started_at": None},
+        busy,
+        {"base": FAILED},
+    ):
+        other = repeats([10.4, 10.4], 5, session_id="1" * 16, **changes)
+        assert calibration.drift_pct([*first, *other], False) == 1.8, changes
+    assert calibration.drift_pct([*first, *repeats([10.4, 10.4], 5, session_id="1" * 16)], False) > 3.9
+
+
+def test_arms_one_after_the_other_are_as_uncertain_as_the_history_of_their_track_is(results, capsys):
+    """Repeats of another config in the same folder drifted by 1 %: so may these."""
+    for number, time_s in enumerate([10.0, 10.0, 10.1, 10.1]):
+        write(results, a_run("C", time_s, number))
+    for arm, first, scale in (("A", 10, 1.0), ("B", 30, 1.1)):
+        for number, time_s in enumerate(TIMES):
+            write(results, a_run(arm, scale * time_s, first + number))
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["time"]["drift_pct"]) == ("not_interleaved", pytest.approx(1.0))
+    welch = stats.interval(stats.welch(*([math.log(scale * time_s) for time_s in TIMES] for scale in (1.0, 1.1))))
+    assert found["time"]["ci95_pct"] == pytest.approx(
+        [100 * math.expm1(welch[0]) - 1.0, 100 * math.expm1(welch[1]) + 1.0]
     )

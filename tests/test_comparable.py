@@ -163,7 +163,10 @@ def test_arms_one_after_the_other_have_no_verdict_and_an_interval_widened_by_a_d
     assert found["time"]["change_pct"] == pytest.approx(change)
     assert found["time"]["ci95_pct"] == pytest.approx([low - 0.2, high + 0.2])
     assert found["time"]["p"] < 1e-9 and found["time"]["rounds"] is None
-    assert "widened by the 0.2 % that one machine alone can make): ./run.sh race interleaves them" in found["words"]
+    assert (
+        "widened by the 0.2 % that repeats of one code differ by within a session): ./run.sh race interleaves"
+        in found["words"]
+    )
     assert "slower" not in found["words"]
 
 
@@ -320,7 +323,7 @@ def test_an_unknown_start_is_an_unknown_order():
     assert {"order-unknown", "session-unknown"} <= set(found["flags"])
     change, (low, high) = welch_pct(FAST, SLOW)
     assert found["time"]["ci95_pct"] == pytest.approx([low - 1.8, high + 1.8])
-    assert "the 1.8 % that two sessions or machines alone can make" in found["words"]
+    assert "the 1.8 % that repeats of one code differ by between sessions" in found["words"]
 
 
 # ---- what differs

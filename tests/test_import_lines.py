@@ -468,22 +468,3 @@ def test_no_bytes_make_the_importer_fail(seed):
     runs, _ = read(bytes(whole))
     for run in runs:
         json.dumps(record_of(run), allow_nan=False)
-
-
-def test_numbers_of_every_length_are_those_that_float_reads():
-    """Up to 8 digits before a point and 7 after are read as tables, more of them word by word: to the same bits."""
-    draw, lines_of, recorded = random.Random(7), [], []
-    for step in range(1, 3000):
-        words = [f"{draw.randrange(10 ** draw.randint(1, 10))}{draw.choice(('', '.'))}" for _ in range(3)]
-        words = [
-            word + "".join(draw.choice("0123456789") for _ in range(draw.randint(1, 9))) if word.endswith(".") else word
-            for word in words
-        ]
-        lines_of.append(f"step:{step}/{3000} val_loss:{words[0]} train_time:{words[1]}ms step_avg:{words[2]}ms")
-        recorded.append([float(word) for word in words])
-    found, _, _ = lines.read("\n".join(lines_of).encode() + b"\n")
-    assert found.unmatched == [] and found.columns["step"].tolist() == list(range(1, 3000))
-    assert (
-        np.column_stack([found.columns[name] for name in ("val_loss", "train_time_ms", "step_avg_ms")]).tolist()
-        == recorded
-    )

@@ -17,12 +17,13 @@ HIGHER, LOWER = [3.0, 3.01, 2.99, 3.0], [2.9, 2.91, 2.89, 2.9]
 USUAL_S = [0.3, 0.31, 0.3, 0.29]  # outside its own clock
 
 
-def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b_at_start_s=0.1):
+def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b_at_start_s=0.1, **options):
     """Seconds of each run outside its own clock -> the Comparison."""
     pairs = zip(
         comparing.raced(A_S, b_s, HIGHER, b_losses), (a_off_s, b_off_s), (a_at_start_s, b_at_start_s), strict=True
     )
-    return comparing.compare(*([_clocked(*one, at_s) for one in zip(runs, off_s)] for runs, off_s, at_s in pairs))
+    arms = ([_clocked(*one, at_s) for one in zip(runs, off_s)] for runs, off_s, at_s in pairs)
+    return comparing.compare(*arms, **options)
 
 
 def _clocked(run, off_s, at_start_s):
@@ -45,6 +46,25 @@ def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_counted():
     assert found["words"].endswith("so its lower val_loss is not counted")
     shown = verdicts.document_of((), [found | {"about": ["a", "b"]}]).terminal()
     assert "\nlower-loss-not-counted" in shown and "the candidate may have trained" in shown
+
+
+def test_it_is_neither_better_nor_are_its_steps_fewer():
+    def in_fewer_steps(b_off_s):
+        arms = comparing.raced(A_S, B_S, HIGHER, HIGHER, goal={"target_val_loss": 4.0, "stop_at_target": True})
+        for run in arms[1]:
+            run["metrics"] = run["metrics"] | {"num_steps": 3}
+        clocked = [[_clocked(*one, 0.1) for one in zip(runs, off_s)] for runs, off_s in zip(arms, (USUAL_S, b_off_s))]
+        return comparing.compare(*clocked, on="steps_to_target")
+
+    more_s = [0.8, 0.81, 0.8, 0.79]
+    for found in (raced(USUAL_S, on="loss"), in_fewer_steps(USUAL_S)):
+        assert found["verdict"] == "better" and is_counted(found)
+    for found, what in (
+        (raced(more_s, on="loss"), "its lower val_loss is"),
+        (in_fewer_steps(more_s), "its fewer steps are"),
+    ):
+        assert found["verdict"] == "inconclusive" and not is_counted(found)
+        assert found["words"].endswith(f", so {what} not counted")
 
 
 def test_it_is_counted_where_both_spend_as_much_and_nothing_is_said_of_a_loss_that_is_not_lower():

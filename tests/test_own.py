@@ -387,6 +387,6 @@ def test_an_own_model_gets_a_credential_that_no_file_of_its_record_holds(project
     assert record["redacted"] == ["model.args.api_key"]
     assert [path for path in folder.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []
     assert verification.report(folder)["passed"]
-    claim = SimpleNamespace(kinds={("a", "b")}, runs=[SimpleNamespace(record=record)])
+    claim = SimpleNamespace(is_of_logs=False, kinds={("a", "b")}, runs=[SimpleNamespace(record=record)])
     passed, why = runs.the_runs_share_config_and_code(claim)
     assert not passed and "model.args.api_key: its value is not recorded" in why

@@ -338,6 +338,7 @@ def test_a_race_of_unknown_length_ends_with_the_first_round_that_decides(results
     assert "3 to 12 runs an arm after a warm-up each: it ends with the first round that decides" in out
     assert "plan  8 to 26 runs," in out and out.count("    look") == 1 and "--anyway" not in out
     assert [look["planned"] for look in found["looks"]] == [True] * (num - 2)
+    assert "looks at 3, and after every round" in out
     assert arms.num_started == 2 * num + 2
 
 

@@ -296,6 +296,23 @@ def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tm
     assert done.returncode == 0, done.stderr
 
 
+def test_a_schedule_of_torchs_records_a_script_in_cycles(tmp_path):
+    schedule = "profile.schedule={wait:1,warmup:1,active:2,repeat:2,skip_first:2}"  # 5 and 6, then 9 and 10
+    words = [schedule, "profile.stop_after_window=true", "script.args=[2000]"]
+    folder = scripted.run(tmp_path, scripted.MODDED, *words, *TWO)
+    for cycle, steps in ((1, (5, 6)), (2, (9, 10))):
+        for rank in range(2):
+            trace = gzip.decompress((folder / f"traces/trace_cycle{cycle}_rank{rank}.pt.trace.json.gz").read_bytes())
+            events = [event.get("name") or "" for event in json.loads(trace)["traceEvents"]]
+            assert [name for name in events if name.startswith("ProfilerStep")] == [
+                f"ProfilerStep#{step}" for step in steps
+            ]
+    found = real_runs.run_json(folder)["instrument_summaries"]["trace"]
+    assert {name: window["status"] for name, window in found.items()} == dict.fromkeys(
+        ("trace_cycle1", "trace_cycle2"), "recorded"
+    )
+
+
 def test_a_cheat_is_not_compared(planted, capsys):
     a, b = planted("good")["folder"], planted("claims_less")["folder"]
     assert program.main(["compare", str(a), str(b)]) == 2

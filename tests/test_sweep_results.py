@@ -11,7 +11,6 @@ from test_table_settings import GRID, add
 from bench.base.units import seconds_of
 from bench.cli import report, table
 from bench.launch import series
-from bench.plans.sweep import packing
 from bench.record import named, sweep
 from bench.report import sweep_page, sweep_results, table_groups
 
@@ -222,13 +221,13 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if "fit in the budget" in line]
     assert said == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
     now_s[0] = 0.0
-    budget = packing.Budget(3600.0, None)
-    assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, the duration is known after the first"
+    two = series.Series(["a"] * 11, {}, live=False, budget_s=3600.0, at_once=2)
+    assert two.fits() and two.forecast() == "11 runs, 2 at a time, the duration is known after the first"
     now_s[0] = 1700.0
-    budget.spent(1000.0)  # 1900 s are left: one more in each of two slots
-    assert budget.plan(10, 2) == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
+    two.end(spent_s=1000.0)  # 1900 s are left: one more in each of two slots
+    assert two.forecast() == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
     now_s[0] = 2700.0
-    assert not budget.fits()
+    assert not two.fits()
 
 
 # ---- pages and pictures

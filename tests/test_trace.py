@@ -210,6 +210,37 @@ def test_the_late_rank_is_the_one_with_the_shortest_collective(tmp_path):
     assert overall["missing_ranks"] == [] and overall["collectives"]["worst"][0]["late_rank"] == 1
 
 
+@pytest.mark.parametrize("numbers_of", ["kernels", "operators"])
+def test_collectives_of_a_trace_whose_first_ones_are_cut_meet_by_their_sequence_numbers(tmp_path, numbers_of):
+    """Rank 1 lacks 11 and 12 of 11 to 14, and has 15 and 16: as many of the name, so that their order says nothing."""
+    durations_us = {0: {11: 50, 12: 40, 13: 10, 14: 20}, 1: {13: 30, 14: 5, 15: 50, 16: 50}}
+    for number, by_seq in durations_us.items():
+        rows = []
+        for seq, dur in by_seq.items():
+            message = {"Collective name": "allreduce", "Process Group Name": "0", "Seq": seq}
+            of_kernel = message if numbers_of == "kernels" else {"External id": seq}
+            rows += launched("ncclDevKernel_AllReduce", 100 * seq, dur, 100 * seq - 9, seq, **of_kernel)
+            rows.append(event("cpu_op", "record_param_comms", 100 * seq - 10, 5, **message, **{"External id": seq}))
+        write(tmp_path / f"rank{number}.json", rows, distributedInfo={"rank": number, "world_size": 2})
+    found = traces.analysed(find(tmp_path))["overall"]["collectives"]
+    assert (found["num_matched"], found["num_unmatched"]) == (2, 4)  # by their order 4 would be, each with another
+    assert [(line["call"], line["late_rank"], line["longest_wait_us"]) for line in found["worst"]] == [
+        (13, 0, 20.0),
+        (14, 1, 15.0),
+    ]
+
+
+def test_sends_and_receives_and_names_that_one_rank_does_not_number_meet_in_their_order(tmp_path):
+    for rank, (number, name) in enumerate(((7, "send"), (9, "recv"))):
+        rows = launched("ncclDevKernel_SendRecv", 100, 10 + rank, 90, 1, **{"Collective name": name, "Seq": number})
+        more = {"Collective name": "allreduce", "Seq": 3} if rank else {}
+        rows += launched("ncclDevKernel_AllReduce", 200, 10, 190, 2, **more)
+        write(tmp_path / f"rank{rank}.json", rows, distributedInfo={"rank": rank, "world_size": 2})
+    found = traces.analysed(find(tmp_path))["overall"]["collectives"]
+    assert (found["num_matched"], found["num_unmatched"]) == (2, 0)
+    assert {line["call"] for line in found["worst"]} == {0}
+
+
 def test_two_devices_of_one_process_have_timelines_of_their_own(tmp_path):
     rows = [
         *launched("gemm", 0, 10, 0, 1),

@@ -4,7 +4,8 @@
 PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also from other programs.
 Several files are the ranks of one job; several folders, and the windows of a run, are analyzed separately, in --json as
 {PATH: answer}, in --html below each other.  For a run folder it also writes analysis.json and summary.md of the first
-window into it.  Does not need torch.
+window into it, and of several windows, as the cycles of a schedule are, each into RUN/windows/NAME.  Does not need
+torch.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from bench.analysis.trace import text as trace_text
 from bench.base import atomic
 from bench.base.paths import shown, user_path
 from bench.cli import arguments
+from bench.config import windows as config_windows
 from bench.record import named
 
 Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
@@ -78,16 +80,20 @@ def _answer(whole: str, paths: list[Path], rules: tuple[categories.Rule, ...], a
         if _prints_words(args):
             print(trace_text.document(answer, title).terminal())
     if (paths[0] / "run.json").is_file():
-        _keep(paths[0], next(iter(answers.values())))
+        _keep(paths[0], paths[0].name, next(iter(answers.values())))
+        for name, answer in by_window.items() if len(by_window) > 1 else ():
+            if name and config_windows.NAME.fullmatch(name):  # a trace may say anything
+                _keep(paths[0] / "windows" / name, f"{paths[0].name}, window {name}", answer)
     return answers
 
 
-def _keep(folder: Path, answer: dict[str, Any]) -> None:
+def _keep(folder: Path, title: str, answer: dict[str, Any]) -> None:
     """Beside the run's record, for reports."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         atomic.write_json(folder / "analysis.json", answer)
         if not (folder / "summary.md").exists() or (folder / "summary.md").read_text().startswith("# Trace analysis"):
-            atomic.write_text(folder / "summary.md", trace_text.document(answer, folder.name).markdown() + "\n")
+            atomic.write_text(folder / "summary.md", trace_text.document(answer, title).markdown() + "\n")
         print(f"analyze: wrote {shown(folder / 'analysis.json')}", file=sys.stderr)
     except OSError as error:
         print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)

@@ -170,6 +170,7 @@ def _parser() -> arguments.Parser:
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\n"
+        "profile.schedule={wait:5,warmup:5,active:4,repeat:2} is torch.profiler.schedule; profile.every=500\n"
         "settings: --cfg job lists all with their meaning, --help KEY explains one or a group",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model=modern seed=3 goal.num_steps=100")

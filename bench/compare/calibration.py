@@ -170,8 +170,8 @@ def drift_pct(history: Iterable[Row], is_one_session: bool) -> float:
     repeats: dict[tuple[str | None, ...], dict[str | None, list[Row]]] = {}
     for row in history:
         if eligibility.is_timed(row) and row["started_at"] and not row["machine_doubts"]:
-            of_code = repeats.setdefault((row["config_id"], row["source_sha256"], row["device"]), {})
-            of_code.setdefault(row["session_id"], []).append(row)
+            alike = row["config_id"], row["source_sha256"], row["device"], row["comparability_id"]
+            repeats.setdefault(alike, {}).setdefault(row["session_id"], []).append(row)
     differences = [DRIFT_PCT if is_one_session else SESSION_DRIFT_PCT]
     for by_session in repeats.values():
         groups = [sorted(rows, key=lambda row: row["started_at"] or "") for rows in by_session.values()]

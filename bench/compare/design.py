@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bench.base import stats
-from bench.compare.eligibility import identity
+from bench.compare.eligibility import identity, is_timed
 from bench.record.rows import Row
 
 MIN_ROUNDS = 4  # fewer leave too few degrees of freedom: Welch's test
@@ -141,11 +141,12 @@ def rounds(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> list[tuple[Row, Row]
 def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, Any] | None = None) -> Design | None:
     """Rows of all started runs, and the plan of their race -> Design; None: they are compared by Welch's test.
 
+    A run beside the rounds that has no time, a failed or invalid one, changes nothing.
     A plan that names no question (`on`) was made before there were designs, for Welch's test, and is judged by it.
     """
     known = plan or {}
-    found = rounds(a_rows, b_rows)
-    if found is None or ("race_id" in known and "on" not in known):
+    found = rounds(a_rows, b_rows) or rounds(*([row for row in rows if is_timed(row)] for rows in (a_rows, b_rows)))
+    if not found or ("race_id" in known and "on" not in known):
         return None
     slots: dict[str, int] = {}
     for number, pair in enumerate(found):

@@ -35,9 +35,11 @@ SETTINGS = {  # that must be alike for times to be comparable: their names for a
     "train_data": "training data",
     "val_data": "validation data",
     "world_size": "world size",
+    "compile_flags": "flags of torch.compile",
     "beside": "runs at a time",
 }
 SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
+OF_ANY = ("compile_flags",)  # part of what is raced, whatever trains; a track may forbid them
 OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 
 
@@ -170,6 +172,7 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not differing:
         differing = {"": f"comparability_id differs: {_some(ids)}"}
+    yield from (("remark", f"{differing.pop(key)}: part of what is raced") for key in OF_ANY if key in differing)
     if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
         own = [differing.pop(key) for key in OF_A_SCRIPT if key in differing]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
@@ -276,7 +279,9 @@ def setting_text(rows: Sequence[Row], key: str) -> str:
     shown = []
     for text in sorted({json.dumps(setting.get(key)) for setting in settings_of(rows)}):
         value = json.loads(text)
-        if isinstance(value, list):
+        if isinstance(value, dict):
+            value = ", ".join(f"{name}={item}" for name, item in value.items()) or "none"
+        elif isinstance(value, list):
             kinds = {str(item): value.count(item) for item in value}
             parts = [f"{num} x " * (num > 1) + (kind[:12] if len(kind) == 64 else kind) for kind, num in kinds.items()]
             value = ", ".join(parts) or "none"

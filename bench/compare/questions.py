@@ -29,10 +29,11 @@ class Steps(TypedDict):
 
     mean: list[float | None]  # None: the runs of the arm have no common number of steps, or none reaches the target
     p: float | None  # two-sided Welch t; None: in each arm all runs take as many
+    alpha: float  # that p must be below: looks after every round and several candidates share it (Bonferroni)
     why: str | None  # why the steps of both arms cannot be compared; None: they can
 
 
-def steps_to(arms: Arms, loss: effects.Loss) -> Steps:
+def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
     """Rows of the runs that count, and their losses.
 
     Runs that stop at the target took the steps that they took.  Of a fixed number of steps the mean val_loss of each
@@ -53,18 +54,18 @@ def steps_to(arms: Arms, loss: effects.Loss) -> Steps:
         why = "one run has no spread"
     test = stats.welch(*taken) if all(taken) else None
     means = [stats.mean(steps) if steps else None for steps in taken]
-    return {"mean": means, "p": test.p if test else None, "why": why}
+    return {"mean": means, "p": test.p if test else None, "alpha": alpha, "why": why}
 
 
-def of_steps(steps: Steps | None, alpha: float) -> str:
+def of_steps(steps: Steps | None, is_at_a_look: bool) -> str:
     """The verdict on steps to the target: better is fewer."""
-    if steps is None or steps["why"] is not None:
+    if steps is None or steps["why"] is not None or not is_at_a_look:
         return "inconclusive"
     a, b = steps["mean"]
     assert a is not None and b is not None
     if steps["p"] is None:  # every run of an arm takes as many
         return "equivalent" if a == b else "better" if b < a else "worse"
-    return "inconclusive" if steps["p"] >= alpha else "better" if b < a else "worse"
+    return "inconclusive" if steps["p"] >= steps["alpha"] else "better" if b < a else "worse"
 
 
 def of_loss(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:

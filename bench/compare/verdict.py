@@ -171,7 +171,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     comparison["flags"] += _flags(comparison, (a_rows, b_rows), arms, given)
     loss, has_times = comparison["val_loss"], comparison["comparable"]
     has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
-    comparison["steps_to_target"] = questions.steps_to(counted, loss) if on == "steps_to_target" else None
+    of_steps = alpha / (len(looks) if plan.get("sequential") else 1)
+    comparison["steps_to_target"] = questions.steps_to(counted, loss, of_steps) if on == "steps_to_target" else None
     comparison["kind"], comparison["kind_words"] = questions.kind_of(
         counted, names, target_val_loss, rules.judged, has_times, has_losses, margin_pct
     )
@@ -194,6 +195,8 @@ def adjust(comparisons: Sequence[Comparison]) -> None:
     for loss, p in zip(losses, stats.holm([loss["p_equivalent"] for loss in losses]), strict=True):
         loss["p_equivalent_holm"] = p
     for comparison in comparisons:
+        if steps := comparison["steps_to_target"]:
+            steps["alpha"] /= len(comparisons)
         _decide(comparison)
 
 
@@ -207,6 +210,8 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
         comparison["time"]["p_equivalent_holm"] = reported["time"].get("p_equivalent_holm")
         comparison["val_loss"]["p_holm"] = reported["val_loss"].get("p_holm")
         comparison["val_loss"]["p_equivalent_holm"] = reported["val_loss"].get("p_equivalent_holm")
+        if (steps := comparison["steps_to_target"]) and (of_race := reported.get("steps_to_target")):
+            steps["alpha"] = of_race.get("alpha", steps["alpha"])
         _decide(comparison)
 
 
@@ -252,7 +257,8 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
 def _decide(comparison: Comparison) -> None:
     """Fill in answers, verdict and words, and flag a verdict that depends on the excluded runs."""
     loss, time_all = comparison["val_loss"], comparison["time_all"]
-    is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True]
+    of_steps = questions.of_steps(comparison["steps_to_target"], _is_at_a_look(comparison))
+    is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True] or of_steps == "better"
     hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
     flags = {
         DEPENDS: time_all is not None and of_time(comparison, time_all) != of_time(comparison, comparison["time"]),
@@ -265,10 +271,10 @@ def _decide(comparison: Comparison) -> None:
     answers = {
         "time": of_time(comparison, comparison["time"]),
         "loss": questions.of_loss(loss, comparison["time"]["alpha"], _is_at_a_look(comparison)),
-        "steps_to_target": questions.of_steps(comparison["steps_to_target"], comparison["time"]["alpha"]),
+        "steps_to_target": of_steps,
     }
-    if effects.NOT_COUNTED in comparison["flags"] and answers["loss"] == "better":
-        answers["loss"] = "inconclusive"
+    if effects.NOT_COUNTED in comparison["flags"]:
+        answers = {on: "inconclusive" if answer == "better" else answer for on, answer in answers.items()}
     answers["time_to_target"] = answers["time"]
     if comparison["kind"] != "time_to_target" and answers["time"] in questions.FIRM:
         answers["time_to_target"] = "inconclusive"

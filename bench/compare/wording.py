@@ -147,7 +147,8 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
     else:
         sentence = _sentence_of_times(comparison, verdict)
     if effects.NOT_COUNTED in comparison["flags"]:
-        return f"{sentence}; {extra_words(comparison)}, so its lower val_loss is not counted"
+        what = "fewer steps are" if comparison["on"] == "steps_to_target" else "lower val_loss is"
+        return f"{sentence}; {extra_words(comparison)}, so its {what} not counted"
     return sentence
 
 
@@ -178,6 +179,8 @@ def _sentence_of_steps(comparison: Mapping[str, Any], verdict: str) -> str:
     means = " and ".join("unknown" if mean is None else f"{mean:,.10g}" for mean in steps["mean"])
     if steps["why"] is not None:
         return f"steps to the target: {means}, not compared: {steps['why']}"
+    if "not-at-a-planned-look" in comparison["flags"]:
+        return _not_at_a_look(comparison)
     p = "every run of an arm takes as many" if steps["p"] is None else f"p = {steps['p']:.2g}"
     word = {"better": "fewer steps than", "worse": "more steps than", "equivalent": "as many steps as"}
     compared = f"{b} needs {word[verdict]} {a}" if verdict in word else f"{b} against {a}"

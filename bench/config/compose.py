@@ -30,7 +30,7 @@ from bench.config.groups import (
     own_folders,
     path_of,
 )
-from bench.config.overrides import one_line, parsed
+from bench.config.overrides import one_line, parsed, with_schedule
 from bench.config.typed import fill_like, filled, leaves
 
 JOB_NAME = "speedrun"
@@ -159,7 +159,7 @@ def stored_overrides(hydra: Any) -> list[str]:
 def _split(overrides: list[str], machine: schema.Machine | None) -> tuple[tuple[str, ...], list[Any], list[Any]]:
     """-> (overrides that choose groups, sorted, with a track; those that change a list; those of single settings)."""
     groups, lists, settings = {}, [], []
-    for override in map(parsed, overrides):
+    for override in map(parsed, with_schedule(overrides)):
         key, value = override.key_or_group, override.value()
         if override.is_add() or override.is_delete():
             lists.append(override)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.config import groups, typed
+from bench.config import groups, typed, windows
 from models.settings import PositiveInt
 
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
@@ -46,6 +46,30 @@ def spelled(overrides: list[str]) -> list[str]:
         elif value.lower() not in ("false", "0"):
             raise ValueError(f"{word}: use True or False")
     return spelled_out
+
+
+def with_schedule(overrides: Iterable[str]) -> list[str]:
+    """profile.schedule={wait:5,...} and profile.every=500 as the settings of the instrument trace that they are."""
+    words = []
+    for word in overrides:
+        key, _, value = word.partition("=")
+        steps: dict[str, Any] = {}
+        if key == "profile.every":
+            steps = {"every_steps": value}
+        elif key == "profile.schedule":
+            schedule = parsed(word).value()
+            if not isinstance(schedule, dict):
+                raise ValueError(f"{word}: write it as {{wait:5,warmup:5,active:4,repeat:2}}")
+            steps = windows.steps_of_schedule({str(name): number for name, number in schedule.items()})
+        else:
+            words.append(word)
+            continue
+        settings = {f"instruments.trace.{name}": number for name, number in steps.items()}
+        for other in overrides:
+            if other.partition("=")[0] in settings:
+                raise ValueError(f"{word}: {other} is given too, which it sets: keep one of them")
+        words += ["+instruments=trace", *(f"{name}={number}" for name, number in settings.items())]
+    return words
 
 
 def parsed(word: str) -> Any:

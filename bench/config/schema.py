@@ -191,6 +191,8 @@ class TrackRules:
     gpu: str | None = None  # the GPU's model, as the driver names it; null: any
     num_gpus: int | None = None  # how many GPUs; null: any number
     may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
+    # flags of torch.compile that a contestant may set, patterns of bench/training/compile_flags.py's names; null: any
+    compile_flags: list[str] | None = None
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
     implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
     # what makes a record: least time, or fewest steps whatever their time

@@ -2,21 +2,24 @@
 
 Steps are counted as the run prints them: step 1 is the first optimizer step, row 1 of steps.csv.  A process can have
 one torch profiler at a time (two crash it), so the profilers' windows never overlap and the stages stand alone; the
-windows of the memory history share one history.
+windows of the memory history share one history.  A schedule of torch.profiler is a window that repeats.
 """
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 FLAG = "profiled"  # of steps
 STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
-TRACE_FIELDS = ("name", "first_step", "warmup_steps", "active_steps", "ranks", "activities", "gzip", "max_mib", *FLAGS)
+STEP_FIELDS = ("first_step", "warmup_steps", "active_steps", "every_steps", "repeat")
+TRACE_FIELDS = ("name", *STEP_FIELDS, "ranks", "activities", "gzip", "max_mib", *FLAGS)
+SCHEDULE_FIELDS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")  # torch.profiler.schedule's
 MEMORY_FIELDS = ("name", "first_step", "active_steps", "ranks", "max_entries", "stacks")
 TAKEN_NAME = "oom"  # what snapshots of an out-of-memory are called
 KEMPNER_FLAGS: dict[str, Any] = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
@@ -42,7 +45,8 @@ def hints() -> dict[str, Any]:
     are_known = Range(lambda names: names and all(name in ("cpu", "cuda") for name in names), "of cpu and cuda")
     return {
         **dict.fromkeys(("step", "first_step", "active_steps", "end_step", "max_entries"), AtLeast1),
-        **dict.fromkeys(("warmup_steps", "start_step"), NotNegativeInt),
+        **dict.fromkeys(("warmup_steps", "start_step", "repeat"), NotNegativeInt),
+        "every_steps": AtLeast1 | None,
         **dict.fromkeys((*FLAGS, "gzip", "compilation", "enable"), bool),
         "stacks": Annotated[str, one_of("python", "all")],
         "classifier": Annotated[str, one_of("fixed", "kempner_v0")],
@@ -114,23 +118,88 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilerWindow(Window):
-    """A window whose steps are recorded after warmup_steps in which the profiler runs and records nothing."""
+    """A window whose steps are recorded after warmup_steps in which the profiler runs and records nothing.
+
+    With every_steps it is the first of several cycles, which begin that many steps apart.
+    """
 
     warmup_steps: int = 0
     options: Options = field(default_factory=Options)
     gzip: bool = True
     max_mib: float | None = None  # of the trace before compression; None: no limit
+    every_steps: int | None = None  # from a cycle's first step to that of the next; None: recorded once
+    repeat: int = 0  # cycles, where there is every_steps; 0: until the run ends
 
     @property
     def begin_step(self) -> int:
         """The first step that the window disturbs."""
         return self.first_step - self.warmup_steps
 
-    def overlaps(self, other: "ProfilerWindow") -> bool:
-        """Whether some rank would have both at once."""
-        together = self.begin_step <= other.last_step and other.begin_step <= self.last_step
-        shared = self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)
-        return together and bool(shared)
+    @property
+    def end_step(self) -> int | None:
+        """The last step of its last cycle; None: it repeats until the run ends."""
+        if self.every_steps is None:
+            return self.last_step
+        return self.last_step + (self.repeat - 1) * self.every_steps if self.repeat else None
+
+    def cycles(self, num_steps: int | None = None) -> Iterator["ProfilerWindow"]:
+        """Each cycle as a window of its own, NAME_cycle1 and so on; the window itself where it is recorded once.
+
+        num_steps: of the run; only the cycles that it can begin, and the first.  None: all, which may never end.
+        """
+        yield self._cycle(0)
+        for cycle in range(1, self.repeat) if self.repeat or not self.every_steps else itertools.count(1):
+            following = self._cycle(cycle)
+            if num_steps is not None and following.begin_step > num_steps:
+                return
+            yield following
+
+    def _cycle(self, cycle: int) -> "ProfilerWindow":
+        """cycle: from 0."""
+        if self.every_steps is None or self.repeat == 1:
+            return replace(self, every_steps=None)
+        first_step = self.first_step + cycle * self.every_steps
+        return replace(self, name=f"{self.name}_cycle{cycle + 1}", first_step=first_step, every_steps=None)
+
+    def overlap(self, other: "ProfilerWindow") -> tuple["ProfilerWindow", "ProfilerWindow"] | None:
+        """The first two cycles, one of each, that some rank would have at once; None: there are none."""
+        if not (self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)):
+            return None
+        # Two that repeat until the run ends meet within one common multiple of their periods, or never.
+        common = math.lcm(self.every_steps or 1, other.every_steps or 1) + max(self.last_step, other.last_step)
+        num_steps, num_others = (window.warmup_steps + window.active_steps for window in (self, other))
+        mine, others = 0, 0  # which cycles
+        begin, begin_other = self.begin_step, other.begin_step
+        while begin <= (self.end_step or common) and begin_other <= (other.end_step or common):
+            if begin < begin_other + num_others and begin_other < begin + num_steps:
+                return self._cycle(mine), other._cycle(others)
+            if begin < begin_other:
+                mine, begin = mine + 1, begin + (self.every_steps or common)
+            else:
+                others, begin_other = others + 1, begin_other + (other.every_steps or common)
+        return None
+
+
+def steps_of_schedule(schedule: dict[str, Any]) -> dict[str, int]:
+    """The arguments of torch.profiler.schedule -> the settings of the instrument trace with which it does the same.
+
+    torch counts steps from 0, and this program from 1.  Raises ValueError.
+    """
+    where, example = "profile.schedule", "as torch.profiler.schedule: {wait:5,warmup:5,active:4,repeat:2,skip_first:10}"
+    unknown = [key for key in schedule if key not in SCHEDULE_FIELDS]
+    missing = [key for key in ("wait", "warmup", "active") if key not in schedule]
+    if unknown or missing:
+        what = f"unknown setting {unknown[0]}" if unknown else f"{missing[0]} is missing"
+        raise ValueError(f"{where}={schedule}: {what}: write it {example}")
+    for key, number in schedule.items():
+        least = int(key == "active")
+        if type(number) is not int or number < least:
+            raise ValueError(f"{where}={schedule}: {key}={number!r}: use a whole number of {least} or more")
+    wait, warmup, active = schedule["wait"], schedule["warmup"], schedule["active"]
+    waited = schedule.get("skip_first", 0) + (0 if schedule.get("skip_first_wait") else wait)
+    repeat = schedule.get("repeat", 0)
+    window = {"first_step": waited + warmup + 1, "warmup_steps": warmup, "active_steps": active}
+    return window if repeat == 1 else window | {"every_steps": wait + warmup + active, "repeat": repeat}
 
 
 def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
@@ -143,9 +212,17 @@ def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
                 f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: "
                 f"use first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
             )
+        num_disturbed = values["warmup_steps"] + values["active_steps"]
+        if values["every_steps"] is None and values["repeat"]:
+            raise ValueError(f"{where}.repeat={values['repeat']}: it repeats every how many steps? give every_steps")
+        if values["every_steps"] is not None and values["every_steps"] < num_disturbed:
+            raise ValueError(
+                f"{where}.every_steps={values['every_steps']}: one cycle takes {num_disturbed} steps, "
+                f"warm-up included: use every_steps={num_disturbed} or more"
+            )
         activities = values["activities"] and tuple(values["activities"])
         options = Options(activities, **{flag: values[flag] for flag in FLAGS})
-        same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
+        same = {key: values[key] for key in ("name", *STEP_FIELDS, "gzip", "max_mib")}
         windows.append(ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=options))
     return windows
 
@@ -193,21 +270,27 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
     windows = [] if alone else [window for name in profiling for window in windows_by_instrument[name] or ()]
     windows.sort(key=lambda window: window.begin_step)
     for window, other in itertools.combinations(windows, 2):
-        if window.name == other.name:
+        cycles = [f"{one.name}_cycle" for one in (window, other) if one.every_steps]
+        if window.name == other.name or any(one.name.startswith(tuple(cycles)) for one in (window, other)):
             remedy = "two windows have this name and would write the same files: rename one"
-            raise ValueError(f"window name={window.name}: {remedy}")
-        if window.overlaps(other):
+            raise ValueError(f"window name={other.name}: {remedy}")
+        overlap = window.overlap(other)
+        if overlap:
+            first, second = sorted(overlap, key=lambda cycle: cycle.begin_step)
             raise ValueError(
-                f"window {other.name}, {described(other)}: it overlaps with window {window.name}, {described(window)}, "
+                f"window {second.name}, {described(second)}: it overlaps with window {first.name}, {described(first)}, "
                 "and two torch profilers at once crash the process: let it begin after step "
-                f"{window.last_step}, warm-up included"
+                f"{first.last_step}, warm-up included"
             )
 
 
 def described(window: ProfilerWindow) -> str:
-    """Window -> "steps 11 to 14 after warm-up from step 6"."""
+    """Window -> "steps 11 to 14 after warm-up from step 6, and again every 500 steps, 3 times in all"."""
     warmup = f" after warm-up from step {window.begin_step}" if window.warmup_steps else ""
-    return span(window.first_step, window.last_step) + warmup
+    often = f"{window.repeat} times in all" if window.repeat else "until the run ends"
+    is_repeated = window.every_steps is not None and window.repeat != 1
+    again = f", and again every {window.every_steps} steps, {often}" if is_repeated else ""
+    return span(window.first_step, window.last_step) + warmup + again
 
 
 def span(first_step: int, last_step: int) -> str:

@@ -30,20 +30,13 @@ def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, flo
     return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in walls_s_of.items()}
 
 
-def in_budget(num_fitting: int | None, num_left: int, budget_s: float | None) -> str:
-    """How many runs of those left a budget is foreseen to be enough for, behind a plan; "" for None: unknown."""
-    if num_fitting is None or budget_s is None:
-        return ""
-    all_of = "all" if num_fitting >= num_left else f"{num_fitting} of {num_left}"
-    return f"; {all_of} fit in the budget, {format_about_s(budget_s).removeprefix('about ')}"
-
-
 class Series:
     """A context around several runs, with their live bars.
 
     kinds: one a run, in order: alike where runs take equally long; known_s: {kind: seconds a run}, as far as known
     before; num_done: runs of a race that is resumed; live: whether bars are drawn; budget_s: no run is to end later
-    than that after the first began, None: no limit; fewest: after so many runs it may end early.
+    than that after the first began, None: no limit; fewest: after so many runs it may end early; at_once: how many run
+    side by side, of which end() is told the seconds, and begin() nothing.
     """
 
     def __init__(
@@ -54,25 +47,31 @@ class Series:
         live: bool = True,
         budget_s: float | None = None,
         fewest: int | None = None,
+        at_once: int = 1,
     ):
         self._kinds, self._known_s = list(kinds), known_s
         self._paced_s: dict[str, float] = {}  # {kind: seconds of a run}, by the pace of the one that is running
         self._spent_s: dict[str, list[float]] = {}  # {kind: seconds of each run of this series}
         self._num_done, self._budget_s, self._fewest = num_done, budget_s, fewest
+        self._at_once = at_once
         self._began_s: float | None = None  # the running one
         self._opened_s, self._has_foretold = time.monotonic(), False
         self.bars = Bars(live)
 
     def __enter__(self) -> Self:
         self._opened_s = time.monotonic()
-        num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
-        how_long = format_about_s(left_s) or "the duration is known after the first"
-        if self._fewest is not None and num_left > (least := max(1, self._fewest - self._num_done)):
-            say("plan", f"{least} to {counted(num_left, 'run')}, {how_long} for all of them")
-        else:
-            say("plan", f"{counted(num_left, 'run')}, {how_long}{self._in_budget()}")
+        say("plan", self.forecast())
         self.bars.__enter__()
         return self
+
+    def forecast(self) -> str:
+        """How many runs are to go, how long they take, and how many of them fit in the budget."""
+        num_left, about = len(self._kinds) - self._num_done, format_about_s(self.left_s())
+        least = num_left if self._fewest is None else max(1, self._fewest - self._num_done)
+        how_many, for_all = (f"{least} to ", " for all of them") if least < num_left else ("", "")
+        how_many += counted(num_left, "run") + f", {self._at_once} at a time" * (self._at_once > 1)
+        how_long = f"{about}{for_all}" if about else "the duration is known after the first"
+        return f"{how_many}, {how_long}{self._in_budget()}"
 
     def __exit__(self, *exc_info: object) -> None:
         self.bars.__exit__(*exc_info)
@@ -98,13 +97,15 @@ class Series:
             each, left = format_about_s(run_s), format_about_s(self.left_s())
             say("plan", f"{each} a run by its first steps, {left} to go for all of them{self._in_budget()}")
 
-    def end(self, is_done: bool = True) -> str:
-        """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known.
+    def end(self, is_done: bool = True, spent_s: float | None = None) -> str:
+        """A run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known.
 
-        is_done=False: it comes again.
+        is_done=False: it comes again; spent_s: None: since begin().
         """
-        if is_done and self._began_s is not None:
-            self._spent_s.setdefault(self._kinds[self._num_done], []).append(time.monotonic() - self._began_s)
+        if spent_s is None and self._began_s is not None:
+            spent_s = time.monotonic() - self._began_s
+        if is_done and spent_s is not None:
+            self._spent_s.setdefault(self._kinds[self._num_done], []).append(spent_s)
         self._num_done, self._began_s = self._num_done + is_done, None
         return self._to_go()
 
@@ -115,40 +116,41 @@ class Series:
 
     def left_s(self) -> float | None:
         """Seconds to the end, by this series' own runs where it has some of a kind; None: nothing is known."""
-        known_s = self._seconds_by_kind()
-        if not known_s:
-            return None
-        other_s = statistics.mean(known_s.values())
-        left_s = [known_s.get(kind, other_s) for kind in self._kinds[self._num_done :]]
-        if self._began_s is not None:
+        if (left_s := self._seconds_of_each()) and self._began_s is not None:
             left_s[0] = max(0.0, left_s[0] - (time.monotonic() - self._began_s))
-        return sum(left_s)
+        return None if left_s is None else max(sum(left_s[place :: self._at_once]) for place in range(self._at_once))
 
     def num_fitting(self) -> int | None:
         """How many of the runs to go end within the budget, the running one among them, by what is known of each kind.
 
         By the mean of the others where nothing is known of a kind; None: there is no budget, or nothing is known.
         """
-        known_s = self._seconds_by_kind()
-        if self._budget_s is None or not known_s:
+        left_s = self._seconds_of_each()
+        if self._budget_s is None or left_s is None:
             return None
-        other_s = statistics.mean(known_s.values())
         spent_s = (time.monotonic() if self._began_s is None else self._began_s) - self._opened_s
-        later_s = itertools.accumulate(known_s.get(kind, other_s) for kind in self._kinds[self._num_done :])
-        return sum(spent_s + one_s <= self._budget_s for one_s in later_s)
+        places_s = (itertools.accumulate(left_s[place :: self._at_once]) for place in range(self._at_once))
+        return sum(spent_s + end_s <= self._budget_s for end_s in itertools.chain(*places_s))
 
     def fits(self) -> bool:
         """Whether the next run ends within the budget; True where nothing is known of any."""
         return self._budget_s is None or self.num_fitting() != 0
 
     def _in_budget(self) -> str:
-        forecast = in_budget(self.num_fitting(), len(self._kinds) - self._num_done, self._budget_s)
-        self._has_foretold = self._has_foretold or bool(forecast)
-        return forecast
+        """How many of the runs to go the budget is foreseen to be enough for; "" where that is not known."""
+        num_fitting, num_left = self.num_fitting(), len(self._kinds) - self._num_done
+        if num_fitting is None or self._budget_s is None:
+            return ""
+        self._has_foretold = True
+        all_of = "all" if num_fitting >= num_left else f"{num_fitting} of {num_left}"
+        return f"; {all_of} fit in the budget, {format_about_s(self._budget_s).removeprefix('about ')}"
 
-    def _seconds_by_kind(self) -> dict[str, float]:
+    def _seconds_of_each(self) -> list[float] | None:
+        """Seconds of each run to go, the mean of the others where nothing is known of a kind; None: of no kind."""
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
-        return self._paced_s | self._known_s | spent_s
+        known_s = self._paced_s | self._known_s | spent_s
+        other_s = statistics.mean(known_s.values()) if known_s else 0.0
+        return [known_s.get(kind, other_s) for kind in self._kinds[self._num_done :]] if known_s else None
 
     def _to_go(self) -> str:
         left_s = self.left_s()

@@ -243,5 +243,6 @@ def setting(run: Record) -> Section:
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
         "world_size": run.get("world_size"),
+        **({"compile_flags": flags} if (flags := run["measured"].get("compile_flags")) is not None else {}),
         **({"beside": beside["num_slots"]} if (beside := run.get("beside")) else {}),
     }

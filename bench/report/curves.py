@@ -134,7 +134,8 @@ def _means(values: list[Any], every: int) -> list[Any]:
 def _shared(
     steps: Sequence[int], train_s: Sequence[float | None], tokens: Sequence[int | None], numbers: Sequence[int]
 ) -> Curves:
-    shared = {"step": [steps[number] for number in numbers], "tokens": [tokens[number] for number in numbers]}
+    tokens = [tokens[number] for number in numbers]
+    shared = {"step": [steps[number] for number in numbers], "tokens": None if None in tokens else tokens}
     return shared | _rounded({"train_s": [train_s[number] for number in numbers]})
 
 
@@ -146,25 +147,6 @@ def _rounded(columns: Mapping[str, list[Any]]) -> Curves:
         known = [None if value is None or not math.isfinite(value) else float(form % value) for value in values]
         rounded[name] = None if is_unknown else known
     return rounded
-
-
-def packed(curves: Curves) -> Curves:
-    """Curves, smaller: even steps as {"from", "by", "num", "last"}, tokens as the number of each step."""
-    return curves | {part: _packed(curves[part]) for part in ("train", "val")}
-
-
-def _packed(part: Curves) -> Curves:
-    steps, tokens = part["step"], part["tokens"]
-    if None in tokens:
-        tokens = None
-    elif steps and steps[-1] and not tokens[-1] % steps[-1]:
-        a_step = tokens[-1] // steps[-1]
-        tokens = a_step if tokens == [step * a_step for step in steps] else tokens
-    if len(steps) > 3:
-        start, by, num = steps[0], steps[1] - steps[0], len(steps)
-        if steps[:-1] == list(range(start, start + by * (num - 1), by)):
-            steps = {"from": start, "by": by, "num": num, "last": steps[-1]}
-    return part | {"step": steps, "tokens": tokens}
 
 
 def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[Spec]:
@@ -269,7 +251,7 @@ def html(arms: Iterable[Arm], path: Path) -> str:
         if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
             label = arm.name
         for number, row in enumerate(arm.rows):
-            by_run[row["run_id"]] = packed(_curves(arm, number, max_points))
+            by_run[row["run_id"]] = _curves(arm, number, max_points)
             lines.append(line_of(row, label, run_page.link_to(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
     return page_of({"columns": COLUMNS, "rows": lines, "curves": by_run, "arms": [arm.name for arm in arms]})

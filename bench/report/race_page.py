@@ -168,7 +168,9 @@ def _plan(race: race_folder.Race) -> Section:
         planned = f"planned {plan['n']} runs an arm, " if plan.get("n") else ""
         lines.append(f"{planned}started {started}; order {in_turn} after a warm-up each")
     rules = [f"alpha {plan['alpha']:g}"] if plan.get("alpha") else []
-    rules += [f"looks at {', '.join(map(str, plan['looks']))}"] if plan.get("looks") else []
+    looks = plan.get("looks") or []
+    at = f"{looks[0]}, and after every round" if plan.get("sequential") else ", ".join(map(str, looks))
+    rules += [f"looks at {at}"] if looks else []
     lines += [", ".join(rules)] if order and rules else []
     if again := [run for arm in arms.values() for run in arm.get("interrupted_runs") or ()]:
         lines.append(f"interrupted and run again: {', '.join(again)}")

@@ -37,6 +37,7 @@ class RankResult:
     node: int = 0
     t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
     code: dict[str, Any] = field(default_factory=dict)  # imported.facts()
+    compile_flags: dict[str, Any] = field(default_factory=dict)  # compile_flags.changed(), without the harness's own
 
 
 def write(
@@ -81,6 +82,7 @@ def write(
             },
             "loader_wait_ms": max(rank.loader_wait_ms for rank in everyone),
             "foreign_cpu_cores": max(by_node, default=None),
+            "compile_flags": {name: value for rank in everyone for name, value in rank.compile_flags.items()},
             **facts["measured"],
         },
         "torch_facts": environment.torch_facts(),

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic
-from bench.base.paths import CODE, REPO
+from bench.base.paths import CODE, CONF, REPO
+from bench.base.reading import yaml_file
 from bench.config import windows
 from bench.config.schema import LookConfig
 from bench.training import distributed
@@ -46,14 +47,18 @@ class _NoLog(StepLog):
 
 def chosen(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:
     """The instruments of a look and their settings; first_step: the first that is recorded, as instruments count."""
-    window = {"name": NAME, "first_step": first_step, "active_steps": config.active_steps, "ranks": None, "windows": []}
-    flags = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_flops": False}
-    trace = window | flags | {"with_modules": False, "warmup_steps": config.warmup_steps, "activities": None}
-    instruments = {"trace": trace | {"gzip": True, "max_mib": MAX_TRACE_MIB}}
+    window = {"name": NAME, "first_step": first_step, "active_steps": config.active_steps}
+    recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "max_mib": MAX_TRACE_MIB}
+    instruments = {"trace": _defaults("trace") | window | recorded | {"warmup_steps": config.warmup_steps}}
     if device_type == "cuda":
-        of_memory = {"max_entries": MAX_MEMORY_ENTRIES, "stacks": "python", "whole_race": False}
-        instruments["memory_history"] = window | of_memory
+        instruments["memory_history"] = _defaults("memory_history") | window | {"max_entries": MAX_MEMORY_ENTRIES}
     return instruments
+
+
+def _defaults(instrument: str) -> dict[str, Any]:
+    """All settings of an instrument, as its yaml has them."""
+    settings: dict[str, Any] = yaml_file.read(CONF / "instruments" / f"{instrument}.yaml")[instrument]
+    return settings
 
 
 def repeated_steps(num_done: int, num_steps: int) -> list[int]:

@@ -27,7 +27,7 @@ from bench.data.shards import check as check_shard
 from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
-from bench.training import causality, distributed, gather_result, imported, look, side_effects, weights
+from bench.training import causality, compile_flags, distributed, gather_result, imported, look, side_effects, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
@@ -55,6 +55,7 @@ class Run:
         self.referee: dict[str, dict[str, Any]] = {}  # what was found out about the contestant: run.json["referee"]
         self.config = schema.read(folder, launch.get("secrets", ()))
         hardware = self.config.hardware
+        compile_flags.watch()
         torch.set_num_threads(hardware.num_threads)  # torchrun without the launcher sets OMP_NUM_THREADS=1
         choose_kernels(hardware)
         self.ranks = distributed.start(
@@ -215,6 +216,9 @@ class Run:
     def _write_record(self, measured: gather_result.RankResult) -> None:
         """Rank 0 writes what all of them measured."""
         measured.code = imported.facts(hashes=self.ranks.is_first)
+        measured.compile_flags = {
+            name: value for name, value in compile_flags.changed().items() if name not in self._trainer.own_flags
+        }
         measured.warnings, measured.events = self.instruments.warnings, self.events.kept  # closing may have added some
         everyone = distributed.gather(measured)
         if self._writer is not None:

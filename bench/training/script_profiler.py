@@ -82,7 +82,7 @@ class Profiler:
                 self._profile.stop()
                 self._profile = None
                 self._note(self._window)
-        elif self._waiting and torch is not None and following >= self._waiting[0]["begin_step"] and step > 0:
+        while not self._profile and torch and self._waiting and 1 < following >= self._waiting[0]["begin_step"]:
             window = self._waiting.pop(0)
             if following <= window["first_step"]:
                 self._begin(torch, window, following)

@@ -22,9 +22,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 STARTED_S = time.monotonic()
+HERE = os.path.dirname(os.path.abspath(__file__))
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
 AGAIN_NS = 100_000_000
@@ -52,8 +54,10 @@ def main(folder: str) -> None:
     os.chdir(script["work"])
     watch_opened(os.path.join(folder, f".rank{rank}.opened.tmp"), (script["work"], script["beside"]))
     if script["profile"]:
-        profiler = os.path.join(os.path.dirname(os.path.abspath(__file__)), "script_profiler.py")
+        profiler = os.path.join(HERE, "script_profiler.py")
         runpy.run_path(profiler)["install"](folder, rank, script["profile"])
+    flags = runpy.run_path(os.path.join(HERE, "compile_flags.py"))
+    flags["watch"]()
     exit_code = 0
     try:
         run(script["path"], script["args"])
@@ -61,7 +65,7 @@ def main(folder: str) -> None:
         if write_failure(folder, rank, error):
             traceback.print_exc()
             exit_code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-    write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank)
+    write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank, flags["changed"])
     if not exit_code:
         threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does at its end: threads, then exit functions
         atexit._run_exitfuncs()
@@ -207,12 +211,13 @@ def kind_of(error: BaseException, message: str) -> str:
     return "collective_timeout" if is_collective and re.search("timed out|timeout", message, re.I) else "exception"
 
 
-def write_facts(path: str, rank: int) -> None:
-    """What only this process knows: its torch, its packages (rank 0's), its memory."""
+def write_facts(path: str, rank: int, compile_flags: Callable[[], dict[str, Any]]) -> None:
+    """What only this process knows: its torch, what it changed of its compiler, its packages (rank 0's), its memory."""
     facts: dict[str, Any] = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
     try:
         facts["torch"] = torch_facts()
         facts["peak_mem_gib"] = torch_peaks()
+        facts["compile_flags"] = compile_flags()
     except Exception as error:
         facts["error"] = f"{type(error).__name__}: {error}"
     if rank == 0:

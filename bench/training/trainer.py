@@ -42,6 +42,9 @@ class Trainer:
         if config.hardware.compile:  # dynamo gives up on a function of which it has made more graphs than its limit
             num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
+        # what is set here and in model.choose_kernels(), and not by a contestant
+        self.own_flags = ["dynamo.recompile_limit"] * bool(config.hardware.compile)
+        self.own_flags += ["inductor.deterministic"] * config.hardware.deterministic
         self.optimizer = self._optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         rank_and_device = (ranks.rank, ranks.world_size, ranks.device)

@@ -61,6 +61,7 @@ class Args(msgspec.Struct, gc=False):
     nelems: Number = msgspec.field(default=None, name="In msg nelems")
     group: Number = msgspec.field(default=None, name="Process Group Name")
     group_size: Number = msgspec.field(default=None, name="Group size")
+    seq: Number = msgspec.field(default=None, name="Seq")  # of a collective in its group, the same on all ranks
     dtype: Number = None
     allocated: Number = msgspec.field(default=None, name="Bytes")
     device_type: Number = msgspec.field(default=None, name="Device Type")

@@ -70,23 +70,16 @@ def earliest_first(
 
 
 def over_files(work: Callable[..., Any], paths: Sequence[str | Path], *given: Any) -> Iterator[Any]:
-    """Yields work(path, *given) of each file in order, on all cores where they are large.
-
-    work is a function of a module.  This process has its share of the files too: another one would cost a start and the
-    memory of its modules.
-    """
-    if len(paths) == 1 or usable_cpus() == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
+    """Yields work(path, *given) of each file in order, on all cores where they are large; work: of a module."""
+    num = min(usable_cpus(), len(paths))
+    if num == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
         yield from (work(path, *given) for path in paths)
         return
-    num = min(usable_cpus(), len(paths))
-    largest_first = sorted(range(len(paths)), key=lambda index: -num_bytes(paths[index]))
-    own = set(largest_first[num - 1 :: num])  # the smallest of every num
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(num - 1, mp_context=context) as pool:
-        others = {index: pool.submit(work, path, *given) for index, path in enumerate(paths) if index not in own}
-        done = {index: work(paths[index], *given) for index in own}
-        for index in range(len(paths)):
-            yield others.pop(index).result() if index in others else done.pop(index)
+    with concurrent.futures.ProcessPoolExecutor(num, mp_context=context) as pool:
+        jobs = [pool.submit(work, path, *given) for path in paths]
+        while jobs:  # what was yielded is not kept
+            yield jobs.pop(0).result()
 
 
 def num_bytes(path: str | Path) -> int:

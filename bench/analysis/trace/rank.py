@@ -26,7 +26,7 @@ _NO_ARGS = Args()
 
 
 class Collector:
-    """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
+    """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "sequence", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
     (bytes, dims, types, collective, nelems, group, device type, group size, dtype).
@@ -38,6 +38,7 @@ class Collector:
         self._extras: dict[tuple[Any, ...], int] = {}
         self._tracks: dict[tuple[bool, Any, Any], int] = {}  # (is device, number or text, number or text) -> index
         self._track_of = functools.cache(self._track)  # the same by the raw values, which come again and again
+        self._sequence: dict[int, tuple[str, int]] = {}  # row: its process group, its number there
         self._columns = {name: np.empty(0, dtype) for name, dtype in events.COLUMNS.items()}
         self._num_rows = 0
         self.num_events = self.num_bad = 0
@@ -48,6 +49,7 @@ class Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             decoded = self._decode_one_by_one(chunk)
         kind_of = self._kind_of
+        self._has_numbers = b'"Seq"' in chunk  # most traces have none, and then no event is asked
         kept = [
             event
             for event in decoded
@@ -97,6 +99,9 @@ class Collector:
         good = (ts != events.BAD) & (dur != events.BAD)
         self.num_bad += int((~good).sum())
         first, self._num_rows = self._num_rows, self._num_rows + int(good.sum())
+        for index, args in enumerate(facts) if self._has_numbers else ():
+            if args.seq is not None and good[index] and not _is_point_to_point(args):
+                self._sequence[first + int(good[:index].sum())] = str(args.group), whole(args.seq)
         if self._num_rows > len(self._columns["ts"]):
             self._grow(self._num_rows + self._num_rows // 8 + MIN_ROWS)
         for name, dtype in events.COLUMNS.items():
@@ -120,20 +125,34 @@ class Collector:
         fact = (num_bytes, dims, types, *message, args.device_type, args.group_size, args.dtype)
         return self._extras.setdefault(fact, len(self._extras))
 
+    def _number_kernels(self) -> None:
+        """A kernel that has no number of its own has that of the host's operator that launched it."""
+        kind, external = self._columns["kind"], self._columns["external"]
+        by_operator = {int(external[row]): number for row, number in self._sequence.items() if external[row] >= 0}
+        for row in np.flatnonzero((kind == events.KERNEL) & np.isin(external, list(by_operator))).tolist():
+            self._sequence.setdefault(row, by_operator[int(external[row])])
+
     def finish(self) -> dict[str, Any]:
         self._grow(self._num_rows)
         for name in IDS:
             column = self._columns[name]
             if len(column) and column.max() <= SMALL.max and column.min() >= SMALL.min:  # as a rule; half the memory
                 self._columns[name] = column.astype(np.int32)
+        self._number_kernels()
         return {
             "columns": self._columns,
             "names": [str(name) for name in self._names],
             "tracks": list(self._tracks),
             "extras": list(self._extras),
+            "sequence": self._sequence,
             "num_events": self.num_events,
             "num_bad": self.num_bad,
         }
+
+
+def _is_point_to_point(args: Args) -> bool:
+    """A send or a receive, which each rank counts for itself."""
+    return str(args.collective).lower().startswith(("send", "recv"))
 
 
 class _Kinds(dict[str | None, int | None]):
@@ -152,8 +171,8 @@ class Rank:
     rows: of Collector.finish().
     .kind (events.py: KERNEL ... SYNC)  .ts .dur .end  .name (index into .names)  .track (index into .tracks:
     (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1:
-    none) .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad
-    .cut
+    none)  .sequence ({row: (process group, number of the collective in it)} where the file says it)
+    .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad  .cut
     """
 
     kind: np.ndarray
@@ -172,6 +191,7 @@ class Rank:
             setattr(self, name, rows["columns"][name])
         self.end = self.ts + self.dur
         self.names, self.tracks, self.extras = rows["names"], rows["tracks"], rows["extras"]
+        self.sequence: dict[int, tuple[str, int]] = rows["sequence"]
         self.num_events, self.num_bad = rows["num_events"], rows["num_bad"]
         self.path, self.cut = Path(path), cut
         self.meta = _meta(head, tail)
@@ -188,6 +208,7 @@ class Rank:
             setattr(few, name, getattr(self, name)[rows])
         used, few.name = np.unique(few.name, return_inverse=True)
         few.name, few.names = few.name.astype(np.int32), [self.names[index] for index in used]
+        few.sequence = {new: self.sequence[row] for new, row in enumerate(rows.tolist()) if row in self.sequence}
         few.extras, few.extra = [], np.full(len(rows), -1, np.int32)
         few.end, few.meta = few.ts + few.dur, {"speedrun": self.meta.get("speedrun")}
         return few

@@ -4,6 +4,7 @@ Clocks of different hosts are not compared.  A collective ends for all at about 
 ran shortest came last, and the others waited for it: wait = own duration - the shortest.
 """
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -40,23 +41,30 @@ def steps(by_rank: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
     """([{"name", "call", "late_rank", "rows", "wait_ns"}] of the collectives that all ranks share, calls not matched).
 
-    The k-th communication kernel of a name on one rank meets the k-th on the others; names that do not occur equally
-    often on all ranks are not matched.  rows, wait_ns: by rank, in the order of ranks: the kernel, and for how long of
-    it its rank waited for the last one.
+    By process group and sequence number where the traces have them (of NCCL, in torch 2.13), so that a trace
+    whose beginning is missing still meets the others; call is that number.  Otherwise the k-th kernel of a name on one
+    rank meets the k-th on the others, and names that do not occur equally often on all ranks are not matched.
+    rows, wait_ns: by rank, in the order of ranks: the kernel, and for how long of it its rank waited for the last one.
     """
     numbers, sequences = list(ranks), [_sequences(*entry) for entry in ranks.values()]
     lines, num_unmatched = [], 0
     for name in sorted(set().union(*sequences)) if len(ranks) > 1 else ():
-        of_ranks = [of_rank.get(name, ()) for of_rank in sequences]
-        if len(set(map(len, of_ranks))) != 1:
-            num_unmatched += max(map(len, of_ranks))
+        of_ranks = [(rank, of_rank.get(name, [])) for (rank, *_), of_rank in zip(ranks.values(), sequences)]
+        is_numbered = all(row in rank.sequence for rank, mine in of_ranks for row in mine)
+        by_key: list[dict[Any, int]]
+        by_key = [_by_number(rank, mine) if is_numbered else dict(enumerate(mine)) for rank, mine in of_ranks]
+        shared = [key for key in by_key[0] if all(key in rows for rows in by_key)]
+        if not is_numbered and len(set(map(len, by_key))) > 1:
+            shared = []
+        num_unmatched += len(set().union(*by_key)) - len(shared)
+        if not shared:
             continue
-        rows = np.array(of_ranks)
+        rows = np.array([[of_rank[key] for key in shared] for of_rank in by_key])
         durations = np.array([rank.dur[mine] for (rank, *_), mine in zip(ranks.values(), rows)])
         waited, late = durations - durations.min(axis=0), durations.argmin(axis=0)
-        for call in range(rows.shape[1]):
-            line = {"name": name, "call": call, "late_rank": numbers[late[call]]}
-            lines.append(line | {"rows": rows[:, call].tolist(), "wait_ns": waited[:, call].tolist()})
+        for index, key in enumerate(shared):
+            line = {"name": name, "call": key[1] if is_numbered else key, "late_rank": numbers[late[index]]}
+            lines.append(line | {"rows": rows[:, index].tolist(), "wait_ns": waited[:, index].tolist()})
     return lines, num_unmatched
 
 
@@ -111,3 +119,14 @@ def _sequences(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, lis
     for row in mine.tolist():
         by_name.setdefault(rank.names[rank.name[row]], []).append(row)
     return by_name
+
+
+def _by_number(rank: Rank, rows: list[int]) -> dict[Any, int]:
+    """{(process group, sequence number, which of several kernels of that collective): row}."""
+    num_seen: Counter[tuple[str, int]] = Counter()
+    by_number = {}
+    for row in rows:
+        number = rank.sequence[row]
+        by_number[*number, num_seen[number]] = row
+        num_seen[number] += 1
+    return by_number

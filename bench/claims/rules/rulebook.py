@@ -31,6 +31,7 @@ RULES: list[Callable[[Claim], Judged]] = [
     runs.the_data_are_those_of_the_track,
     runs.only_what_may_be_untimed_was_untimed,
     runs.no_forbidden_instrument_ran,
+    runs.only_allowed_flags_of_torch_compile_were_set,
     runs.the_runs_share_config_and_code,
     runs.the_runs_share_one_setting,
     runs.every_run_has_its_own_seed,
@@ -58,6 +59,7 @@ NOT_IN_LOGS = {
     runs.nothing_that_the_track_fixes_was_changed,
     runs.the_data_are_those_of_the_track,
     runs.no_forbidden_instrument_ran,
+    runs.only_allowed_flags_of_torch_compile_were_set,
     runs.no_run_was_left_out,
 }
 

@@ -5,6 +5,7 @@ A track's numbers, models and names are its own: track.rules, track.fixed and th
 
 import collections
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 from bench.base.text_table import counted, some
 from bench.claims.claim import NOT_KNOWN, Claim, Judged, Kind, Run, has_target, standard
@@ -73,7 +74,8 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
         return None not in settings, evidence
     rows = [row_of(run.record) for run in own + others]
     keys = eligibility.differing_settings(rows)
-    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(eligibility.OF_A_SCRIPT)
+    own_choice = {*eligibility.OF_A_SCRIPT, *eligibility.OF_ANY}
+    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= own_choice
     of_one_arm = len({run.record["comparability_id"] for run in own}) == 1
     passed = of_one_arm and of_scripts and bool(keys)
     return passed, f"{evidence}; {', '.join(keys) or 'nothing known'} differ" + ", part of what is raced" * passed
@@ -304,3 +306,22 @@ def no_forbidden_instrument_ran(claim: Claim) -> Judged:
     return judge_each(
         claim.all_runs, fault_of, f"{', '.join(sorted(claim.runs[0].record['instruments'])) or 'none'} ran"
     )
+
+
+def only_allowed_flags_of_torch_compile_were_set(claim: Claim) -> Judged:
+    """modded-nanogpt's rule 3: no flag of inductor or torch.compile but those that the track allows, in any run."""
+    allowed = claim.track_rules.rules.compile_flags
+    if allowed is None:
+        return None, f"track {claim.track} allows any"
+    flags_by_run = {run.name: run.record["measured"].get("compile_flags") for run in claim.runs}
+    unknown = [name for name, flags in flags_by_run.items() if flags is None]
+
+    def fault_of(run: Run) -> str | None:
+        set_flags = (flags_by_run[run.name] or {}).items()
+        more = [f"{name}={value}" for name, value in set_flags if not any(fnmatchcase(name, a) for a in allowed)]
+        return f"it set {some(more, 4)}" if more else None
+
+    passed, evidence = judge_each(claim.runs, fault_of, "none set" if not any(flags_by_run.values()) else "all allowed")
+    if passed and unknown:
+        return None, f"{NOT_KNOWN}: {counted(len(unknown), 'record')} without it, {some(unknown, 2)}"
+    return passed, evidence

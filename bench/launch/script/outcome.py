@@ -56,6 +56,7 @@ class Facts(TypedDict):
     peak_rss_gib: NotRequired[float | None]
     peak_mem_gib: NotRequired[dict[str, float | None] | None]
     torch: NotRequired[dict[str, Any]]
+    compile_flags: NotRequired[dict[str, Any]]
     packages: NotRequired[dict[str, str | None]]
 
 
@@ -363,6 +364,9 @@ def _write_result(
     if any(peak is not None for peak in telemetry.get("device_peak_mem_gib", ())):
         peaks["device"] = telemetry["device_peak_mem_gib"]
     measured = measured | {"peak_mem_gib_by_rank": peaks}
+    known = [facts["compile_flags"] for facts in by_rank if isinstance(facts.get("compile_flags"), dict)]
+    if known:
+        measured["compile_flags"] = {name: value for flags in known for name, value in flags.items()}
     if telemetry.get("foreign_cpu_cores") is not None:
         measured["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
     # the script's own torch; None of all where it ended well and imported none; {} where nothing is known

@@ -1,6 +1,7 @@
 """Profiler windows on a script: what its worker records, and the traces that come of it."""
 
 import dataclasses
+import itertools
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from bench.record.step_files import StepRow
 from bench.training.instruments import registry
 from bench.training.profiling import files
 
+MAX_CYCLES = 1000  # of a window that repeats: nobody knows how many steps a script makes
 NAMES = ("trace", "window")  # instruments whose windows a script can have: profile=modded, profile=window
 # A line that says that a step is done: its pattern, and what is to be added to the number in it.
 EDGES = {
@@ -66,7 +68,8 @@ def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: 
     summaries: dict[str, Section] = {}
     noted = [_noted(folder, rank) for rank in range(num_ranks)]
     for name in NAMES:
-        for window in _windows({name: chosen[name]} if name in chosen else {}):
+        last_row = rows[-1]["step"] if rows else 0
+        for window in _windows({name: chosen[name]} if name in chosen else {}, last_row):
             facts: Section = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
             for rank, of_rank in enumerate(noted):
                 recorded = of_rank.get(window.name)
@@ -97,9 +100,11 @@ def are_done(folder: Path, chosen: Mapping[str, Section], num_ranks: int) -> boo
     return True
 
 
-def _windows(chosen: Mapping[str, Section]) -> list[config_windows.ProfilerWindow]:
+def _windows(chosen: Mapping[str, Section], num_steps: int | None = None) -> list[config_windows.ProfilerWindow]:
+    """Those of the instruments, a repeated one as its cycles.  num_steps: that the script has made; None: unknown."""
     names = [name for name in NAMES if name in chosen]
-    return [window for name in names for window in registry.kind(name).profiler_windows(chosen[name]) or ()]
+    windows = [window for name in names for window in registry.kind(name).profiler_windows(chosen[name]) or ()]
+    return [cycle for window in windows for cycle in itertools.islice(window.cycles(num_steps), MAX_CYCLES)]
 
 
 def _noted(folder: Path, rank: int) -> dict[str, Noted]:

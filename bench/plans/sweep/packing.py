@@ -6,7 +6,6 @@ which makes it suspect: losses count, times do not, until `./run.sh race --from-
 
 import contextlib
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from bench.base.paths import REPO, working_folder
-from bench.base.units import format_about_s
 from bench.config import schema
-from bench.launch import series
 from bench.launch.console import say
+from bench.launch.series import Series
 from bench.machine import gpus, processes
 from bench.machine.signals import raise_interrupted
 from bench.record import sweep
@@ -107,37 +105,6 @@ def environment(slot: Slot) -> dict[str, str]:
     return env | {"CUDA_VISIBLE_DEVICES": slot.gpu} if slot.gpu is not None else env
 
 
-class Budget:
-    """Seconds for all runs, by which none begins that would end later, as far as it is known how long one takes."""
-
-    def __init__(self, budget_s: float | None, run_s: float | None) -> None:
-        """budget_s: None: no limit; run_s: what a run took before, None: not known before the first has ended."""
-        self._budget_s, self.run_s, self._opened_s = budget_s, run_s, time.monotonic()
-        self._spent_s: list[float] = []
-
-    def spent(self, run_s: float) -> None:
-        """A run has ended."""
-        self._spent_s.append(run_s)
-        self.run_s = sum(self._spent_s) / len(self._spent_s)
-
-    def left_s(self) -> float:
-        return math.inf if self._budget_s is None else self._budget_s - (time.monotonic() - self._opened_s)
-
-    def fits(self) -> bool:
-        """Whether a run that begins now ends in time."""
-        return (self.run_s or 0.0) <= self.left_s()
-
-    def plan(self, num_runs: int, num_slots: int) -> str:
-        """How long so many runs take, so many at a time, and how many of them fit."""
-        runs = f"{num_runs} runs, {num_slots} at a time"
-        if self.run_s is None:
-            return f"{runs}, the duration is known after the first"
-        plan = f"{runs}, {format_about_s(-(-num_runs // num_slots) * self.run_s)}"
-        if self._budget_s is None:
-            return plan
-        return plan + series.in_budget(num_slots * max(0, int(self.left_s() // self.run_s)), num_runs, self._budget_s)
-
-
 @dataclass(eq=False)
 class _Running:
     """A run under way."""
@@ -156,26 +123,24 @@ def run_all(
     where: Sequence[Slot],
     logs: Path,
     facts: dict[str, Any],
-    budget: Budget,
+    series: Series,
     is_all: bool,
 ) -> Iterator[tuple[int, str | None, str]]:
     """Run every point, as many at a time as there are slots; yields (index, record's folder or None, end of output).
 
-    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its slot; is_all:
-    whether these are all runs of the sweep, and how long they take is to be said.
+    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its slot; series:
+    of these runs, with which none begins that would end after the budget; is_all: the sweep has no others.
     Raises Interrupted after the runs under way have ended.
     """
-    if is_all:
-        say("plan", budget.plan(len(points), len(where)))
-    was_known = budget.run_s is not None or not is_all
+    was_known = series.left_s() is not None or not is_all
     logs.mkdir(parents=True, exist_ok=True)
     todo, free = list(points), list(where)
     running: list[_Running] = []
 
     with raise_interrupted() as signals, contextlib.ExitStack() as all_of_them:
-        while running or (todo and budget.fits()):
+        while running or (todo and series.fits()):
             signals.check()
-            while free and todo and budget.fits():
+            while free and todo and series.fits():
                 number, slot = todo.pop(0), free.pop(0)
                 overrides = sweep.its_own(points[number], points.values())
                 say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {overrides}")
@@ -189,10 +154,10 @@ def run_all(
             for ended in [run for run in running if run.process.poll() is not None]:
                 running.remove(ended)
                 ended.files.close()
-                budget.spent(time.monotonic() - ended.began_s)
+                series.end(spent_s=time.monotonic() - ended.began_s)
                 if todo and not was_known:
                     was_known = True
-                    say("plan", f"to go: {budget.plan(len(todo), len(where))}")
+                    say("plan", f"to go: {series.forecast()}")
                 free.append(ended.slot)
                 folder = ended.answer.read_text() if ended.answer.exists() else None
                 ended.answer.unlink(missing_ok=True)

@@ -206,15 +206,17 @@ class Points:
     ) -> Iterator[tuple[int, Run]]:
         """points: {index: overrides} -> yields (index, record) as they end."""
         known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
-        run_s = statistics.mean(known_s.values()) if known_s else None
+        of_one = {"run": statistics.mean(known_s.values())} if known_s else {}
         facts = {"folder": str(self.folder), "command": self.command}
-        budget, is_all = packing.Budget(self.left_s(), run_s), self._series is None
-        for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, budget, is_all):
-            run = None if folder is None else _read(folder)
-            how = summary.last_words(run) if run else f"left no record:\n{tail}"
-            say("run", f"{sweep.its_own(points[number], points.values())}: {how}", always=not run)
-            if run:
-                yield number, run
+        series = Series(["run"] * len(points), of_one, live=False, budget_s=self.left_s(), at_once=len(where))
+        is_all = self._series is None  # else a search, which has said how long it takes
+        with series if is_all else contextlib.nullcontext():
+            for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, series, is_all):
+                run = None if folder is None else _read(folder)
+                how = summary.last_words(run) if run else f"left no record:\n{tail}"
+                say("run", f"{sweep.its_own(points[number], points.values())}: {how}", always=not run)
+                if run:
+                    yield number, run
 
     def beside(self, overrides: list[str], slot: packing.Slot) -> Run:
         """Makes one of several runs, in its own process, pinned to its slot -> its record."""

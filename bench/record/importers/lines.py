@@ -9,7 +9,7 @@ front.
 import codecs
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,54 +45,19 @@ NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
 NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
 NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
 NOT_TWICE = (b"step", b"s")  # a second line inside of the line
-NEWLINE = 10
 ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))  # every digit is 0
 # A line of the commonest shapes, whole.  15 digits at most: both ways of reading round alike
 COMMON = re.compile(
     (
-        rb"^(?:step:(?P<step>\d{1,9})/(?P<total>\d{1,9})"
+        rb"step:(?P<step>\d{1,9})/(?P<total>\d{1,9})"
         rb"(?: train_loss:(?P<train_loss>NUMBER)| val_loss:(?P<val_loss>NUMBER))?"
         rb" train_time:(?:(?P<train_time_ms>NUMBER)ms|(?P<train_time_s>NUMBER)s)"
         rb" step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms"
         rb"|s:(?P<s>\d{1,9}) (?:tel:(?P<tel>NUMBER)"
-        rb"|trl:(?P<trl>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?))$"
-    ).replace(b"NUMBER", rb"\d{1,8}(?:\.\d{0,7})?"),
-    re.M,
+        rb"|trl:(?P<trl>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)"
+    ).replace(b"NUMBER", rb"\d{1,8}(?:\.\d{0,7})?")
 )
 COLUMN_OF = {"s": "step", "tel": "val_loss", "trl": "train_loss"}  # of llm.c's words
-
-
-class Text:
-    """The bytes of a log as lines, most of which never become Python objects.
-
-    From 0 on, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes).
-    """
-
-    def __init__(self, data: bytes):
-        self.data = data
-        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-        self.starts, self.stops = np.empty((2, len(newlines) + 1), int)
-        self.starts[0], self.starts[1:] = 0, newlines + 1
-        self.stops[-1], self.stops[:-1] = len(data), newlines
-        self.lengths = self.stops - self.starts
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, number: int) -> bytes:
-        return self.data[int(self.starts[number]) : int(self.stops[number])]
-
-    def without(self, mask: Array, start: int = 0, stop: int | None = None) -> bytes:
-        """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
-        stop = len(self) if stop is None else stop
-        part = mask[start:stop]
-        if not len(part):
-            return b""
-        edges = [start, *(np.flatnonzero(part[1:] != part[:-1]) + start + 1).tolist(), stop]
-        if part[0]:
-            del edges[0]
-        spans = zip(self.starts[edges[:-1:2]].tolist(), self.stops[[edge - 1 for edge in edges[1::2]]].tolist())
-        return b"\n".join([self.data[begin:end] for begin, end in spans])
 
 
 @dataclass
@@ -119,7 +84,7 @@ class Metrics:
         self.line_numbers = self.line_numbers[mask]
         self.extras = {int(where[index]): extra for index, extra in self.extras.items() if mask[index]}
 
-    def report(self, text: Text, line_number: int) -> None:
+    def report(self, text: Sequence[bytes], line_number: int) -> None:
         self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
 
 
@@ -145,16 +110,22 @@ def first(data: bytes) -> int:
     return len(data) if match is None else match.start() + 1
 
 
-def read(data: bytes) -> tuple[Metrics, Text, Array]:
-    """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
-    text = Text(data)
-    common = list(COMMON.finditer(data))
-    numbers = np.searchsorted(text.starts, [match.start() for match in common])
+def read(data: bytes) -> tuple[Metrics, list[bytes], Array]:
+    """The bytes of a plain log without its code -> (Metrics, its lines, a mask of its metric lines)."""
+    text = data.split(b"\n")
+    common: dict[int, re.Match[bytes]] = {}
+    metric_lines: dict[int, bytes] = {}  # of other shapes
+    strays: list[int] = []  # lines that have one in their middle
+    for number, line in enumerate(text):
+        if match := COMMON.fullmatch(line):
+            common[number] = match
+        elif line.startswith(BEGINNINGS) and IS_METRIC.match(line):
+            metric_lines[number] = line
+        elif any(stray.search(line) for stray in STRAYS):
+            strays.append(number)
     is_metric = np.zeros(len(text), bool)
-    is_metric[numbers] = True
-    metric_lines, strays = _others(text, is_metric)
-    is_metric[list(metric_lines)] = True
-    metrics = _metrics(text, common, numbers, metric_lines, is_metric)
+    is_metric[[*common, *metric_lines]] = True
+    metrics = _metrics(text, common, metric_lines, is_metric)
     for number in strays:
         metrics.report(text, number)
     _drop_repeated(metrics, text)
@@ -162,33 +133,26 @@ def read(data: bytes) -> tuple[Metrics, Text, Array]:
     return metrics, text, is_metric
 
 
-def _others(text: Text, is_common: Array) -> tuple[dict[int, bytes], list[int]]:
-    """{number: metric line} of the lines of no common shape, and the numbers of lines that have one in their middle."""
-    metric_lines, strays = {}, []
-    others = text.without(is_common)
-    may_stray = any(stray.search(others) for stray in STRAYS)
-    for number, line in zip(np.flatnonzero(~is_common).tolist(), others.split(b"\n")):
-        if line.startswith(BEGINNINGS) and IS_METRIC.match(line):
-            metric_lines[number] = line
-        elif may_stray and any(stray.search(line) for stray in STRAYS):
-            strays.append(number)
-    return metric_lines, strays
+def without(text: Sequence[bytes], mask: Array, start: int, stop: int) -> bytes:
+    """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
+    return b"\n".join(line for line, is_out in zip(text[start:stop], mask[start:stop].tolist()) if not is_out)
 
 
 def _metrics(
-    text: Text, common: list[re.Match[bytes]], numbers: Array, metric_lines: dict[int, bytes], is_metric: Array
+    text: Sequence[bytes], common: dict[int, re.Match[bytes]], metric_lines: dict[int, bytes], is_metric: Array
 ) -> Metrics:
-    """common: matches of COMMON, numbers: of their lines; {number: line} of the other metric lines, a mask of all."""
+    """common: {number of a line: match of COMMON}; {number: line} of the other metric lines; a mask of all."""
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
     names = (*COLUMNS, *NOT_FINITE.values())
     metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
-    metrics.shapes = set(map(_shape, {match[0].translate(ZEROED) for match in common}))
-    for name, texts in zip(COMMON.groupindex, zip(*(match.groups() for match in common))):
+    metrics.shapes = set(map(_shape, {match[0].translate(ZEROED) for match in common.values()}))
+    indices = index_of[[*common]]
+    for name, texts in zip(COMMON.groupindex, zip(*(match.groups() for match in common.values()))):
         known = [number is not None for number in texts]
         if any(known):
             values = np.array([float(number) for number in texts if number is not None])
             column, values = ("train_time_ms", np.round(values * 1e3, 6)) if name == "train_time_s" else (name, values)
-            metrics.columns[COLUMN_OF.get(column, column)][index_of[numbers[known]]] = values
+            metrics.columns[COLUMN_OF.get(column, column)][indices[known]] = values
     mask = np.ones(len(line_numbers), bool)
     for number, line in metric_lines.items():
         index = int(index_of[number])
@@ -210,7 +174,7 @@ def _shape(line: bytes) -> str:
     return line.translate(None, b"0123456789.").decode("utf-8", "replace")
 
 
-def _is_cut(text: Text, line_numbers: Array) -> bool:
+def _is_cut(text: Sequence[bytes], line_numbers: Array) -> bool:
     """Whether the file ends within its last line: with fewer decimals than the line of its shape before it."""
     last = text[line_numbers[-1]]
     before = next((line for number in line_numbers[-2::-1] if _shape(line := text[number]) == _shape(last)), b"")
@@ -218,7 +182,7 @@ def _is_cut(text: Text, line_numbers: Array) -> bool:
     return decimals_before is not None and (decimals is None or len(decimals[1]) < len(decimals_before[1]))
 
 
-def _drop_repeated(metrics: Metrics, text: Text) -> None:
+def _drop_repeated(metrics: Metrics, text: Sequence[bytes]) -> None:
     """A line that is repeated at once counts once; of two lines of one step between others one is reported.
 
     Where a step comes twice at a run's end or once in a log, another run begins: modded_nanogpt.py.

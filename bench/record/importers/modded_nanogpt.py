@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.base import utc
 from bench.record.importers import lines
-from bench.record.importers.lines import Array, Columns, Metrics, Text
+from bench.record.importers.lines import Array, Columns, Metrics
 from bench.record.importers.records import Run
 
 # of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
@@ -83,7 +83,7 @@ def _split(metrics: Metrics) -> list[range]:
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
 
 
-def _drop_copies(metrics: Metrics, text: Text) -> None:
+def _drop_copies(metrics: Metrics, text: Sequence[bytes]) -> None:
     """A run whose lines, its last too, are all in the one before is not a new run: a driver's summary of its log."""
     kept = np.ones(len(metrics), bool)
     for before, after in itertools.pairwise(_split(metrics)):
@@ -95,7 +95,9 @@ def _drop_copies(metrics: Metrics, text: Text) -> None:
         metrics.keep(kept)
 
 
-def _facts_of_runs(metrics: Metrics, spans: list[range], text: Text, is_metric: Array) -> Iterator[dict[str, Any]]:
+def _facts_of_runs(
+    metrics: Metrics, spans: list[range], text: Sequence[bytes], is_metric: Array
+) -> Iterator[dict[str, Any]]:
     """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
 
     A later run in a file that lacks its own head is from the same machine; its seed and its start are unknown.
@@ -104,8 +106,8 @@ def _facts_of_runs(metrics: Metrics, spans: list[range], text: Text, is_metric: 
     end = 0  # of the run before
     first: dict[str, Any] = {}
     for number, span in enumerate(spans):
-        before = text.without(is_metric, end, starts[number])
-        after = text.without(is_metric, starts[number], starts[number + 1])
+        before = lines.without(text, is_metric, end, starts[number])
+        after = lines.without(text, is_metric, starts[number], starts[number + 1])
         end = int(metrics.line_numbers[span[-1]]) + 1
         facts = _environment(b"\n" + (before if len(spans) > 1 else before + b"\n" + after))
         first = first or facts

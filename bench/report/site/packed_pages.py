@@ -2,8 +2,9 @@
 
 runs/run.html?RUN_ID loads the pack of that run, one of 256: NNN.js (JSON {run_id: html}, deflated, in base64), and
 becomes its page.  curves.html loads the files of the runs that are chosen, curves/*.js: addCurves("...") of JSON
-{run_id: curves.packed()} in the same form.  A file is made again only where a record in it, or the pages' code, has
-changed.  Which runs share one depends on their ids alone: a new run changes one file and not those of all later runs.
+{run_id: curves.curves_of_run()} in the same form.  A file is made again only where a record in it, or the pages' code,
+has changed.  Which runs share one depends on their ids alone: a new run changes one file and not those of all later
+runs.
 """
 
 import base64
@@ -258,5 +259,5 @@ def _write_curves(max_points: int, job: tuple[Path, Runs]) -> None:
     of_runs = {}
     for run_id, folder in runs:
         with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
-            of_runs[run_id] = curves.packed(curves.curves_of_run(folder, max_points))
+            of_runs[run_id] = curves.curves_of_run(folder, max_points)
     atomic.write_text(path, f'addCurves("{_deflated(of_runs, 3)}");\n', durable=False)

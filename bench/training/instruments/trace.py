@@ -19,6 +19,8 @@ from bench.training.clock import StepMarks
 from bench.training.instruments.base import Context, Instrument
 from bench.training.profiling import files
 
+MAX_KEPT = 4  # profiles in memory until the run ends; of more windows each has its table when it is written
+
 
 class Profiling(Instrument):
     """An instrument that records with torch's profiler: the steps it disturbs, the files it writes."""
@@ -71,6 +73,7 @@ class Shot:
     rows: list[int] = field(default_factory=list)  # recorded, finished
     recording: Any = None  # a Recording (bench/training/profiling/recording.py), which needs torch
     saved: files.Saved | None = None
+    operators: list[Path] = field(default_factory=list)
     flush_ms: float | None = None
 
 
@@ -82,27 +85,36 @@ class Trace(Profiling):
 
     @classmethod
     def last_step(cls, settings: dict[str, Any]) -> int | None:
-        return max((window.last_step for window in cls.profiler_windows(settings)), default=None)
+        last_step = 0
+        for window in cls.profiler_windows(settings):
+            if window.end_step is None:
+                what = f"window {window.name} is recorded every {window.every_steps} steps until the run ends"
+                raise ValueError(f"profile.stop_after_window=true: {what}: give instruments.trace.repeat=N too")
+            last_step = max(last_step, window.end_step)
+        return last_step or None
 
     def __init__(self, context: Context, **settings: Any):
         super().__init__(context)
         self._folder = context.folder / "traces" / (settings.get("trace_dir") or "")
-        windows = sorted(self.profiler_windows(settings), key=lambda window: window.begin_step)
-        self.shots = [Shot(window) for window in windows]
+        self._windows = sorted(self.profiler_windows(settings), key=lambda window: window.begin_step)
+        cycles = [cycle for window in self._windows for cycle in window.cycles(context.num_steps)]
+        self.shots = [Shot(cycle) for cycle in sorted(cycles, key=lambda cycle: cycle.begin_step)]
+        self._waiting = self.shots[::-1]  # the next is the last
         self._current: list[Shot] = []  # shots whose steps are running: more than one only where they share no rank
         self._times = StepMarks(context.marks, ("step",))
         self._last_row = 0
 
     def on_run_start(self) -> None:
-        for shot in self.shots:
-            ranks = "" if shot.window.ranks is None else f" on rank {', '.join(map(str, shot.window.ranks))}"
-            late = shot.window.last_step > self.context.num_steps
+        for window in self._windows:
+            ranks = "" if window.ranks is None else f" on rank {', '.join(map(str, window.ranks))}"
+            late = (window.end_step or window.last_step) > self.context.num_steps
             never = f", but the run has {self.context.num_steps} steps" if late else ""
-            self._say(f"window {shot.window.name} records {config_windows.described(shot.window)}{ranks}{never}")
+            self._say(f"window {window.name} records {config_windows.described(window)}{ranks}{never}")
 
     def on_step_start(self, step: int) -> None:
         row = step + 1
-        self._current += [shot for shot in self.shots if shot.window.begin_step == row]
+        while self._waiting and self._waiting[-1].window.begin_step <= row:
+            self._current.append(self._waiting.pop())
         for shot in self._current:
             self._flagged[row] = config_windows.FLAG
             if shot.window.has(self.context.rank):
@@ -164,9 +176,11 @@ class Trace(Profiling):
         suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
         path = self._folder / f"{window.name}_rank{self.context.rank}{suffix}"
         saved = shot.saved = files.save(recording.profile, path, window.max_mib)
-        shot.flush_ms = ms_from_ns(time.perf_counter_ns() - started_ns)
         if not saved.is_readable:
             shot.recording = None  # millions of events are not kept in memory for a table that is not made
+        if len(self.shots) > MAX_KEPT:
+            self._write_operators(shot)
+        shot.flush_ms = ms_from_ns(time.perf_counter_ns() - started_ns)
         facts = {"steps": [shot.rows[0], shot.rows[-1]], "flush_ms": shot.flush_ms}
         self.context.emit("profile_stop", window=window.name, status=status, **facts)
         size = f"{saved.num_events:,} events, {format_bytes(saved.num_bytes)}"
@@ -186,6 +200,15 @@ class Trace(Profiling):
 
     def summary(self) -> dict[str, Any]:
         """{window: {"status", "steps", "files", "num_events", "profiled_step_ms", "other_step_ms", "cost_pct", ...}}"""
+        unreached = [shot.window.name for shot in self.shots if shot.status == "not reached"]
+        if unreached:
+            more = f" and {len(unreached) - MAX_KEPT} more" * (len(unreached) > MAX_KEPT)
+            what = (
+                f"window {unreached[0]} was"
+                if len(unreached) == 1
+                else f"windows {', '.join(unreached[:MAX_KEPT])}{more} were"
+            )
+            self._say(f"{what} not reached: the run ended after step {self._last_row}")
         return {shot.window.name: self._summary_of(shot) for shot in self.shots}
 
     def _summary_of(self, shot: Shot) -> dict[str, Any]:
@@ -193,25 +216,29 @@ class Trace(Profiling):
         recorded: dict[str, Any] = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
         recorded |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
         recorded["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
-        if shot.status != "recorded":
-            status = f"{'was ' * (not shot.rows)}{shot.status}"
-            self._say(f"window {window.name} {status}: the run ended after step {self._last_row}")
+        if shot.status == "cut short":
+            self._say(f"window {window.name} cut short: the run ended after step {self._last_row}")
         if shot.saved is None:
             return recorded
-        written = []
-        if shot.recording is not None:
-            from bench.training.profiling.recording import write_operators
-
-            stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
-            facts = {"window": window.name, "rank": self.context.rank, "steps": recorded["steps"]}
-            written = write_operators(shot.recording, stem, **facts)
-        recorded["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
+        self._write_operators(shot)
+        recorded["files"] = [self._shown(path) for path in (shot.saved.path, *shot.operators)]
         recorded |= shot.saved.facts() | {"flush_ms": shot.flush_ms}
         recorded |= cost(self._times.ms["step"], shot.rows, self._flagged)
         if recorded["cost_pct"] is not None:
             took = f"took {format_ms(recorded['profiled_step_ms'])}, another {format_ms(recorded['other_step_ms'])}"
             self._say(f"a recorded step of window {window.name} {took}: {recorded['cost_pct']:+.0f} %")
         return recorded
+
+    def _write_operators(self, shot: Shot) -> None:
+        if shot.recording is None or shot.saved is None or shot.operators:
+            return
+        from bench.training.profiling.recording import write_operators
+
+        stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
+        facts = {"window": shot.window.name, "rank": self.context.rank, "steps": [shot.rows[0], shot.rows[-1]]}
+        shot.operators = write_operators(shot.recording, stem, **facts)
+        if len(self.shots) > MAX_KEPT:
+            shot.recording = None
 
     def close(self) -> None:
         for shot in self.shots:

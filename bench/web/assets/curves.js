@@ -56,17 +56,8 @@
 
   // ---- curves
 
-  function unpack(part) { // as bench/report/curves.py packs it
-    const { from, by, num, last } = part.step;
-    if (num) part.step = Array.from({ length: num }, (_, number) => (number === num - 1 ? last : from + number * by));
-    if (typeof part.tokens === "number") part.tokens = part.step.map((step) => step * part.tokens);
-  }
-
   function add(some) {
-    for (const [id, one] of Object.entries(some)) {
-      [one.train, one.val].forEach(unpack);
-      curves.set(id, one);
-    }
+    for (const [id, one] of Object.entries(some)) curves.set(id, one);
   }
 
   let added = Promise.resolve();

@@ -130,6 +130,10 @@ def main():
         with open("other_train.bin" if os.path.exists("other_train.bin") else sys.argv[2], "rb") as file:
             file.read(1)
         read("data/fineweb10B/*_train_*.bin")
+    if WHAT == "sets_inductor_flags":
+        import torch._inductor.config as inductor
+
+        inductor.max_autotune = True
     if WHAT == "claims_less":
         train(step_s=1.0, counted_frac=0.5)  # so long that no late reader explains it
     elif WHAT == "trains_on_val":

@@ -1,0 +1,119 @@
+"""Flags of torch.compile that a contestant sets: seen wherever they are set, compared, and judged by the track."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import real_runs
+import scripted
+import yaml
+from comparing import compare, raced
+
+from bench.claims.rules import runs
+from bench.config import schema
+from bench.training import compile_flags
+
+PROGRAM = """
+import json, runpy, sys
+flags = runpy.run_path({path!r})
+flags["watch"]()
+assert "torch" not in sys.modules
+import torch
+{body}
+print(json.dumps(flags["changed"]()))
+"""
+
+
+def changed_by(body, **variables):
+    program = PROGRAM.format(path=compile_flags.__file__, body=body)
+    command = [sys.executable, "-W", "error::FutureWarning", "-c", program]
+    env = real_runs.environment("/tmp") | variables
+    return json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
+
+
+def test_torch_as_it_comes_has_no_flags_whether_its_compiler_is_there_or_not():
+    assert changed_by("") == {}
+    assert changed_by("import torch._dynamo, torch._inductor.config; torch.compile(lambda x: x, dynamic=False)") == {}
+
+
+def test_a_value_that_is_set_is_listed_under_its_own_name_and_a_default_that_is_set_again_is_not():
+    body = """
+import torch._inductor.config as inductor, torch._dynamo.config as dynamo
+inductor.coordinate_descent_tuning = True
+inductor.triton.cudagraphs = True
+inductor.epilogue_fusion = inductor.epilogue_fusion
+dynamo.cache_size_limit = 64
+"""
+    expected = {"inductor.coordinate_descent_tuning": True, "inductor.triton.cudagraphs": True}
+    assert changed_by(body) == {"dynamo.recompile_limit": 64, **expected}
+
+
+def test_modes_and_options_of_torch_compile_and_variables_are_flags():
+    body = (
+        'torch.compile(lambda x: x, mode="max-autotune"); torch.compile(lambda x: x, options={"shape_padding": False})'
+    )
+    found = changed_by(body, TORCHINDUCTOR_COORDINATE_DESCENT_TUNING="1", TORCHINDUCTOR_CACHE_DIR="/tmp/cache")
+    assert found["compile.max_autotune"] is True and found["compile.shape_padding"] is False
+    assert found["env.TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] == "1"
+    assert not any("CACHE_DIR" in name for name in found)
+
+
+def test_a_flag_that_is_set_only_while_something_compiles_is_seen():
+    body = """
+import torch._inductor.config as inductor, torch._inductor.compile_fx as compile_fx
+compile_fx.compile_fx = lambda graph, *args, **more: graph.forward
+with inductor.patch(max_autotune=True):
+    torch.compile(lambda x: x + 1)(torch.ones(2))
+assert inductor.max_autotune is False
+"""
+    assert changed_by(body) == {"inductor.max_autotune": True}
+
+
+@pytest.fixture
+def judged():
+    def of(track, *flags):
+        rules = schema.build(
+            schema.TrackRules,
+            yaml.safe_load((real_runs.REPO / f"conf/track/{track}.yaml").read_text())["track"]["rules"],
+        )
+        records = [
+            SimpleNamespace(
+                name=f"run{number}", record={"measured": {} if of_run is None else {"compile_flags": of_run}}
+            )
+            for number, of_run in enumerate(flags)
+        ]
+        claim = SimpleNamespace(track=track, track_rules=SimpleNamespace(rules=rules), runs=records)
+        return runs.only_allowed_flags_of_torch_compile_were_set(claim)
+
+    return of
+
+
+def test_the_tracks_rules_are_modded_nanogpts(judged):
+    tuned = {"inductor.coordinate_descent_tuning": True}
+    assert judged("gpt2_small", {}, {}) == (True, "none set")
+    assert judged("gpt2_small", {}, tuned) == (False, "run1: it set inductor.coordinate_descent_tuning=True")
+    assert judged("gpt2_medium", {}, tuned) == (True, "all allowed")
+    assert judged("gpt2_medium", {"compile.max_autotune": True})[0] is False
+    assert judged("gpt2_small", {"dynamo.recompile_limit": 64})[0] is True  # no flag of the kernels
+    assert judged("cpu_nano", tuned) == (None, "track cpu_nano allows any")
+    assert judged("gpt2_small", {}, None)[0] is None  # a record of before
+    assert judged("gpt2_small", tuned, None)[0] is False
+
+
+def test_compare_shows_flags_that_differ_as_part_of_what_is_raced():
+    a, b = raced([10.0, 10.1, 10.2], [9.0, 9.1, 9.2])
+    a = [run | {"measured": run["measured"] | {"compile_flags": {}}} for run in a]
+    tuned = [run | {"measured": run["measured"] | {"compile_flags": {"inductor.max_autotune": True}}} for run in b]
+    remark = "flags of torch.compile differ: none in A, inductor.max_autotune=True in B: part of what is raced"
+    comparison = compare(a, tuned)
+    assert remark in comparison["reasons"] and comparison["comparable"]
+    assert "flags of torch.compile" not in str(compare(a, b))  # of B it is not known
+
+
+def test_a_script_and_a_model_leave_their_flags_in_the_record(tmp_path):
+    folder = scripted.odd(tmp_path / "scripts", "sets_inductor_flags")["folder"]
+    assert real_runs.run_json(folder)["measured"]["compile_flags"] == {"inductor.max_autotune": True}
+    ours = real_runs.run(tmp_path / "ours")
+    assert real_runs.run_json(ours)["measured"]["compile_flags"] == {}

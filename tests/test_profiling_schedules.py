@@ -1,0 +1,236 @@
+"""Windows that repeat: torch's own schedule step by step, cycles with files of their own, what cannot be."""
+
+import itertools
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from profiled import Spy, model, read, step_names, train_under, watch_of
+from torch.profiler import ProfilerAction
+
+from bench.cli import analyze
+from bench.config import compose, overrides
+from bench.config import windows as config_windows
+from bench.config.windows import ProfilerWindow, described, steps_of_schedule
+from bench.launch.prepare import requested_config
+from bench.training.instruments import registry
+
+NUM_STEPS = 60
+SCHEDULE = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 1}  # steps 4 and 5, then 8 and 9
+
+
+def composed(*words):
+    return requested_config(["track=cpu_nano", *words]).instruments
+
+
+def windows_of(settings):
+    """Settings of the instrument trace that differ from its yaml -> its windows."""
+    chosen = {"trace": settings}
+    compose._check_settings("instruments", chosen)
+    registry.check(chosen)
+    return config_windows.trace_windows(chosen["trace"])
+
+
+def actions(window, num_steps):
+    """What is done in each step, as torch calls it."""
+    of_steps = [ProfilerAction.NONE] * num_steps
+    for cycle in window.cycles(num_steps):
+        for step in range(cycle.begin_step, min(cycle.last_step, num_steps) + 1):
+            is_last = step == cycle.last_step
+            of_steps[step - 1] = ProfilerAction.WARMUP if step < cycle.first_step else ProfilerAction.RECORD
+            of_steps[step - 1] = ProfilerAction.RECORD_AND_SAVE if is_last else of_steps[step - 1]
+    return of_steps
+
+
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
+def test_every_step_of_any_schedule_does_what_torchs_own_does():
+    draw = random.Random(28)
+    seen = set()
+    for _ in range(500):
+        schedule = {"wait": draw.randrange(9), "warmup": draw.randrange(5), "active": draw.randrange(1, 6)}
+        optional = {"repeat": draw.randrange(4), "skip_first": draw.randrange(12), "skip_first_wait": draw.randrange(2)}
+        schedule |= {key: number for key, number in optional.items() if draw.random() < 0.7}
+        theirs = torch.profiler.schedule(**schedule)
+        (window,) = windows_of(steps_of_schedule(schedule))
+        expected = [theirs(step) for step in range(NUM_STEPS)]
+        assert actions(window, NUM_STEPS) == expected, schedule
+        seen.update(expected)
+    assert len(seen) == 4  # none, warm-up, record, record and save
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # raised within torch it ends the process
+def test_torchs_profiler_records_the_steps_that_the_instrument_records(tmp_path):
+    """torch's profiler itself, its step() called after each step of a loop, against the instrument on its schedule."""
+    paths = [tmp_path / f"torch{cycle}.json" for cycle in (1, 2)]
+    free = iter(paths)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(**SCHEDULE),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(str(next(free))),
+    ) as profile:
+        net = model()
+        for _ in range(12):
+            net(torch.ones(4, 16)).sum().backward()
+            profile.step()
+    theirs = [[int(name.split("#")[1]) + 1 for name in step_names(read(path))] for path in paths]
+    watch = watch_of(tmp_path, {"trace": steps_of_schedule(SCHEDULE)})
+    train_under(watch)
+    watch.collect("summary")
+    watch.close()
+    files = sorted((tmp_path / "traces").glob("*.gz"))
+    ours = [[int(name.split("#")[1]) for name in step_names(read(file))] for file in files]
+    assert ours == theirs == [[4, 5], [8, 9]]
+    assert not watch.warnings
+
+
+def test_two_cycles_are_two_traces_whose_names_say_cycle_and_rank(tmp_path):
+    spy = Spy()
+    watch = watch_of(tmp_path, {"trace": steps_of_schedule(SCHEDULE)}, spy=spy)
+    plain = train_under(watch_of(tmp_path, {}))
+    assert train_under(watch) == plain  # bit for bit
+    summary, flags = watch.collect("summary")["trace"], watch.collect("flags")["trace"]
+    watch.close()
+    names = [f"trace_cycle{cycle}_rank0.pt.trace.json.gz" for cycle in (1, 2)]
+    assert sorted(path.name for path in (tmp_path / "traces").glob("*.gz")) == names
+    assert [(name, found["status"], found["steps"]) for name, found in summary.items()] == [
+        ("trace_cycle1", "recorded", [4, 5]),
+        ("trace_cycle2", "recorded", [8, 9]),
+    ]
+    for name, found in summary.items():
+        assert found["files"][1:] == [f"traces/ops/{name}_rank0.{suffix}" for suffix in ("txt", "json")]
+    assert flags == dict.fromkeys((3, 4, 5, 7, 8, 9), "profiled")  # each warm-up and what it warms up for
+    expected = "window trace records steps 4 to 5 after warm-up from step 3, and again every 4 steps, 2 times in all"
+    assert expected in spy.said[0] and "trace_cycle2" not in spy.said[0]
+
+
+def test_a_window_every_n_steps_is_recorded_until_the_run_ends(tmp_path):
+    """More cycles than profiles are kept in memory: each has its operators when it is written."""
+    spy = Spy()
+    settings = {"first_step": 2, "warmup_steps": 0, "active_steps": 1, "every_steps": 2}
+    watch = watch_of(tmp_path, {"trace": settings}, spy=spy)
+    train_under(watch, stop_after=9)
+    (trace,) = watch.instruments
+    assert [shot.recording for shot in trace.shots] == [None] * 6
+    summary = watch.collect("summary")["trace"]
+    watch.close()
+    steps = [found["steps"] for found in summary.values()]
+    assert steps == [[2, 2], [4, 4], [6, 6], [8, 8], None, None]
+    assert all((tmp_path / file).exists() for found in summary.values() for file in found.get("files", ()))
+    table = json.loads((tmp_path / "traces/ops/trace_cycle4_rank0.json").read_text())
+    assert (table["window"], table["steps"]) == ("trace_cycle4", [8, 8]) and table["ops"]
+    assert "windows trace_cycle5, trace_cycle6 were not reached: the run ended after step 9" in "\n".join(spy.said)
+
+
+def test_cycles_without_a_gap_are_each_whole(tmp_path):
+    """torch's schedule with wait=0, warmup=0: a cycle begins in the step after the one that ended."""
+    watch = watch_of(tmp_path, {"trace": steps_of_schedule({"wait": 0, "warmup": 0, "active": 3, "repeat": 2})})
+    train_under(watch, num_steps=8)
+    watch.close()
+    files = sorted((tmp_path / "traces").glob("*.gz"))
+    steps = [[f"ProfilerStep#{row}" for row in rows] for rows in ((1, 2, 3), (4, 5, 6))]
+    assert [step_names(read(file)) for file in files] == steps and not watch.warnings
+
+
+def test_analyze_keeps_a_summary_of_each_cycle(tmp_path, capsys):
+    watch = watch_of(tmp_path, {"trace": steps_of_schedule(SCHEDULE)})
+    train_under(watch)
+    watch.close()
+    (tmp_path / "run.json").write_text("{}")
+    assert analyze.main([str(tmp_path)]) == 0
+    for cycle, steps in ((1, [4]), (2, [8])):
+        folder = tmp_path / "windows" / f"trace_cycle{cycle}"
+        found = json.loads((folder / "analysis.json").read_text())
+        assert found["ranks"]["0"]["profiler_steps"] == steps
+        assert f"window trace_cycle{cycle}" in (folder / "summary.md").read_text().splitlines()[0]
+    assert json.loads((tmp_path / "analysis.json").read_text())["ranks"]["0"]["profiler_steps"] == [4]
+    shutil.rmtree(tmp_path / "windows")
+    (tmp_path / "traces" / "trace_cycle2_rank0.pt.trace.json.gz").unlink()
+    assert analyze.main([str(tmp_path)]) == 0 and not (tmp_path / "windows").exists()  # one window is the run's own
+
+
+def test_the_word_for_a_schedule_sets_the_settings_of_the_window():
+    steps = {
+        key: composed("profile.schedule={wait:5,warmup:5,active:4}")["trace"][key] for key in config_windows.STEP_FIELDS
+    }
+    expected = {"first_step": 11, "warmup_steps": 5, "active_steps": 4, "every_steps": 14, "repeat": 0}
+    assert steps == expected
+    once = composed("profile=modded", "profile.schedule={wait:5,warmup:5,active:4,repeat:1}")
+    assert once == composed("profile=modded")  # what the recipe says by itself
+    late = composed("profile=modded", "profile.every=500")["trace"]
+    assert (late["name"], late["first_step"], late["every_steps"], late["repeat"]) == ("modded", 11, 500, 0)
+    assert overrides.with_schedule(["seed=3"]) == ["seed=3"]
+
+
+def test_a_schedule_may_stop_the_run_after_its_last_cycle():
+    assert registry.last_step(composed("profile.schedule={wait:5,warmup:5,active:4,repeat:3}")) == 42
+    with pytest.raises(ValueError, match="window trace is recorded every 14 steps until the run ends: give .*repeat=N"):
+        composed("profile.schedule={wait:5,warmup:5,active:4}", "profile.stop_after_window=true")
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("profile.schedule={wait:5,active:4}", "warmup is missing: write it as torch.profiler.schedule: {wait:5"),
+        ("profile.schedule={wait:5,warmup:0,active:4,repeats:2}", "unknown setting repeats: write it"),
+        ("profile.schedule={wait:5,warmup:0,active:0}", "active=0: use a whole number of 1 or more"),
+        ("profile.schedule={wait:-1,warmup:0,active:1}", "wait=-1: use a whole number of 0 or more"),
+        ("profile.schedule={wait:true,warmup:0,active:1}", "wait=True: use a whole number of 0"),
+        ("profile.schedule=5", r"profile.schedule=5: write it as \{wait:5"),
+        ("profile.every=4", "every_steps=4: one cycle takes 5 steps, warm-up included: use every_steps=5 or more"),
+        ("profile.every=0", "every_steps=0: use a whole number of 1 or more"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(word, message):
+    with pytest.raises(ValueError, match=message):
+        composed(word)
+
+
+def test_settings_that_a_schedule_sets_are_given_once():
+    with pytest.raises(ValueError, match="instruments.trace.first_step=3 is given too, which it sets: keep one"):
+        composed("profile.schedule={wait:5,warmup:5,active:4}", "instruments.trace.first_step=3")
+    with pytest.raises(ValueError, match="repeat=2: it repeats every how many steps"):
+        composed("+instruments=trace", "instruments.trace.repeat=2")
+
+
+def window(name, first_step, active_steps, every_steps=None, repeat=0):
+    return ProfilerWindow(
+        name=name, first_step=first_step, active_steps=active_steps, every_steps=every_steps, repeat=repeat
+    )
+
+
+def test_windows_that_repeat_overlap_where_any_of_their_cycles_do():
+    draw = random.Random(5)
+    for _ in range(3000):
+        a, b = (
+            window(
+                name,
+                draw.randrange(1, 40),
+                active,
+                draw.choice([None, draw.randrange(active, 18)]),
+                draw.choice([0, draw.randrange(1, 6)]),
+            )
+            for name, active in (("a", draw.randrange(1, 4)), ("b", draw.randrange(1, 4)))
+        )
+        steps = [
+            {step for cycle in one.cycles(700) for step in range(cycle.first_step, cycle.last_step + 1)}
+            for one in (a, b)
+        ]
+        assert bool(a.overlap(b)) == bool(steps[0] & steps[1]), (a, b)
+    even, odd = window("even", 2, 1, 1_000_000), window("odd", 1_000_001, 1, 999_999)
+    assert even.overlap(odd) is not None
+
+
+def test_an_overlap_is_named_by_its_cycles():
+    listed = [{"name": "a", "first_step": 5, "every_steps": 10}, {"name": "b", "first_step": 24}]
+    with pytest.raises(ValueError, match="window a_cycle3, steps 25 to 27 .* overlaps with window b, steps 24 to 26"):
+        windows_of({"windows": listed})
+    listed = [{"name": "a", "first_step": 5, "every_steps": 10}, {"name": "a_cycle1", "first_step": 10}]
+    with pytest.raises(ValueError, match="two windows have this name"):
+        windows_of({"windows": listed})
+
+
+def test_what_is_said_of_a_window():
+    assert described(window("one", 3, 1, 10)) == "step 3, and again every 10 steps, until the run ends"
+    assert [cycle.first_step for cycle in itertools.islice(window("one", 3, 1, 10).cycles(), 3)] == [3, 13, 23]
