@@ -6,6 +6,8 @@ Of modded-nanogpt's records 50 to 53.  For a tensor W, its mean gradient m and m
 2. W <- W - update - (lr^2 * weight_decay * W where update * W > 0)
 
 The learning rate twice in the decay, which so falls faster than the steps do (Chen et al. 2025, arXiv 2510.12402).
+
+One by one these are ten passes over all weights, moments and gradients; compiled, a tensor is read and written once.
 """
 
 from typing import Any
@@ -14,7 +16,11 @@ import torch
 
 
 class CautiousAdam(torch.optim.Optimizer):
-    """See above; state in the tensors' dtype.  decays_still: a weight that does not move decays too, >= in step 2."""
+    """See above; state in the tensors' dtype.  An element's update needs that element alone.
+
+    decays_still: a weight that does not move decays too, >= in step 2.  compiled: by torch.compile, equal up to
+    rounding: of bfloat16 tensors only the results are rounded.
+    """
 
     def __init__(
         self,
@@ -24,9 +30,11 @@ class CautiousAdam(torch.optim.Optimizer):
         eps: float,
         weight_decay: float,
         decays_still: bool,
+        compiled: bool = False,
     ) -> None:
         super().__init__(rows, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.decays_still = decays_still
+        self._compiled = torch.compile(_move_each, dynamic=False) if compiled else None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -50,6 +58,13 @@ class CautiousAdam(torch.optim.Optimizer):
     def _move(self, tensors: list[torch.Tensor], group: dict[str, Any], num_steps: float) -> None:
         means, squares = ([self.state[tensor][name] for tensor in tensors] for name in ("exp_avg", "exp_avg_sq"))
         grads, (beta1, beta2), lr = [tensor.grad for tensor in tensors], group["betas"], group["lr"]
+        step_size = lr * (1 - beta2**num_steps) ** 0.5 / (1 - beta1**num_steps)
+        decay = lr * lr * group["weight_decay"]
+        if self._compiled is not None:  # numbers as tensors: a number that changes would be compiled in anew
+            numbers = (beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], step_size, decay)
+            factors = [torch.tensor(number) for number in numbers]
+            self._compiled(tensors, grads, means, squares, factors, self.decays_still)
+            return
         torch._foreach_mul_(means, beta1)
         torch._foreach_add_(means, grads, alpha=1 - beta1)
         torch._foreach_mul_(squares, beta2)
@@ -57,10 +72,29 @@ class CautiousAdam(torch.optim.Optimizer):
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, group["eps"])
         updates = torch._foreach_div(means, roots)
-        torch._foreach_mul_(updates, lr * (1 - beta2**num_steps) ** 0.5 / (1 - beta1**num_steps))
+        torch._foreach_mul_(updates, step_size)
         if group["weight_decay"]:
             for tensor, update in zip(tensors, updates, strict=True):
                 product = update * tensor
                 decays = product >= 0 if self.decays_still else product > 0
-                update.addcmul_(tensor, decays, value=lr * lr * group["weight_decay"])
+                update.addcmul_(tensor, decays, value=decay)
         torch._foreach_sub_(tensors, updates)
+
+
+def _move_each(
+    tensors: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    factors: list[torch.Tensor],
+    decays_still: bool,
+) -> None:
+    """The same for torch.compile.  factors: beta1, 1 - beta1, beta2, 1 - beta2, eps, step size, decay; scalars."""
+    beta1, rest1, beta2, rest2, eps, step_size, decay = factors
+    for tensor, grad, mean, square in zip(tensors, grads, means, squares, strict=True):
+        mean.copy_(mean * beta1 + grad * rest1)
+        square.copy_(square * beta2 + grad * grad * rest2)
+        update = mean / (square.sqrt() + eps) * step_size
+        product = update * tensor
+        decays = product >= 0 if decays_still else product > 0
+        tensor.sub_(update + torch.where(decays, tensor * decay, 0.0))

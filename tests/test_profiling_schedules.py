@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from bench.config import windows as config_windows
 from bench.config.windows import ProfilerWindow, described, steps_of_schedule
 from bench.launch.prepare import requested_config
 from bench.training.instruments import registry
+from bench.training.profiling import by_the_clock
+from bench.training.profiling.by_the_clock import ByTheClock
 
 NUM_STEPS = 60
 SCHEDULE = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 1}  # steps 4 and 5, then 8 and 9
@@ -165,7 +168,7 @@ def test_the_word_for_a_schedule_sets_the_settings_of_the_window():
 
 def test_a_schedule_may_stop_the_run_after_its_last_cycle():
     assert registry.last_step(composed("profile.schedule={wait:5,warmup:5,active:4,repeat:3}")) == 42
-    with pytest.raises(ValueError, match="window trace is recorded every 14 steps until the run ends: give .*repeat=N"):
+    with pytest.raises(ValueError, match="every 14 steps, until the run ends: it has no last step: give .*repeat=N"):
         composed("profile.schedule={wait:5,warmup:5,active:4}", "profile.stop_after_window=true")
 
 
@@ -234,3 +237,144 @@ def test_an_overlap_is_named_by_its_cycles():
 def test_what_is_said_of_a_window():
     assert described(window("one", 3, 1, 10)) == "step 3, and again every 10 steps, until the run ends"
     assert [cycle.first_step for cycle in itertools.islice(window("one", 3, 1, 10).cycles(), 3)] == [3, 13, 23]
+
+
+# ---- by the clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Each step takes 0.5 s: clock.row is the step that begins."""
+    clock = SimpleNamespace(row=1)
+    monkeypatch.setattr(by_the_clock.time, "perf_counter", lambda: 100 + 0.5 * (clock.row - 1))
+    return clock
+
+
+def timed(**settings):
+    (window,) = windows_of({"warmup_steps": 1, **settings})
+    return window
+
+
+def decided(window, folder, clock, num_steps, rank=0, world_size=1):
+    """[(the step at whose start it was known, name, first step, last step)]"""
+    clock.row, found = 1, []
+    watch = ByTheClock(window, folder, rank, world_size, "cpu")
+    for clock.row in range(1, num_steps + 1):
+        cycle = watch.due(clock.row)
+        if cycle:
+            found.append((clock.row, cycle.name, cycle.first_step, cycle.last_step))
+    watch.close()
+    return found
+
+
+def test_a_window_by_the_clock_begins_with_the_first_step_after_its_seconds(tmp_path, clock):
+    # row 7 begins at 3.0 s: it is the warm-up; 2 s are 4 steps
+    expected = [(7, "trace", 8, 11)]
+    assert decided(timed(first_s=3, active_s=2), tmp_path, clock, 40) == expected
+    assert decided(timed(first_s=2.9, active_steps=4), tmp_path, clock, 40) == expected
+    assert decided(timed(first_s=0, active_s=0.1), tmp_path, clock, 40) == [
+        (2, "trace", 3, 3)
+    ]  # 1 says how long one takes
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_window_every_so_many_seconds(tmp_path, clock):
+    every = timed(first_s=1, every_s=5, active_steps=1)
+    assert decided(every, tmp_path, clock, 30) == [
+        (3, "trace_cycle1", 4, 4),
+        (13, "trace_cycle2", 14, 14),
+        (23, "trace_cycle3", 24, 24),
+    ]
+    twice = timed(first_s=1, every_s=1, active_steps=3, repeat=2)  # a cycle takes 2 s: the next waits for it
+    assert decided(twice, tmp_path, clock, 30) == [(3, "trace_cycle1", 4, 6), (7, "trace_cycle2", 8, 10)]
+
+
+def test_every_rank_records_the_steps_that_rank_0_decided(tmp_path, clock):
+    window = timed(first_s=3, active_steps=2)
+    (tmp_path / ".trace.clock.tmp").write_bytes(by_the_clock.PAGE.pack(1, 2, 3))  # of a run that was killed
+    watches = [ByTheClock(window, tmp_path, rank, 2, "cpu") for rank in (1, 0)][::-1]
+    found = {0: [], 1: []}
+    for row in range(1, 15):
+        for rank in (1, 0) if row % 2 else (0, 1):  # whoever comes first to the step
+            clock.row = row + 5 * rank  # the clock of rank 1 is 2.5 s ahead, and nobody asks it
+            cycle = watches[rank].due(row)
+            found[rank] += [(row, cycle.first_step, cycle.last_step)] if cycle else []
+    # decided in row 7, which rank 1 has begun by then; the warm-up is row 8
+    assert found == {0: [(7, 9, 10)], 1: [(8, 9, 10)]}
+    for watch in watches:
+        watch.close()
+
+
+def test_the_instrument_records_a_window_by_the_clock(tmp_path, clock, monkeypatch):
+    spy = Spy()
+    watch = watch_of(tmp_path, {"trace": {"first_s": 2, "every_s": 3, "warmup_steps": 1, "active_steps": 2}}, spy=spy)
+    (trace,) = watch.instruments
+    begin = trace.on_step_start
+
+    def on_step_start(step):
+        clock.row = step + 1
+        begin(step)
+
+    monkeypatch.setattr(watch, "on_step_start", on_step_start)
+    plain = train_under(watch_of(tmp_path, {}))
+    assert train_under(watch) == plain
+    summary, flags = watch.collect("summary")["trace"], watch.collect("flags")["trace"]
+    watch.close()
+    assert {name: found["steps"] for name, found in summary.items()} == {
+        "trace_cycle1": [6, 7],
+        "trace_cycle2": [12, 12],
+    }
+    assert summary["trace_cycle2"]["status"] == "cut short"  # 12 to 13, of 12 steps
+    assert sorted(flags) == [5, 6, 7, 11, 12] and not watch.warnings
+    assert step_names(read(tmp_path / "traces/trace_cycle1_rank0.pt.trace.json.gz")) == [
+        "ProfilerStep#6",
+        "ProfilerStep#7",
+    ]
+    assert "records 2 steps after 2 s and 1 step of warm-up, and again every 3 s" in spy.said[0]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_run_that_ends_before_its_window_by_the_clock_says_so(tmp_path):
+    spy = Spy()
+    watch = watch_of(tmp_path, {"trace": {"first_s": 3600}}, spy=spy)
+    train_under(watch)
+    assert watch.collect("summary")["trace"] == {"trace": {"status": "not reached", "first_s_asked": 3600}}
+    watch.close()
+    assert "window trace was not reached: the run ended before 3600 s" in spy.said[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["instruments.trace.active_s=2"], "active_s=2: a window by the clock has a beginning: give first_s too"),
+        (
+            ["instruments.trace.first_s=2", "instruments.trace.every_steps=9"],
+            "every_steps=9: first_s is set: use every_s",
+        ),
+        (["instruments.trace.first_s=-1"], "first_s=-1: use a number of seconds, 0 or more"),
+        (
+            ["instruments.trace.first_s=2", "+instruments=window"],
+            "window trace: first_s=2: nobody knows before whether",
+        ),
+        (
+            ["instruments.trace.first_s=2", "profile.stop_after_window=true"],
+            "it has no last step: give first_step instead",
+        ),
+    ],
+)
+def test_a_window_by_the_clock_that_cannot_be_is_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        composed("+instruments=trace", *words)
+
+
+def test_a_script_has_no_window_by_the_clock():
+    from bench.config import schema
+    from bench.config.resolve import _refusals_of_clocks
+
+    chosen = composed("profile.every=60s")
+    assert (chosen["trace"]["first_s"], chosen["trace"]["every_s"]) == (60, 60)
+    config = requested_config(["track=cpu_nano", "profile.every=60s"])
+    assert list(_refusals_of_clocks(config)) == []
+    config.script = schema.ScriptConfig(path="train.py")
+    ((key, _, remedy),) = _refusals_of_clocks(config)
+    assert key == "instruments.trace.first_s" and "a script has no clock for it: give first_step" in remedy

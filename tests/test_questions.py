@@ -1,7 +1,9 @@
 """What a comparison asks, the answer to each question, and what --fail-on makes of it."""
 
+import json
+
 import pytest
-from comparing import a_run, compare, compare_arms, raced
+from comparing import a_run, compare, compare_arms, raced, write
 
 from bench.base import stats
 from bench.cli import compare as cli
@@ -298,6 +300,27 @@ def test_a_question_on_losses_needs_no_comparable_times():
 def test_one_run_a_side_passes_no_gate():
     found = compare(*raced([10.0], [11.0], [4.25], [4.2]))
     assert (exits(found), exits(found, "slower"), exits(found, "equivalent")) == (0, 2, 2)
+
+
+def test_the_question_can_be_given_and_the_other_answers_stand_below(results, capsys):
+    for run in sum(raced(FAST, SLOW, A_LOSSES, LOWER), []):
+        write(results, run)
+    words = ["aaaaaaaa", "bbbbbbbb"]
+    assert cli.main([*words, "--on", "loss"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("verdict: BETTER  B is better than A: -0.02000 nats of val_loss (95 % interval")
+    assert "\ntime, slower: B is 4.98 % slower than A (95 % interval" in shown
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("verdict: SLOWER") and "\nloss, better: B is better than A: -0.02000 nats" in shown
+    assert cli.main([*words, "--on", "loss", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["on"], found["answers"]["time"]["verdict"]) == ("better", "loss", "slower")
+    assert cli.main([*words, "--on", "loss", "--fail-on", "better"]) == 1
+    assert cli.main([*words, "--fail-on", "better"]) == 0
+    capsys.readouterr()
+    with pytest.raises((SystemExit, ValueError)):
+        cli.main([*words, "--on", "speed"])
 
 
 # ---- equivalence before sign

@@ -76,7 +76,12 @@ def test_batch_and_learning_rate_grow_at_their_own_steps(rung):
     config = compose.compose([f"experiment={rung}"], CPU)
     timeline = Timeline(config.stages, num_steps, window_block=128)
     batches = [(8, 16, 24)[int(3 * k / num_scheduled)] if k < num_scheduled else 24 for k in range(num_steps)]
-    assert [timeline.at(step).stage.batch_tokens for step in range(num_steps)] == [2048 * 8 * one for one in batches]
+    num_tokens = [timeline.at(step).stage.batch_tokens for step in range(num_steps)]
+    assert num_tokens == [2048 * 8 * one for one in batches]
+    # the record sums over a rank's tokens, with an epsilon of 1e-8: both divided by 32,768 here, all along
+    in_sums = [(timeline.at(step).stage.loss_scale or 1.0) / (tokens / 8) for step, tokens in enumerate(num_tokens)]
+    assert set(in_sums) == {1 / 32768}
+    assert config.optim.groups["head"].eps == pytest.approx(1e-8 / 32768, rel=1e-3)
     first_at, second_at, first, second = PEAKS[rung]
     num_falling = round(0.55 * num_scheduled)  # a part of a step more in r49 to r51
 

@@ -15,8 +15,11 @@ from bench.training import weights as saved_weights
 from bench.training.model import evaluate
 
 
-def test_two_stages_are_two_loops_by_hand():
-    trainer, log, files = trainer_of(*SMALL, TWO_STAGES)
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_two_stages_are_two_loops_by_hand(scale):
+    """The second stage's gradients are of scale times its loss, which is reported as it is."""
+    in_second = f",loss_scale:{scale}}}]" if scale else "}]"
+    trainer, log, files = trainer_of(*SMALL, TWO_STAGES.replace("}]", in_second))
     losses, val_losses = trained(trainer, log)
     model = models.load("gpt2")(vocab_size=320, seq_len=128, num_layers=1, num_heads=2, width=32)
     model.init_weights(torch.Generator().manual_seed(0))
@@ -28,7 +31,7 @@ def test_two_stages_are_two_loops_by_hand():
         for _ in range(num_steps):
             span = tokens[position : position + rows * seq_len + 1]
             loss = model(span[:-1].view(rows, seq_len), span[1:].view(rows, seq_len))
-            loss.backward()
+            (loss if scale is None or num_steps == 2 else scale * loss).backward()
             if config.optim.grad_clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip_norm)
             lr = config.optim.schedule.lr_frac(len(by_hand), 6) * config.optim.lr * lr_frac

@@ -49,13 +49,14 @@ def spelled(overrides: list[str]) -> list[str]:
 
 
 def with_schedule(overrides: Iterable[str]) -> list[str]:
-    """profile.schedule={wait:5,...} and profile.every=500 as the settings of the instrument trace that they are."""
+    """profile.schedule={wait:5,...} and profile.every=500, or 60s, as what they set of the instrument trace."""
     words = []
     for word in overrides:
         key, _, value = word.partition("=")
         steps: dict[str, Any] = {}
         if key == "profile.every":
-            steps = {"every_steps": value}
+            seconds = value.removesuffix("s")
+            steps = {"every_steps": value} if seconds == value else {"first_s": seconds, "every_s": seconds}
         elif key == "profile.schedule":
             schedule = parsed(word).value()
             if not isinstance(schedule, dict):

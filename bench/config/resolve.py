@@ -260,6 +260,7 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
 def _refusals(config: schema.Config) -> Iterator[Refusal]:
     """What a config in which everything is filled in cannot be."""
     yield from refusals_of_ranks(config.instruments, config.hardware.num_processes or 1)
+    yield from _refusals_of_clocks(config)
     if config.script is None:
         yield from _refusals_of_goal(config.goal, config.data.source)
         yield from _refusals_of_stages(config, config.stages or [])
@@ -275,6 +276,18 @@ def refusals_of_ranks(instruments: dict[str, Any], num_processes: int) -> Iterat
             if missing := [rank for rank in ranks or () if rank >= num_processes]:
                 processes = f"{num_processes} process{'es' * (num_processes > 1)}"
                 yield key, list(ranks), f"the run has {processes}, ranks from 0: remove {missing[0]}"
+
+
+def _refusals_of_clocks(config: schema.Config) -> Iterator[Refusal]:
+    """A window by the clock needs ranks that share rank 0's memory, and a loop of ours."""
+    for name, settings in config.instruments.items():
+        listed = [
+            window for window in (settings, *(settings.get("windows") or ())) if window.get("first_s") is not None
+        ]
+        if listed and ((config.hardware.nodes or 1) > 1 or config.script is not None):
+            why = "a script" if config.script is not None else "a run on several nodes"
+            remedy = f"{why} has no clock for it: give first_step, or profile.every=STEPS"
+            yield f"instruments.{name}.first_s", listed[0]["first_s"], remedy
 
 
 def _refusals_of_goal(goal: schema.GoalConfig, source: str) -> Iterator[Refusal]:

@@ -18,6 +18,7 @@ INSTEAD_OF = {
     "end_window_tokens": "model",
     "window_rounding": "model",
     "lr_frac": "optim",
+    "loss_scale": "optim",
     "momenta": "optim",
     "update_every_steps": "optim",
     "frozen_steps": "optim",

@@ -17,8 +17,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 FLAG = "profiled"  # of steps
 STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
+CLOCK_FIELDS = ("first_s", "active_s", "every_s")
 STEP_FIELDS = ("first_step", "warmup_steps", "active_steps", "every_steps", "repeat")
-TRACE_FIELDS = ("name", *STEP_FIELDS, "ranks", "activities", "gzip", "max_mib", *FLAGS)
+TRACE_FIELDS = ("name", *STEP_FIELDS, *CLOCK_FIELDS, "ranks", "activities", "gzip", "max_mib", *FLAGS)
 SCHEDULE_FIELDS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")  # torch.profiler.schedule's
 MEMORY_FIELDS = ("name", "first_step", "active_steps", "ranks", "max_entries", "stacks")
 TAKEN_NAME = "oom"  # what snapshots of an out-of-memory are called
@@ -39,6 +40,7 @@ def hints() -> dict[str, Any]:
 
     name = Annotated[str, Range(NAME.fullmatch, _FILE_NAME)]
     path = Annotated[str, Range(lambda path: all(map(NAME.fullmatch, path.split("/"))) or not path, _FILE_NAME)]
+    duration = Annotated[float, Range(lambda seconds: 0 < seconds < math.inf, "of seconds above 0")]
     are_ranks = Range(
         lambda ranks: ranks and all(type(rank) is int and rank >= 0 for rank in ranks), "of ranks, e.g. [0]"
     )
@@ -47,6 +49,8 @@ def hints() -> dict[str, Any]:
         **dict.fromkeys(("step", "first_step", "active_steps", "end_step", "max_entries"), AtLeast1),
         **dict.fromkeys(("warmup_steps", "start_step", "repeat"), NotNegativeInt),
         "every_steps": AtLeast1 | None,
+        "first_s": Annotated[float, Range(lambda seconds: 0 <= seconds < math.inf, "of seconds, 0 or more")] | None,
+        **dict.fromkeys(("active_s", "every_s"), duration | None),
         **dict.fromkeys((*FLAGS, "gzip", "compilation", "enable"), bool),
         "stacks": Annotated[str, one_of("python", "all")],
         "classifier": Annotated[str, one_of("fixed", "kempner_v0")],
@@ -128,7 +132,10 @@ class ProfilerWindow(Window):
     gzip: bool = True
     max_mib: float | None = None  # of the trace before compression; None: no limit
     every_steps: int | None = None  # from a cycle's first step to that of the next; None: recorded once
-    repeat: int = 0  # cycles, where there is every_steps; 0: until the run ends
+    repeat: int = 0  # cycles, where there is every_steps or every_s; 0: until the run ends
+    first_s: float | None = None  # by the clock, instead of first_step: when the warm-up begins; None: in steps
+    active_s: float | None = None  # and how long it records, instead of active_steps
+    every_s: float | None = None  # and from a cycle's beginning to the next
 
     @property
     def begin_step(self) -> int:
@@ -137,7 +144,9 @@ class ProfilerWindow(Window):
 
     @property
     def end_step(self) -> int | None:
-        """The last step of its last cycle; None: it repeats until the run ends."""
+        """The last step of its last cycle; None: it repeats until the run ends, or the clock will say."""
+        if self.first_s is not None:
+            return None
         if self.every_steps is None:
             return self.last_step
         return self.last_step + (self.repeat - 1) * self.every_steps if self.repeat else None
@@ -146,7 +155,10 @@ class ProfilerWindow(Window):
         """Each cycle as a window of its own, NAME_cycle1 and so on; the window itself where it is recorded once.
 
         num_steps: of the run; only the cycles that it can begin, and the first.  None: all, which may never end.
+        None of a window by the clock, whose steps nobody knows before.
         """
+        if self.first_s is not None:
+            return
         yield self._cycle(0)
         for cycle in range(1, self.repeat) if self.repeat or not self.every_steps else itertools.count(1):
             following = self._cycle(cycle)
@@ -202,18 +214,30 @@ def steps_of_schedule(schedule: dict[str, Any]) -> dict[str, int]:
     return window if repeat == 1 else window | {"every_steps": wait + warmup + active, "repeat": repeat}
 
 
+def _check_clock(where: str, values: dict[str, Any]) -> None:
+    if values["first_s"] is None:
+        for key in ("active_s", "every_s"):
+            if values[key] is not None:
+                raise ValueError(
+                    f"{where}.{key}={values[key]}: a window by the clock has a beginning: give first_s too"
+                )
+    elif values["every_steps"] is not None:
+        raise ValueError(f"{where}.every_steps={values['every_steps']}: first_s is set: use every_s=SECONDS")
+
+
 def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
     """Settings of the instrument trace -> its windows: one, or those listed, each with its differences."""
     windows = []
     for where, values in each("instruments.trace", settings, TRACE_FIELDS):
         check(where, values)
+        _check_clock(where, values)
         if values["first_step"] <= values["warmup_steps"]:
             raise ValueError(
                 f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: "
                 f"use first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
             )
         num_disturbed = values["warmup_steps"] + values["active_steps"]
-        if values["every_steps"] is None and values["repeat"]:
+        if values["every_steps"] is None and values["every_s"] is None and values["repeat"]:
             raise ValueError(f"{where}.repeat={values['repeat']}: it repeats every how many steps? give every_steps")
         if values["every_steps"] is not None and values["every_steps"] < num_disturbed:
             raise ValueError(
@@ -222,7 +246,7 @@ def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
             )
         activities = values["activities"] and tuple(values["activities"])
         options = Options(activities, **{flag: values[flag] for flag in FLAGS})
-        same = {key: values[key] for key in ("name", *STEP_FIELDS, "gzip", "max_mib")}
+        same = {key: values[key] for key in ("name", *STEP_FIELDS, *CLOCK_FIELDS, "gzip", "max_mib")}
         windows.append(ProfilerWindow(**same, ranks=ranks_of(values["ranks"]), options=options))
     return windows
 
@@ -269,6 +293,10 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
         )
     windows = [] if alone else [window for name in profiling for window in windows_by_instrument[name] or ()]
     windows.sort(key=lambda window: window.begin_step)
+    by_clock = next((window for window in windows if window.first_s is not None), None)
+    if by_clock and len(windows) > 1:
+        why = "nobody knows before whether it overlaps with another window: keep one of them"
+        raise ValueError(f"window {by_clock.name}: first_s={by_clock.first_s:g}: {why}")
     for window, other in itertools.combinations(windows, 2):
         cycles = [f"{one.name}_cycle" for one in (window, other) if one.every_steps]
         if window.name == other.name or any(one.name.startswith(tuple(cycles)) for one in (window, other)):
@@ -286,11 +314,19 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
 
 def described(window: ProfilerWindow) -> str:
     """Window -> "steps 11 to 14 after warm-up from step 6, and again every 500 steps, 3 times in all"."""
+    if window.first_s is not None:
+        how_long = _steps(window.active_steps) if window.active_s is None else f"{window.active_s:g} s"
+        often = "" if window.every_s is None else f", and again every {window.every_s:g} s"
+        return f"{how_long} after {window.first_s:g} s and {_steps(window.warmup_steps)} of warm-up{often}"
     warmup = f" after warm-up from step {window.begin_step}" if window.warmup_steps else ""
     often = f"{window.repeat} times in all" if window.repeat else "until the run ends"
     is_repeated = window.every_steps is not None and window.repeat != 1
     again = f", and again every {window.every_steps} steps, {often}" if is_repeated else ""
     return span(window.first_step, window.last_step) + warmup + again
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"
 
 
 def span(first_step: int, last_step: int) -> str:

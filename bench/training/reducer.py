@@ -18,9 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.config.schema import Config
 from bench.training import buckets, distributed
 from bench.training.distributed import Ranks
+from models.adam_update import CautiousAdam
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
-BY_ELEMENT = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # an element's update needs that element alone
+BY_ELEMENT = (
+    torch.optim.AdamW,
+    torch.optim.Adam,
+    torch.optim.SGD,
+    CautiousAdam,
+)  # an element's update needs that element alone
 
 
 def reducer_for(config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks) -> "Alone":

@@ -91,7 +91,8 @@ class Trainer:
     def step(self, step: int) -> None:
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
         self._staged.at(step)
-        num_parts = num_micro_steps(self.config, self.timeline.at(step).stage)
+        stage = self.timeline.at(step).stage
+        num_parts = num_micro_steps(self.config, stage)
         for micro_step in range(num_parts):
             self._instruments.on_phase("data")
             tokens_BT, targets_BT = self.loader.next()
@@ -101,7 +102,7 @@ class Trainer:
                     loss = self.reducer.forward(tokens_BT, targets_BT)
                 loss = loss / num_parts
                 self._instruments.on_phase("backward")
-                loss.backward()
+                (loss if stage.loss_scale is None else stage.loss_scale * loss).backward()
             self._log.add_loss(step, loss.detach())
         self._instruments.on_phase("optimizer")
         self.update(step)

@@ -11,11 +11,13 @@ class Config(adamw.Config):
     """weight_decay: times the square of the learning rate, where the step makes the weight smaller."""
 
     decays_still: bool = False  # a weight that a step does not move decays as well, as that of a token not yet seen
+    compiled: bool | None = None  # by torch.compile; null: on a GPU
 
     def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
         """Every rank does the same update."""
         from models.adam_update import CautiousAdam
 
         row = {"params": tensors, "peak_lr": lr}
+        compiled = device_type == "cuda" if self.compiled is None else self.compiled
         betas = self.beta1, self.beta2
-        return CautiousAdam([row], lr, betas, self.eps, self.weight_decay, self.decays_still)
+        return CautiousAdam([row], lr, betas, self.eps, self.weight_decay, self.decays_still, compiled)

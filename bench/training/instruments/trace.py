@@ -18,6 +18,7 @@ from bench.config.windows import Options, ProfilerWindow
 from bench.training.clock import StepMarks
 from bench.training.instruments.base import Context, Instrument
 from bench.training.profiling import files
+from bench.training.profiling.by_the_clock import ByTheClock
 
 MAX_KEPT = 4  # profiles in memory until the run ends; of more windows each has its table when it is written
 
@@ -88,8 +89,9 @@ class Trace(Profiling):
         last_step = 0
         for window in cls.profiler_windows(settings):
             if window.end_step is None:
-                what = f"window {window.name} is recorded every {window.every_steps} steps until the run ends"
-                raise ValueError(f"profile.stop_after_window=true: {what}: give instruments.trace.repeat=N too")
+                remedy = "give instruments.trace.repeat=N" if window.first_s is None else "give first_step instead"
+                what = f"window {window.name} records {config_windows.described(window)}: it has no last step"
+                raise ValueError(f"profile.stop_after_window=true: {what}: {remedy}")
             last_step = max(last_step, window.end_step)
         return last_step or None
 
@@ -100,6 +102,7 @@ class Trace(Profiling):
         cycles = [cycle for window in self._windows for cycle in window.cycles(context.num_steps)]
         self.shots = [Shot(cycle) for cycle in sorted(cycles, key=lambda cycle: cycle.begin_step)]
         self._waiting = self.shots[::-1]  # the next is the last
+        self._clock: ByTheClock | None = None  # of the window that is in seconds
         self._current: list[Shot] = []  # shots whose steps are running: more than one only where they share no rank
         self._times = StepMarks(context.marks, ("step",))
         self._last_row = 0
@@ -107,12 +110,22 @@ class Trace(Profiling):
     def on_run_start(self) -> None:
         for window in self._windows:
             ranks = "" if window.ranks is None else f" on rank {', '.join(map(str, window.ranks))}"
-            late = (window.end_step or window.last_step) > self.context.num_steps
+            late = window.first_s is None and (window.end_step or window.last_step) > self.context.num_steps
             never = f", but the run has {self.context.num_steps} steps" if late else ""
             self._say(f"window {window.name} records {config_windows.described(window)}{ranks}{never}")
+            if window.first_s is not None:
+                context = self.context
+                place = context.folder, context.rank, context.world_size, context.device_type
+                self._clock = ByTheClock(window, *place)
 
     def on_step_start(self, step: int) -> None:
         row = step + 1
+        if self._clock is not None and (window := self._clock.due(row)):
+            self.shots.append(Shot(window))
+            if row <= window.begin_step:
+                self._waiting = [self.shots[-1]]
+            else:
+                self.shots[-1].status = "missed"  # this rank was ahead of rank 0
         while self._waiting and self._waiting[-1].window.begin_step <= row:
             self._current.append(self._waiting.pop())
         for shot in self._current:
@@ -209,7 +222,12 @@ class Trace(Profiling):
                 else f"windows {', '.join(unreached[:MAX_KEPT])}{more} were"
             )
             self._say(f"{what} not reached: the run ended after step {self._last_row}")
-        return {shot.window.name: self._summary_of(shot) for shot in self.shots}
+        summaries = {shot.window.name: self._summary_of(shot) for shot in self.shots}
+        for window in self._windows:
+            if window.first_s is not None and not self.shots:
+                summaries[window.name] = {"status": "not reached", "first_s_asked": window.first_s}
+                self._say(f"window {window.name} was not reached: the run ended before {window.first_s:g} s")
+        return summaries
 
     def _summary_of(self, shot: Shot) -> dict[str, Any]:
         window = shot.window
@@ -244,7 +262,9 @@ class Trace(Profiling):
         for shot in self.shots:
             if shot.recording is not None:
                 shot.recording.cancel()
-        self._recording, self._current = None, []
+        if self._clock is not None:
+            self._clock.close()
+        self._recording, self._current, self._clock = None, [], None
 
     def _say(self, text: str) -> None:
         self.context.say(f"profiler: {text}")
