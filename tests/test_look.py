@@ -1,6 +1,7 @@
 """The look after the race: what it leaves, that it changes no number, and that no run is lost to it."""
 
 import csv
+import errno
 import gzip
 import json
 import signal
@@ -11,8 +12,8 @@ import real_runs
 
 from bench.config import compose, schema
 from bench.launch import after_race, prepare
-from bench.record import failures
-from bench.training import look
+from bench.record import failures, run_folder
+from bench.training import gather_result, look
 
 SAVED = "checkpoint.save=true"
 FILES = [
@@ -172,3 +173,25 @@ def test_a_look_is_no_part_of_the_config_id():
         for word in ("look=on", "look=off", "look=auto")
     }
     assert len(ids) == 1
+
+
+def test_a_series_looks_once_and_on_a_cpu_without_being_told(tmp_path):
+    done = real_runs.bench(tmp_path, "speedrun", *real_runs.SHORT, "track.repeats=2", "--anyway")
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
+    assert sorted("look" in run for run in runs) == [False, True] and len({run["config_id"] for run in runs}) == 1
+    assert done.stdout.count("where the next millisecond is") == 1
+
+
+def test_a_disk_that_fills_in_the_look_leaves_what_was_measured(tmp_path, monkeypatch):
+    result = tmp_path / run_folder.RESULT
+    result.write_text(json.dumps({"look": {"status": "begun", "began_s": 1.0}, "warnings": [], "train_s": 2.5}))
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gather_result.atomic, "write_json", full)
+    gather_result.add_look(tmp_path, {"status": "recorded"}, [[]])
+    measured = json.loads(result.read_text())
+    assert after_race.spared(measured, None) is None and measured["train_s"] == 2.5
+    assert measured["look"]["status"] == "not finished" and "could not be written" in measured["warnings"][0]["error"]
