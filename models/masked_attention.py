@@ -27,7 +27,7 @@ Chunk = tuple[int, int, int, torch.Tensor]  # start, stop, first, [B, 1, stop - 
 
 def document_ids(tokens_BT: torch.Tensor, eos_token: int | None) -> torch.Tensor:
     """[B, T], of each token the number of its document in its row; eos_token None: every row is one document."""
-    return torch.zeros_like(tokens_BT) if eos_token is None else (tokens_BT == eos_token).cumsum(1)
+    return torch.zeros_like(tokens_BT) if eos_token is None else (tokens_BT == eos_token).cumsum(1, dtype=torch.int32)
 
 
 class Visible:

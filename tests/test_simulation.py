@@ -232,6 +232,17 @@ def test_one_outlying_run_in_ten_hides_nothing(deciding_alone):
     assert verdicts.share(said[1.0], "slower") >= 0.85 and verdicts.share(said[0.0], "faster", "slower") <= 0.07
 
 
+def test_a_candidate_that_is_slow_in_one_run_of_ten_is_not_called_faster(deciding_alone):
+    """1 % faster in nine runs and 20 % slower in one: slower on average, which a clipped residual alone would hide."""
+    rng, said = numpy.random.default_rng(39), []
+    for number in range(200):
+        slots = verdicts.slots_of(10, number)
+        a_s, b_s = verdicts.times_of(rng, slots, -1.0)
+        b_s[rng.integers(10)] *= 1.2
+        said.append(verdicts.said_of((a_s, b_s), slots)[0])
+    assert verdicts.share(said, "faster") <= 0.05
+
+
 def test_arms_one_after_the_other_get_no_firm_verdict():
     """Under a drift, as under none: numbers, and an interval that a drift does not leave so easily."""
     for number in range(40):

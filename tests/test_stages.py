@@ -217,6 +217,7 @@ EOS = 7
 def test_a_document_begins_at_its_token_and_a_row_begins_one():
     tokens_BT = torch.tensor([[5, EOS, 5, 5, EOS, EOS], [EOS, 5, 5, 5, 5, 5]])
     assert document_ids(tokens_BT, EOS).tolist() == [[0, 1, 1, 1, 2, 3], [1, 1, 1, 1, 1, 1]]
+    assert document_ids(tokens_BT, EOS).dtype == torch.int32  # FlexAttention's mask takes no conversion of a sum
     assert not document_ids(tokens_BT, None).any()
 
 

@@ -149,6 +149,8 @@ def _run_job(job: Job, args: argparse.Namespace, argv: list[str], leading: Any) 
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
+    if race and not race.pop("looks", False):  # one look an arm: at its warm-up, or at its first run
+        job = job.with_look(False)
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))

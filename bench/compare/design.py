@@ -51,6 +51,7 @@ class Fit(NamedTuple):
     middle: float  # of the logs: the adjusted means of A and B are middle -+ difference / 2
     num_rounds: int | None = None  # complete ones, compared within blocks; None: Welch's test, without blocks
     num_clipped: int = 0  # runs whose residuals were clipped
+    unclipped: float = math.nan  # the difference by least squares; nan: without blocks
     p_flips: float | None = None  # of the sign-flip test; None: no p below alpha is possible with so few rounds
     log_e: float | None = None  # log e-value against no difference; None: without blocks
     shrinkage: float = math.inf  # 1 + variance of the prior over that of the estimate
@@ -194,7 +195,15 @@ def fit(
     sample = groups or differences
     p_flips = flips_p(sample) if 2 / 2 ** len(sample) < alpha else None
     return Fit(
-        test, blocked.middle, len(complete), blocked.num_clipped, p_flips, log_e, shrinkage, design.is_sequential
+        test,
+        blocked.middle,
+        len(complete),
+        blocked.num_clipped,
+        least_squares.test.difference,
+        p_flips,
+        log_e,
+        shrinkage,
+        design.is_sequential,
     )
 
 

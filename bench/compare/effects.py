@@ -65,6 +65,7 @@ class Time(Change):
     alpha: float
     rounds: int | None  # that were compared within blocks; None: Welch's test, without blocks
     clipped: int  # outlying runs whose residuals were clipped
+    unclipped_pct: float | None  # the change without clipping; None: Welch's test, which clips nothing
     p_flips: float | None  # of the sign-flip test over rounds, a second opinion; None: it cannot be below alpha
     log_e: float | None  # log e-value against no difference, also of plans that do not look early
     baseline: Change | None  # of A's runs in even rounds against those in odd ones; None: fewer than four rounds
@@ -127,6 +128,7 @@ def time(
         "alpha": alpha,
         "rounds": fitted.num_rounds if fitted else None,
         "clipped": fitted.num_clipped if fitted else 0,
+        "unclipped_pct": 100 * math.expm1(fitted.unclipped) if fitted and fitted.num_rounds else None,
         "p_flips": fitted.p_flips if fitted else None,
         "log_e": fitted.log_e if fitted else None,
         "baseline": _against_itself(arms[0], design, alpha) if fitted and fitted.num_rounds else None,
@@ -142,6 +144,12 @@ def _against_itself(rows: Sequence[Row], design: Design | None, alpha: float) ->
     slots = {eligibility.identity(row): slot for slot, row in enumerate(in_time)}
     of_halves = Design(slots, (), is_sequential=False)
     return change([eligibility.times_s(half) for half in halves], alpha, _keys(halves, of_halves), of_halves)[0]
+
+
+def rests_on_clipping(time: Time) -> bool:
+    """Whether the change has the other sign once outlying runs count in full: a slow run in ten may be the code's."""
+    unclipped_pct = time.get("unclipped_pct")
+    return unclipped_pct is not None and unclipped_pct * (time["change_pct"] or 0.0) < 0
 
 
 def differs_from_itself(time: Time) -> bool:

@@ -242,6 +242,7 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "one-compilation": comparison["comparable"]
         and any(row["compile_s"] for row in rows)
         and ((given.plan or {}).get("compilations") or 1) == 1,
+        "outliers-contradict": comparison["comparable"] and effects.rests_on_clipping(comparison["time"]),
         "baseline-unsteady": effects.differs_from_itself(comparison["time"]),
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
@@ -304,7 +305,8 @@ def decide(time: effects.Time) -> str:
 
     Each by the runs' own clocks and by the launcher's; else inconclusive.  Equivalence comes first: a difference inside
     the margin is never called by its sign.  The floor is what this machine lets us see, the margin what matters:
-    a machine that is noisier than the margin can show a difference, never the lack of one.
+    a machine that is noisier than the margin can show a difference, never the lack of one.  And no change is shown
+    whose sign the mean of all runs contradicts, outlying ones too.
     """
     change_pct, by_launcher = time["change_pct"] or 0.0, time.get("outside")
     least_pct = min(abs(change_pct), abs(by_launcher["change_pct"] or 0.0) if by_launcher else math.inf)
@@ -312,7 +314,7 @@ def decide(time: effects.Time) -> str:
     if p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]:
         return "equivalent"
     is_shown = _first(time["p_holm"], effects.joint_p(time, "p")) < time["alpha"]
-    if is_shown and least_pct > time["floor_pct"]:
+    if is_shown and least_pct > time["floor_pct"] and not effects.rests_on_clipping(time):
         return "faster" if change_pct < 0 else "slower"
     return "inconclusive"
 

@@ -34,6 +34,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     "one-compilation": "the runs of an arm share a compilation: its luck counts as a change; race with compilations=3",
+    "outliers-contradict": "the change has the other sign once outlying runs count in full",
     "baseline-unsteady": "the baseline differs from itself: its runs in even rounds from those in odd ones",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
@@ -285,6 +286,8 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
         return f"by the launcher's clock {outside_words(time['outside'])}: {why}"
     if len(comparison["excluded"]) == 0 and comparison.get("all_disturbed"):
         return "the machine disturbed every run: run again on a quiet machine"
+    if effects.rests_on_clipping(time):
+        return f"it is {time['unclipped_pct']:+.2f} % once outlying runs count in full"
     floor = text_table.two_digits(time["floor_pct"])
     if time["floor_pct"] > time["margin_pct"]:
         coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"

@@ -19,8 +19,8 @@ from bench.base.paths import CONF, MARK, own_conf, user_path, working_folder
 
 # fmt: off
 GROUPS = (
-    "model", "model/size", "data", "optim", "optim/schedule", "goal", "hardware", "instruments", "exporters", "profile",
-    "track", "experiment",
+    "model", "model/size", "data", "optim", "optim/schedule", "goal", "hardware", "instruments", "exporters", "look",
+    "profile", "track", "experiment",
 )
 # fmt: on
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml

@@ -24,7 +24,7 @@ from bench.base.reading.damage import reading_record
 from bench.config.typed import AtLeast1, Name, Repository, ShardNumbers, between
 from bench.config.typed import build as build
 from models import optimizers
-from models.settings import Positive, PositiveInt, Range, one_of
+from models.settings import NotNegativeInt, Positive, PositiveInt, Range, one_of
 from models.stages import Stage
 
 CONFIG_ID_CHARS = 8
@@ -33,7 +33,7 @@ CONFIG_ID_CHARS = 8
 # All other settings of instruments are hashed.  Not read from the instruments' classes, because a record's id must be
 # found where one that it names is not installed.  Telemetry's are paces of a separate process.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
-UNHASHED = ("name", "seed", "exporters", "profile", "checkpoint")  # they change no step that a run makes
+UNHASHED = ("name", "seed", "exporters", "profile", "look", "checkpoint")  # they change no step that a run makes
 NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
 FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # within a word
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
@@ -170,6 +170,15 @@ class ProfileConfig:
 
 
 @dataclass(kw_only=True)
+class LookConfig:
+    # train some more steps with torch's profiler after the clock has stopped; null: on a GPU
+    enabled: bool | None = None
+    wait_steps: NotNegativeInt = 1  # trained before, without the profiler
+    warmup_steps: NotNegativeInt = 1  # then with the profiler, which records nothing yet
+    active_steps: AtLeast1 = 3  # then recorded
+
+
+@dataclass(kw_only=True)
 class CheckpointConfig:
     save: bool = False  # write the final weights to weights.safetensors, after the clock has stopped
 
@@ -233,6 +242,7 @@ class Config:
     instruments: dict[str, Any] = field(default_factory=dict)  # what is measured beside the clock
     exporters: dict[str, Any] = field(default_factory=dict)  # where the finished record is sent; no part of the run
     profile: ProfileConfig = field(default_factory=ProfileConfig)  # how far a profiled run goes; no part of config_id
+    look: LookConfig = field(default_factory=LookConfig)  # what is recorded after the race; no part of config_id
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # what is kept; no part of config_id
 
 

@@ -14,6 +14,7 @@ from bench.analysis.diagnosis.stalls import UNEXPLAINED
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
+from bench.launch import after_race
 from bench.launch.progress import EdgePipe
 from bench.machine import environment, meters
 from bench.machine.meters import RunClock
@@ -64,11 +65,14 @@ def _finish(
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     measured = atomic.read_json(folder / run_folder.RESULT, {})
+    failure = after_race.spared(measured, failure)
     if failure is None and not measured:
         failure = failures.failure("exception", "the workers ended well but left no result")
     if failure is None and measured.get("stopped_at"):
         failure = failures.failure("stopped", failures.WINDOW_ENDED, step=measured["stopped_at"])
     _merge(run, measured, failure, clock, edges)
+    if failure is None and run.get("look"):
+        after_race.explain(folder, run)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)
     for warning in run["warnings"]:
@@ -98,6 +102,9 @@ def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, ed
     run["model"] = measured.get("model", run["model"])
     run["environment"] |= measured.get("torch_facts", {})
     own = {"wall_s": clock.lasted_s(), "launcher_peak_mem_gib": meters.peak_rss_gib()}
+    if look := measured.pop("look", None):
+        own["wall_s"] -= time.monotonic() - look.pop("began_s")
+        run["look"] = look
     run["measured"] = private.redact_all(measured.get("measured", {}), REPO) | own
     run["instrument_summaries"] = measured.get("instrument_summaries", {})
     run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)

@@ -88,6 +88,7 @@ def launch_each(
     fails is made up for by another; None: they are all.
     """
     kinds = [job.config_id for job in jobs]
+    has_looked = set()  # one look a config
     with contextlib.ExitStack() as stack:
         shown = series
         if shown is None:
@@ -97,11 +98,13 @@ def launch_each(
             if not shown.fits():
                 return
             shown.begin(labels[number])
+            job = job.with_look(False) if job.config_id in has_looked else job
             run = launch(job, command, shown, plan if number else first_plan or plan, stop_of(job))
+            has_looked.update([job.config_id] if "look" in run else [])
             shown.end(series is None or run["status"] in ("complete", "stopped"))
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
-            if failures.is_interrupt(run["failure"]):
+            if failures.interrupted_by(run):
                 return
 
 

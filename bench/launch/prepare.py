@@ -64,6 +64,12 @@ class Job:
         """Whether an instrument disturbs steps: the run counts nowhere, so that one of it is enough."""
         return bool(registry.flagging(self.config.instruments))
 
+    def with_look(self, is_on: bool) -> "Job":
+        """The same run with or without a look after the race, as far as it can have one."""
+        is_on = is_on and _hinders_look(self.config) is None
+        look = dataclasses.replace(self.config.look, enabled=is_on)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, look=look))
+
     @property
     def own(self) -> list[str]:
         """Import paths of the user's own classes in the config, or of the script."""
@@ -152,8 +158,29 @@ def prepare(
             setattr(data, name, private.redact(getattr(data, name), REPO))
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     registry.program(config.instruments, Path(), config.hardware.device)
+    _resolve_look(config)
     config, secrets = _recorded(config)
     return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets=secrets)
+
+
+def _resolve_look(config: schema.Config) -> None:
+    """Whether the run looks at itself, where that was left to the machine.  ValueError: it cannot."""
+    why = _hinders_look(config)
+    if config.look.enabled and why:
+        raise ValueError(f"look.enabled=true: {why}: leave it out, or use look=off")
+    if config.look.enabled is None:
+        config.look.enabled = config.hardware.device == "cuda" and not why
+
+
+def _hinders_look(config: schema.Config) -> str | None:
+    """Why a run cannot be looked at after the race; None: it can."""
+    if config.script is not None:
+        return "a script ends with its last step, and nothing trains on in its process"
+    if config.profile.stop_after_window:
+        return "profile.stop_after_window=true ends the run before its goal"
+    if profiling := registry.profiling(config.instruments, config.hardware.device):
+        return f"instruments.{profiling[0]} has a profiler of its own in the run"
+    return None
 
 
 def _recorded(config: schema.Config) -> tuple[schema.Config, dict[tuple[Any, ...], str]]:

@@ -6,6 +6,7 @@ from typing import Any
 from bench.base.paths import shown
 from bench.base.text_table import counted
 from bench.base.units import format_about_s, ms_from_s
+from bench.launch import after_race
 from bench.launch.prepare import Job
 from bench.record.metrics import step_avg_ms
 from bench.training.instruments import registry
@@ -52,7 +53,8 @@ def last_words(run: Mapping[str, Any]) -> str:
     known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
     more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
     warned = "".join(f"\n       warning: {warning}" for warning in known[:MAX_WARNINGS] + more)
-    return f"{ended}\n       {shown(run['folder'])}{warned}"
+    looked = f"\n       {line}" if (line := after_race.line(run)) else ""
+    return f"{ended}\n       {shown(run['folder'])}{looked}{warned}"
 
 
 def _times(run: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.record import run_folder, step_files
-from bench.record.shape import Section
+from bench.record.shape import Facts, Section
 
 KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
@@ -90,6 +90,14 @@ def bad_data(changed: list[str], led_to: Section | None) -> Section:
 def is_interrupt(failure_of_run: Section | None) -> bool:
     """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
     return failure_of_run is not None and failure_of_run["kind"] == "interrupted"
+
+
+def interrupted_by(run: Facts) -> str | None:
+    """The signal by which somebody ended a run, or only its look after the race; None: nobody did."""
+    if is_interrupt(run["failure"]):
+        signal_name: str | None = run["failure"]["signal"]
+        return signal_name
+    return (run.get("look") or {}).get("interrupted_by")
 
 
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:

@@ -62,6 +62,7 @@ class Record(TypedDict):
     audit: NotRequired[Section | None]
     redacted: NotRequired[list[str] | None]
     referee: NotRequired[Section | None]
+    look: NotRequired[Section | None]
     costs: NotRequired[Section | None]
     skew: NotRequired[Section | None]
     beside: NotRequired[Section | None]

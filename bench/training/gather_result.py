@@ -3,6 +3,8 @@
 The result is the worker's half of run.json: the launcher merges and removes it.
 """
 
+import contextlib
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,13 +49,14 @@ def write(
     summaries: dict[str, dict[str, Any]],
     stopped_at: int | None = None,
     referee: dict[str, Any] | None = None,
+    begins_look: bool = False,
 ) -> None:
     """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
     own_rows: rank 0's of steps.csv; facts: {"model", "measured"}, known before the first step; times: seconds of what
     came before it; everyone: each rank's RankResult; summaries: {instrument: the summary of all ranks together};
     stopped_at: the step after which profile.stop_after_window ended the run, None where it did not; referee: what the
-    ranks found out about what they trained, for run.json["referee"].
+    ranks found out about what they trained, for run.json["referee"]; begins_look: whether they go on to look.py.
     """
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
     if len(everyone) > 1:
@@ -93,7 +96,18 @@ def write(
         ],
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank.warnings],
     }
+    if begins_look:  # until add_look(): whatever ends the ranks from here on ends no run
+        measured_by_all["look"] = {"status": "begun", "began_s": time.monotonic()}
     atomic.write_json(folder / run_folder.RESULT, measured_by_all)
+
+
+def add_look(folder: Path, facts: dict[str, Any], warnings: list[list[dict[str, str]]]) -> None:
+    """facts: of the look (look.py), warnings: of each rank -> into what write() left, unless the disk is full."""
+    measured = atomic.read_json(folder / run_folder.RESULT)
+    measured["look"] |= facts
+    measured["warnings"] += [{"rank": num, **warning} for num, of_rank in enumerate(warnings) for warning in of_rank]
+    with contextlib.suppress(OSError):
+        atomic.write_json(folder / run_folder.RESULT, measured)
 
 
 def rows(own_rows: list[Row], everyone: list[RankResult]) -> list[Row]:

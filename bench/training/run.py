@@ -6,6 +6,7 @@
     train by the clock until the goal                _train, train()   clock.py, step_log.py, step_writer.py
     hold the model that came of it to the rules      _check_model      causality.py, side_effects.py, referee_loss.py
     put together what all ranks measured             _write_record     gather_result.py
+    look at a few more steps with the profiler       _look             look.py
 
 worker.py is the process around this; what it leaves becomes run.json at the launcher (bench/launch/finish.py).
 """
@@ -26,7 +27,7 @@ from bench.data.shards import check as check_shard
 from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
-from bench.training import causality, compile_flags, distributed, gather_result, imported, side_effects, weights
+from bench.training import causality, compile_flags, distributed, gather_result, imported, look, side_effects, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
@@ -89,7 +90,9 @@ class Run:
         if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
             self._save_weights(measured.rows[-1])
         self._write_record(measured)
-        distributed.barrier()  # no rank leaves while another may still need it
+        distributed.barrier()  # no rank leaves while another may still need it, or risks a step before it is written
+        if self._is_looking():
+            self._look(len(measured.rows))
         self._trainer.close()
         del self._trainer
         gc.collect()
@@ -223,7 +226,18 @@ class Run:
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
             self.referee["code"] = imported.merged([rank.code for rank in everyone])
             facts = self._writer.rows, self._facts, self.times, everyone, summaries
-            gather_result.write(self.folder, *facts, self._stopped_at, self.referee)
+            gather_result.write(self.folder, *facts, self._stopped_at, self.referee, begins_look=self._is_looking())
+
+    def _is_looking(self) -> bool:
+        return bool(self.config.look.enabled) and self._stopped_at is None
+
+    def _look(self, num_steps: int) -> None:
+        """Off every number: the record has been written, and the model that comes of it is thrown away."""
+        facts, warnings = look.look(self.config.look, self._trainer, self._context, num_steps)
+        everyone = distributed.gather(warnings)
+        if self.ranks.is_first:
+            gather_result.add_look(self.folder, facts, everyone)
+        distributed.barrier()
 
     def _load_instruments(self) -> InstrumentSet:
         """The chosen instruments; one that cannot be made is a warning."""
@@ -232,7 +246,7 @@ class Run:
         def say(text: str) -> None:
             os.write(1, f"{NOTE}{text}\n".encode())
 
-        context = Context(
+        context = self._context = Context(
             self.folder,
             ranks.rank,
             ranks.world_size,

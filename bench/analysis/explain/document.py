@@ -150,7 +150,7 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
     for line in lines:
         records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
         gain, count = f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", f"{line['count']:.1f} a step"
-        bars.append(Bar(_evidence(line) + records, 0.0, line["gain_ms"], gain, kind, count))
+        bars.append(Bar(evidence(line) + records, 0.0, line["gain_ms"], gain, kind, count))
     return Waterfall(title, about, bars, has_sentences=True)
 
 
@@ -208,7 +208,7 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
     for line in difference["lines"]:
         change = f"{line['change_ms']:+.3f} ({line['a_ms']:.3f} to {line['b_ms']:.3f})"
         kind: Kind = "less" if line["change_ms"] < 0 else "more"
-        bars.append(Bar(_evidence(line), 0.0, line["change_ms"], change, kind))
+        bars.append(Bar(evidence(line), 0.0, line["change_ms"], change, kind))
     cells = [(row["part"], _ms(row["a_ms"]), _ms(row["b_ms"]), f"{row['change_ms']:+.3f}") for row in rows]
     table = Table(("part", "A, ms", "B, ms", "change, ms"), cells, (False, True, True, True))
     rest = f"{difference['rest_ms']:+.3f} ms in all others together"
@@ -223,7 +223,7 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
 # ---- words
 
 
-def _evidence(line: dict[str, Any]) -> str:
+def evidence(line: dict[str, Any]) -> str:
     """A line of the ranking, or of a difference -> its part, rank, name and place."""
     rank = "" if line.get("rank") is None else f" (rank {line['rank']})"
     return f"{line['part']}{rank}: {_place(line)}"

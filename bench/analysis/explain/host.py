@@ -5,6 +5,7 @@ stand in place of kernels.  Ranges of one thread are nested: calls, operators, a
 they were recorded.  The innermost says what it was, and those around it what it belongs to.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -18,15 +19,25 @@ from bench.analysis.trace.rank import STEP, Rank
 from bench.analysis.trace.window import steps as counted_steps
 
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
-WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
+
+
+class Known:
+    """A pattern that is asked for the same names again and again: a trace has many ranges of few names."""
+
+    def __init__(self, pattern: str, flags: int = 0):
+        self.search = functools.lru_cache(maxsize=1 << 16)(re.compile(pattern, flags).search)
+
+
+WAITS_FOR_DEVICE = Known(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
 COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of ranges that the record knows: recorded.py
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
-COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
-WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
+COLLECTS = Known(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
+WAITS_FOR_THREAD = Known(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
 # Dynamo's own annotations and frames, and the range that the record of a run gives a compilation
-COMPILES = re.compile(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
-LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
-COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
+COMPILES = Known(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
+LOADS = Known(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
+IS_STEP = Known(STEP.pattern)
+COMMUNICATES = Known(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
 
 
 class Thread:
@@ -43,6 +54,7 @@ class Thread:
         within = self.nest.innermost(rank.ts[collections.rows])
         self._within = dict(zip(collections.rows.tolist(), within.tolist()))
         self._known: dict[int, parts.Piece | None] = {}
+        self._chains: dict[int, list[int]] = {}
         is_step, parent = rank.is_named(STEP.search, self.nest.rows), self.nest.parent
         tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(rows) else False))]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
@@ -59,12 +71,17 @@ class Thread:
 
     def around(self, row: int) -> list[int]:
         """The range itself and those around it, the innermost first; without the step's own."""
+        if row not in self._chains:
+            self._chains[row] = self._around(row)
+        return self._chains[row]
+
+    def _around(self, row: int) -> list[int]:
         chain = [row] if row in self._within else []
         index = self._index.get(self._within.get(row, row), -1)
         while index >= 0:
             chain.append(int(self.nest.rows[index]))
             index = int(self.nest.parent[index])
-        return [member for member in chain if not STEP.search(self.name(member))]
+        return [member for member in chain if not IS_STEP.search(self.name(member))]
 
     def name(self, row: int) -> str:
         """The name of a range."""

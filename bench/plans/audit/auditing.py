@@ -116,7 +116,9 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
         folders = {"SPEEDRUN_RESULTS": results_root() / AUDITS_FOLDER, "SPEEDRUN_DATA": Path(made)}
         with variables({name: str(path.absolute()) for name, path in folders.items()}):
             audited = launcher.launch(
-                dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], plan={"audit": about}
+                dataclasses.replace(job.with_look(False), dataset=dataset),
+                ["audit", run["run_id"]],
+                plan={"audit": about},
             )
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
     if failures.is_interrupt(audited["failure"]):

@@ -156,6 +156,7 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
     tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
     tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
     tag |= {"compilation": slot.compilation} if race.plan.get("compilations", 1) > 1 else {}
+    tag |= {"looks": slot.position == min(other.position for other in race.slots if other.arm == slot.arm)}
     tick = BlindBar(race.results / race.plan["track"], arm["config_id"], slot.seed, series).tick
     tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], race.results, tag, show, tick)
     race = state.read(race.folder, race.results)

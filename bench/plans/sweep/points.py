@@ -91,7 +91,7 @@ class Points:
             ended_by = str(error)
             say("sweep", f"not begun: {ended_by}", always=True)
         else:
-            ended_by = run["failure"]["signal"] if failures.is_interrupt(run["failure"]) else None
+            ended_by = failures.interrupted_by(run)
         if ended_by == "SIGTERM" and allocation.ending().is_requeued:
             os.kill(os.getpid(), signal.SIGKILL)  # else submitit has a result, and the sweep ends before the job has
         if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
@@ -133,8 +133,8 @@ class Points:
                 if first_like_it == number:
                     runs[other] = run
                     sweep.keep(self.folder, first_number + other, points[other], run)
-            if failures.is_interrupt(run["failure"]):
-                raise Interrupted(run["failure"]["signal"])
+            if ended_by := failures.interrupted_by(run):
+                raise Interrupted(ended_by)
         if len(runs) < len(points) and self.left_s() is not None:
             raise Unfinished("--budget is spent")
         return [search.objective_of(runs.get(number), self.objective) for number in range(len(points))]
@@ -221,7 +221,7 @@ class Points:
     def beside(self, overrides: list[str], slot: packing.Slot) -> Run:
         """Makes one of several runs, in its own process, pinned to its slot -> its record."""
         packing.pin(slot)
-        job = prepare(overrides, say=lambda text: say("data", text))
+        job = prepare(overrides, say=lambda text: say("data", text)).with_look(False)  # it would disturb the others
         return launcher.launch(job, self.command, plan=self._plan | {"beside": slot.fact()})
 
     def records(self) -> list[Run]:

@@ -71,6 +71,15 @@ def program(chosen: Chosen, folder: Path, device_type: str) -> list[str]:
     ]
 
 
+def profiling(chosen: Chosen, device_type: str) -> list[str]:
+    """Names of those that profile, or run each rank in a program that does: no second profiler runs beside them."""
+    return [
+        name
+        for name, instrument, settings in _each(chosen)
+        if instrument.profiler_windows(settings) != [] or instrument.program(settings, Path(), device_type)
+    ]
+
+
 def last_step(chosen: Chosen) -> int:
     """The step (the first is 1) after which none of the windows is open any more.  ValueError: there is no window."""
     last_steps = [instrument.last_step(settings) for _, instrument, settings in _each(chosen)]

@@ -151,18 +151,20 @@ def write_operators(recording: Recording, stem: Path, **facts: Any) -> list[Path
 
 @contextlib.contextmanager
 def _readable_names(profiler: Any) -> Iterator[None]:
-    """torch reads no profile in which a Python call has an undecodable name (allocations.read): without such calls."""
+    """Without the Python calls of with_stack, which no table shows; and torch reads no profile in which one has an
+    undecodable name (allocations.read).
+    """
 
     class Readable:
         def __getattr__(self, name: str) -> Any:
             return getattr(whole, name)
 
         def events(self) -> list[Any]:
-            return [event for event in whole.events() if has_name(event)]
+            return [event for event in whole.events() if is_shown(event)]
 
-    def has_name(event: Any) -> bool:
+    def is_shown(event: Any) -> bool:
         try:
-            return bool(event.name())
+            return bool(event.name()) and not event.is_python_function()
         except UnicodeDecodeError:
             return False
 

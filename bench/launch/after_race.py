@@ -1,0 +1,66 @@
+"""What the launcher makes of a run's look after the race (bench/training/look.py): an account of its traces, a line.
+
+The look is over every number of the run: what ends the ranks in it is a warning, and so is an account that cannot be
+made.  The account is that of ./run.sh explain, in traces/ops/look_account.txt and .json.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.base import atomic
+from bench.base.units import format_ms
+from bench.record.shape import Section
+
+ACCOUNT = "traces/ops/look_account"
+NUM_LINES = 5
+OF_THE_RUN = ("bad_data", "folder_removed")  # kinds of a failure that say something of what came before the look
+
+
+def spared(measured: Section, failure: Section | None) -> Section | None:
+    """The failure of a run, None where it came in the look, which then says how it ended.  measured: of the workers."""
+    look = measured.get("look")
+    if look is None or look["status"] != "begun" or (failure is not None and failure["kind"] in OF_THE_RUN):
+        return failure
+    look["status"] = "not finished"
+    why = "its result could not be written" if failure is None else failure["message"]
+    if failure is not None and failure["kind"] == "interrupted":
+        look["interrupted_by"] = failure["signal"]
+    measured.setdefault("warnings", []).append(_warning(f"it ended early, when all was measured: {why}"))
+    return None
+
+
+def explain(folder: Path, run: Section) -> None:
+    """Put into run["look"] where the next millisecond is, and the account beside the traces."""
+    look = run["look"]
+    if look["status"] != "recorded":
+        return
+    try:
+        from bench.analysis.explain import document, explained  # numpy, which a launcher needs for nothing else
+
+        answers = explained.explain_paths(run["run_id"], [folder])
+        (answer,) = answers.values()
+        atomic.write_text(folder / f"{ACCOUNT}.txt", document.from_accounts(answers).terminal() + "\n", durable=False)
+        atomic.write_json(folder / f"{ACCOUNT}.json", answer, durable=False)
+        look["files"] = [*look["files"], f"{ACCOUNT}.txt", f"{ACCOUNT}.json"]
+        look["step_ms"] = answer["step_ms"]
+        look["next"] = [
+            {"place": document.evidence(line)} | {key: line[key] for key in ("gain_ms", "gain_pct", "advice")}
+            for line in answer["next"][:NUM_LINES]
+        ]
+    except Exception as error:
+        run["warnings"].append(_warning(f"its traces could not be explained ({type(error).__name__}: {error})"))
+
+
+def line(run: Mapping[str, Any]) -> str | None:
+    """Where the next millisecond is, for a person; None: the run has no account of a look."""
+    look = run.get("look") or {}
+    if not look.get("next"):
+        return None
+    first = look["next"][0]
+    of_step = f"at most {format_ms(first['gain_ms'])} of a profiled step of {format_ms(look['step_ms'])}"
+    return f"where the next millisecond is: {first['place']}, {of_step}; ./run.sh explain {run['run_id']}"
+
+
+def _warning(error: str) -> Section:
+    return {"rank": None, "instrument": "look", "edge": "after the race", "error": error}

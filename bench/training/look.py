@@ -1,0 +1,161 @@
+"""The look after the race: a few more steps under torch's profiler, when all that is measured has been measured.
+
+The clock has stopped, the referee has seen the model, the weights are saved, and what the run measured is written
+(gather_result.py, with the status "begun" for the look).  The last steps are trained a second time, on their tokens:
+some without the profiler, some that warm it up, some recorded, by the instruments trace and, on a GPU, memory_history.
+Nothing of it goes back into the run.  Files are named as theirs: traces/look_rank0.pt.trace.json.gz, the operators in
+traces/ops/, memory/look_rank0.html, on a GPU memory/look_rank0.pickle.
+
+Whatever fails is a warning of the record.  A rank whose step fails while others wait for it in a collective must end,
+and they with it: the launcher then keeps what was measured (bench/launch/finish.py).
+"""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.base import atomic
+from bench.base.paths import CODE, CONF, REPO
+from bench.base.reading import yaml_file
+from bench.config import windows
+from bench.config.schema import LookConfig
+from bench.training import distributed
+from bench.training.instruments.base import Context, Instrument, InstrumentSet, Warned, warning
+from bench.training.instruments.registry import load
+from bench.training.instruments.trace import Trace
+from bench.training.step_log import StepLog
+from bench.training.trainer import Trainer
+
+NAME = "look"
+# of a trace, before compression, which makes it about a fifteenth: under 50 MB a rank (assumed of a GPU's)
+MAX_TRACE_MIB = 600.0
+MAX_MEMORY_ENTRIES = 100_000  # of a GPU's memory history; a step of models/modern.py at 124M makes some thousand
+
+
+class _NoLog(StepLog):
+    """Takes losses and keeps none."""
+
+    def __init__(self) -> None:
+        self.rows = []
+
+    def add_loss(self, step: int, loss: Any) -> None:
+        pass
+
+
+def chosen(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:
+    """The instruments of a look and their settings; first_step: the first that is recorded, as instruments count."""
+    window = {"name": NAME, "first_step": first_step, "active_steps": config.active_steps}
+    recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "max_mib": MAX_TRACE_MIB}
+    instruments = {"trace": _defaults("trace") | window | recorded | {"warmup_steps": config.warmup_steps}}
+    if device_type == "cuda":
+        instruments["memory_history"] = _defaults("memory_history") | window | {"max_entries": MAX_MEMORY_ENTRIES}
+    return instruments
+
+
+def _defaults(instrument: str) -> dict[str, Any]:
+    """All settings of an instrument, as its yaml has them."""
+    settings: dict[str, Any] = yaml_file.read(CONF / "instruments" / f"{instrument}.yaml")[instrument]
+    return settings
+
+
+def repeated_steps(num_done: int, num_steps: int) -> list[int]:
+    """The last num_steps of num_done, from 0, which are trained again; of a shorter run all of them, over and over."""
+    last = list(range(max(0, num_done - num_steps), num_done))
+    return [last[index % len(last)] for index in range(num_steps)]
+
+
+def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) -> tuple[dict[str, Any], list[Warned]]:
+    """Train and record -> (facts for run.json["look"], the same on every rank; this rank's warnings).
+
+    context: of the run's instruments; num_done: steps of the run.  The steps of the look are numbered on from there.
+    """
+    began_s = time.perf_counter()
+    num_steps = config.wait_steps + config.warmup_steps + config.active_steps
+    context = dataclasses.replace(
+        context,
+        num_steps=num_done + num_steps,
+        emit=lambda name, **facts: None,  # no event, line, flag or row of the run
+        say=lambda text: None,
+        flagged=set(),
+        rows=[],
+    )
+    first_step = num_done + config.wait_steps + config.warmup_steps + 1
+    made, failed = load(chosen(config, first_step, context.device_type), context)
+    instruments = InstrumentSet(made, warnings=failed)
+    trainer.attach(instruments, _NoLog())
+    try:
+        _train(trainer, instruments, num_done, repeated_steps(num_done, num_steps))
+    except Exception as error:
+        if context.world_size > 1:
+            raise
+        instruments.warnings.append(warning(NAME, "a step", error))
+    instruments.on_run_end()
+    summaries: dict[str, Any] = instruments.collect("summary")
+    pages: list[str] = []
+    try:
+        pages += _memory_pages(made, context)
+    except Exception as error:
+        instruments.warnings.append(warning(NAME, "memory page", error))
+    instruments.close()
+    own = {"files": [*_files(summaries), *pages], "summary": summaries.get("trace", {}).get(NAME, {})}
+    everyone = distributed.gather(own)
+    return _facts(everyone, first_step, time.perf_counter() - began_s), instruments.warnings
+
+
+def _train(trainer: Trainer, instruments: InstrumentSet, num_done: int, steps: list[int]) -> None:
+    instruments.on_run_start()
+    for number, step in enumerate(steps, num_done):
+        place = {"step": step, "micro_step": 0}
+        if trainer.loader.state_dict() != place:
+            trainer.loader.load_state_dict(place)
+        instruments.on_step_start(number)
+        trainer.step(step)
+        instruments.on_step_end(number)
+    distributed.sync(trainer.ranks.device)
+
+
+def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
+    """memory/look_rankN.html: what the profiler saw allocated, the page of the instrument stages."""
+    from bench.training.profiling import allocations
+
+    for shot in (shot for each in made if isinstance(each, Trace) for shot in each.shots):
+        if shot.saved is None or shot.recording is None:
+            continue
+        timelines, phases = allocations.read(shot.recording.profile, shot.recording.start_mem_bytes)
+        what = (
+            f"memory while {windows.described(shot.window)} were recorded, after the race, as torch's profiler saw it"
+        )
+        title = f"{NAME}, rank {context.rank}: memory"
+        html = allocations.page_of(title, f"{context.folder.name}, rank {context.rank}: {what}.", timelines, phases)
+        for private in (f"{REPO}/", f"{CODE}/"):
+            html = html.replace(private, "")
+        html = html.replace(f"{Path.home()}/", "~/")
+        path = context.folder / "memory" / f"{NAME}_rank{context.rank}.html"
+        path.parent.mkdir(exist_ok=True)
+        atomic.write_text(path, html, durable=False)
+        yield path.relative_to(context.folder).as_posix()
+
+
+def _files(summaries: dict[str, Any]) -> Iterator[str]:
+    """What the instruments wrote, relative to the run's folder."""
+    yield from summaries.get("trace", {}).get(NAME, {}).get("files", ())
+    for window in summaries.get("memory_history", {}).get("windows", ()):
+        if "file" in window:
+            yield window["file"]
+
+
+def _facts(everyone: list[dict[str, Any]], first_step: int, look_s: float) -> dict[str, Any]:
+    recorded = [rank["summary"] for rank in everyone if rank["summary"].get("status") == "recorded"]
+    dropped: Counter[str] = sum((Counter(summary["dropped"]) for summary in recorded), Counter())
+    return {
+        "status": "recorded" if recorded else "not recorded",
+        "steps": recorded[0]["steps"] if recorded else None,
+        "num_events": sum(summary["num_events"] for summary in recorded),
+        "dropped": dict(dropped),
+        "profiled_step_ms": max((summary["profiled_step_ms"] or 0.0 for summary in recorded), default=None),
+        "look_s": look_s,
+        "files": [file for rank in everyone for file in rank["files"]],
+    }

@@ -1,0 +1,197 @@
+"""The look after the race: what it leaves, that it changes no number, and that no run is lost to it."""
+
+import csv
+import errno
+import gzip
+import json
+import signal
+import time
+
+import pytest
+import real_runs
+
+from bench.config import compose, schema
+from bench.launch import after_race, prepare
+from bench.record import failures, run_folder
+from bench.training import gather_result, look
+
+SAVED = "checkpoint.save=true"
+FILES = [
+    "look_rank0.pt.trace.json.gz",
+    "ops/look_account.json",
+    "ops/look_account.txt",
+    "ops/look_rank0.json",
+    "ops/look_rank0.txt",
+]
+# a model that ends its rank in the look: when the result of the run has been written
+ENDING = """
+import os, signal, sys, time
+from models.gpt2 import GPT2
+class Net(GPT2):
+    def forward(self, tokens_BT, targets_BT):
+        if os.path.exists(os.path.join(sys.argv[-1], ".result.tmp")):
+            {end}
+        return super().forward(tokens_BT, targets_BT)
+"""
+
+
+def losses(folder):
+    with open(folder / "steps.csv") as file:
+        return [
+            (row["step"], row["train_loss"], row["val_loss"], row["flags"], row["lr"]) for row in csv.DictReader(file)
+        ]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """(a run without a look, the same with one)."""
+    results = tmp_path_factory.mktemp("results")
+    words = ["hardware.num_threads=1", SAVED, "seed=4"]
+    return real_runs.run(results, *words, "look=off"), real_runs.run(results, *words, "look=on")
+
+
+def test_a_look_leaves_a_trace_tables_a_memory_page_and_an_account(pair):
+    folder, run = pair[1], real_runs.run_json(pair[1])
+    assert (
+        sorted(p.relative_to(folder / "traces").as_posix() for p in folder.glob("traces/**/*") if p.is_file()) == FILES
+    )
+    assert (folder / "memory" / "look_rank0.html").read_text().count("Alive at the peak") == 1
+    assert run["look"]["status"] == "recorded" and run["look"]["steps"] == [9, 11]  # 6 steps, waits 1, warms up 1
+    with gzip.open(folder / "traces" / FILES[0], "rt") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert {"ProfilerStep#9", "ProfilerStep#11"} <= names and "ProfilerStep#8" not in names
+    assert (
+        run["look"]["next"][0]["gain_ms"] > 0
+        and "Where the next millisecond is" in (folder / "traces" / FILES[2]).read_text()
+    )
+    assert run["warnings"] == []
+    assert {file["path"] for file in run["artifacts"]} >= {f"traces/{name}" for name in FILES} | {
+        "memory/look_rank0.html"
+    }
+
+
+def test_no_number_of_the_run_is_of_the_look(pair):
+    without, looked = map(real_runs.run_json, pair)
+    assert "look" not in without and not (pair[0] / "traces").exists()
+    assert losses(pair[0]) == losses(pair[1]) and len(losses(pair[1])) == 7
+    weights = [(folder / "checkpoint" / "weights.safetensors").read_bytes() for folder in pair]
+    assert weights[0][weights[0].index(b"}}") :] == weights[1][weights[1].index(b"}}") :]
+    for name in ("config_id", "instruments", "timing_protocol", "deviations"):
+        assert without[name] == looked[name]
+    assert without["metrics"].keys() == looked["metrics"].keys() and looked["metrics"]["num_flagged_steps"] == 0
+    events = [
+        [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()] for folder in pair
+    ]
+    assert set(events[1]) <= set(events[0]) | {"stall", "gc"}
+    assert looked["measured"]["wall_s"] > looked["metrics"]["train_s"]
+
+
+def test_a_record_with_a_look_verifies_and_names_no_private_path(pair):
+    done = real_runs.bench(pair[1].parents[1], "verify", str(pair[1]))
+    assert done.returncode == 0, done.stdout
+    for path in pair[1].glob("traces/**/*.*"):
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert str(real_runs.REPO).encode() not in text, path
+    assert str(real_runs.REPO) not in (pair[1] / "memory" / "look_rank0.html").read_text()
+
+
+def test_two_ranks_look_together(tmp_path):
+    folder = real_runs.run(tmp_path, *real_runs.TWO, "look=on")
+    run = real_runs.run_json(folder)
+    assert run["look"]["status"] == "recorded" and run["warnings"] == []
+    assert [(folder / "traces" / f"look_rank{rank}.pt.trace.json.gz").is_file() for rank in (0, 1)] == [True, True]
+    account = json.loads((folder / "traces" / "ops" / "look_account.json").read_text())
+    assert list(account["ranks"]) == ["0", "1"]
+
+
+def ended(tmp_path, end):
+    """The record of a run whose model ends in the look."""
+    (tmp_path / "net.py").write_text(ENDING.format(end=end))
+    done = real_runs.bench(
+        tmp_path / "results", "run", *real_runs.SHORT, "model.arch=net.py:Net", "look=on", SPEEDRUN_CWD=str(tmp_path)
+    )
+    (folder,) = real_runs.folders(tmp_path / "results")
+    return done, folder, real_runs.run_json(folder)
+
+
+@pytest.mark.parametrize("end", ["raise RuntimeError('no more')", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_ends_the_look_ends_no_run(tmp_path, end):
+    done, folder, run = ended(tmp_path, end)
+    assert (done.returncode, run["status"], run["failure"]) == (0, "complete", None), done.stdout
+    assert run["metrics"]["num_steps"] == 6 and len(losses(folder)) == 7 and run["metrics"]["val_loss"] is not None
+    (warning,) = [warning for warning in run["warnings"] if warning["instrument"] == "look"]
+    assert ("no more" if "raise" in end else "SIGKILL") in warning["error"]
+
+
+def test_what_ends_the_ranks_in_the_look_is_a_warning_unless_it_speaks_of_the_run():
+    def measured(status="begun"):
+        return {"look": {"status": status, "began_s": 1.0}, "warnings": []}
+
+    stop = failures.failure("interrupted", "the launcher got SIGINT", None, 6, "SIGINT")
+    of_workers = measured()
+    assert after_race.spared(of_workers, stop) is None
+    assert of_workers["look"] == {"status": "not finished", "began_s": 1.0, "interrupted_by": "SIGINT"}
+    assert "the launcher got SIGINT" in of_workers["warnings"][0]["error"]
+    assert failures.interrupted_by({"failure": None, "look": of_workers["look"]}) == "SIGINT"
+    bad = failures.failure("bad_data", "changed")
+    assert after_race.spared(measured(), bad) is bad and after_race.spared({}, stop) is stop
+    assert after_race.spared(measured("recorded"), stop) is stop
+
+
+def test_a_run_interrupted_in_its_look_stays_complete(tmp_path):
+    (tmp_path / "net.py").write_text(ENDING.format(end="print('looking', flush=True), time.sleep(60)"))
+    words = [*real_runs.SHORT, "model.arch=net.py:Net", "look=on"]
+    process = real_runs.started(tmp_path / "results", "run", *words, SPEEDRUN_CWD=str(tmp_path))
+    until_s = time.monotonic() + 120
+    while "looking" not in real_runs.logs(tmp_path / "results") and time.monotonic() < until_s:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    (folder,) = real_runs.folders(tmp_path / "results")
+    run = real_runs.run_json(folder)
+    assert (run["status"], run["look"]["interrupted_by"]) == ("complete", "SIGINT"), text
+    assert len(losses(folder)) == 7
+
+
+@pytest.mark.parametrize(
+    ("num_done", "num_steps", "expected"), [(6, 5, [1, 2, 3, 4, 5]), (2, 5, [0, 1, 0, 1, 0]), (1, 2, [0, 0])]
+)
+def test_the_last_steps_are_trained_again(num_done, num_steps, expected):
+    assert look.repeated_steps(num_done, num_steps) == expected
+
+
+def test_a_run_that_profiles_itself_is_not_looked_at():
+    with pytest.raises(ValueError, match="look.enabled=true: instruments.trace has a profiler of its own"):
+        prepare.prepare(["track=cpu_nano", "hardware=cpu", "profile=modded", "look=on"], say=lambda text: None)
+    job = prepare.prepare(["track=cpu_nano", "hardware=cpu", "profile=modded"], say=lambda text: None)
+    assert job.config.look.enabled is False and job.with_look(True).config.look.enabled is False
+
+
+def test_a_look_is_no_part_of_the_config_id():
+    ids = {
+        schema.config_id(compose.compose(["track=cpu_nano", "hardware=cpu", word]))
+        for word in ("look=on", "look=off", "look=auto")
+    }
+    assert len(ids) == 1
+
+
+def test_a_series_looks_once_and_on_a_cpu_without_being_told(tmp_path):
+    done = real_runs.bench(tmp_path, "speedrun", *real_runs.SHORT, "track.repeats=2", "--anyway")
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
+    assert sorted("look" in run for run in runs) == [False, True] and len({run["config_id"] for run in runs}) == 1
+    assert done.stdout.count("where the next millisecond is") == 1
+
+
+def test_a_disk_that_fills_in_the_look_leaves_what_was_measured(tmp_path, monkeypatch):
+    result = tmp_path / run_folder.RESULT
+    result.write_text(json.dumps({"look": {"status": "begun", "began_s": 1.0}, "warnings": [], "train_s": 2.5}))
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gather_result.atomic, "write_json", full)
+    gather_result.add_look(tmp_path, {"status": "recorded"}, [[]])
+    measured = json.loads(result.read_text())
+    assert after_race.spared(measured, None) is None and measured["train_s"] == 2.5
+    assert measured["look"]["status"] == "not finished" and "could not be written" in measured["warnings"][0]["error"]
