@@ -14,6 +14,7 @@ from bench.analysis.trace import attribution, critical, device_time, events, lau
 from bench.analysis.trace import text as trace_text
 from bench.analysis.trace.columns import covered_ns, merged_intervals, ns_by_combination, shared_ns
 from bench.analysis.trace.load import find, load, load_all
+from bench.analysis.trace.rank import Collector
 from bench.cli import analyze
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
@@ -379,6 +380,21 @@ def test_what_is_no_trace_is_one_clear_sentence(tmp_path, text, capsys):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(source.NoTrace, match="a.json: "):
         load(tmp_path / "a.json")
+
+
+def test_reading_in_parts_gives_every_event_once(tmp_path):
+    rows = [row for num in range(3000) for row in launched(f"gemm{num % 7}", 10 * num, 5, num, num + 1)]
+    for name in ("a.json", "a.json.gz"):
+        path = write(tmp_path / name, rows, indent=1 if name == "a.json" else None)
+        for num_parts in (2, 3, 5):
+            collectors = []
+            for part in range(num_parts):
+                read, collector = source.Source(path), Collector()
+                for chunk in read.chunks(part, num_parts):
+                    collector.add(chunk)
+                collectors.append(collector.finish())
+            stamps = np.sort(np.concatenate([found["columns"]["ts"] for found in collectors]))
+            assert len(stamps) == len(rows) and (stamps == np.sort([one["ts"] * 1000 for one in rows])).all()
 
 
 def test_a_file_made_to_exhaust_memory_is_left_early(tmp_path, monkeypatch):

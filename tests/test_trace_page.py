@@ -193,6 +193,16 @@ def test_files_analysed_by_processes_of_their_own_give_the_same_answer(monkeypat
     assert answer == alone
 
 
+def test_a_file_read_by_two_processes_has_the_rows_of_one(tmp_path):
+    rows = [row for n in range(300) for row in launched(f"k{n % 7}", 100 + 9 * n, 5, 90 + 9 * n, n + 1, External_id=n)]
+    path = write(tmp_path / "a.json", rows, indent=1)
+    one, two = load.load(path, num_parts=1), load.load(path, num_parts=2)
+    assert len(one.ts) == len(two.ts) == 600 and one.num_events == two.num_events
+    for column in ("kind", "ts", "dur", "correlation", "end"):
+        assert (getattr(one, column) == getattr(two, column)).all(), column
+    assert [one.names[index] for index in one.name] == [two.names[index] for index in two.name]
+
+
 def test_a_rank_of_device_rows_alone_has_their_names(tmp_path):
     rank = load.load(write(tmp_path / "a.json", [*launched("x", 20, 10, 5, 1), *launched("y", 40, 10, 6, 2)]))
     rows = window.device_rows(rank)

@@ -69,9 +69,11 @@ def analyze_files(
     return {name: _analyze_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
 
 
-def _digest_file(path: str | Path, rules: tuple[categories.Rule, ...], include_last_step: bool, folder: str) -> str:
+def _digest_file(
+    path: str | Path, num_parts: int | None, rules: tuple[categories.Rule, ...], include_last_step: bool, folder: str
+) -> str:
     """-> a file in folder that holds the Digest: no process has those of the others beside the file that it reads."""
-    digest = _digest(load.load(path), rules, include_last_step)
+    digest = _digest(load.load(path, num_parts=num_parts), rules, include_last_step)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
         pickle.dump(digest, file)
     return file.name

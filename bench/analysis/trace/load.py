@@ -1,44 +1,53 @@
-"""Trace files -> Ranks; large ones of several by one process a file."""
+"""Trace files -> Ranks.  A large file is read by several processes, a folder of ranks by one process a file."""
 
 import concurrent.futures
 import gc
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.analysis.trace.rank import Collector, Rank
 from bench.analysis.trace.source import NoTrace, Source
 from bench.machine.environment import usable_cpus
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves
+PART_BYTES = PARALLEL_BYTES // 2  # of one file, at least
+MAX_PARTS_OF_GZIP = 4  # each decompresses all of it
 GZIP_FACTOR = 15  # of JSON, about
 SUFFIXES = (".json", ".json.gz")
 
 
-def load(path: str | Path) -> Rank:
-    """One file -> Rank.  NoTrace (a ValueError) for a file that is not a trace."""
-    source, collector = Source(path), Collector()
+def load(path: str | Path, num_parts: int | None = None) -> Rank:
+    """One file -> Rank.  NoTrace (a ValueError) for a file that is not a trace.
+
+    num_parts: that so many processes read, None: as many as may run here, of a large file.
+    """
+    source = Source(path)
     if source.is_zip:
         raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
-    collects = gc.isenabled()
-    gc.disable()  # a chunk is a hundred thousand objects in no circle
-    try:
-        for chunk in source.chunks():
-            collector.add(chunk)
-    finally:
-        if collects:
-            gc.enable()
-    rows = collector.finish()
-    if not (rows["num_events"] or source.cut or source.head or source.tail):
-        raise NoTrace(f"{path}: it is not a Kineto trace: it has no events")
-    return Rank(path, rows, source.head, source.tail, source.cut)
+    if num_parts is None:
+        most = MAX_PARTS_OF_GZIP if source.is_gzip else num_bytes(path) // PART_BYTES
+        num_parts = min(usable_cpus(), most) if num_bytes(path) >= PARALLEL_BYTES else 1
+    if num_parts == 1:
+        return _rank(path, [_read(path)])
+    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
+        with _pool(num_parts - 1) as pool:
+            reading = [pool.submit(_read_into, folder, path, part, num_parts) for part in range(1, num_parts)]
+            first = _read(path, 0, num_parts)
+            others = [other.result() for other in reading]
+        for part in others:  # once the processes that read are gone
+            part["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part["columns"].items()}
+        return _rank(path, [first, *others])
 
 
 def load_all(paths: Sequence[str | Path]) -> list[Rank]:
     """Files of one job -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
-    return number(list(over_files(load, paths)))
+    return number(list(over_files(_load_one, paths)))
 
 
 def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
@@ -47,7 +56,7 @@ def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
     Traces of this project say of which window they are; the others are one, None.
     """
     windows: dict[str | None, list[Rank]] = {}
-    for rank in over_files(load, paths):
+    for rank in over_files(_load_one, paths):
         windows.setdefault(window_of(rank), []).append(rank)
     return {name: number(ranks) for name, ranks in earliest_first(windows)}
 
@@ -70,21 +79,31 @@ def earliest_first(
 
 
 def over_files(work: Callable[..., Any], paths: Sequence[str | Path], *given: Any) -> Iterator[Any]:
-    """Yields work(path, *given) of each file in order, on all cores where they are large; work: of a module."""
-    num = min(usable_cpus(), len(paths))
-    if num == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
-        yield from (work(path, *given) for path in paths)
+    """Yields work(path, num_parts, *given) of each file in order, on all cores where they are large.
+
+    work is a function of a module; num_parts: as load() has it.  This process has its share of the files too: another
+    one would cost a start and the memory of its modules.
+    """
+    if len(paths) == 1 or usable_cpus() == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
+        yield from (work(path, None, *given) for path in paths)
         return
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(num, mp_context=context) as pool:
-        jobs = [pool.submit(work, path, *given) for path in paths]
-        while jobs:  # what was yielded is not kept
-            yield jobs.pop(0).result()
+    num = min(usable_cpus(), len(paths))
+    largest_first = sorted(range(len(paths)), key=lambda index: -num_bytes(paths[index]))
+    own = set(largest_first[num - 1 :: num])  # the smallest of every num
+    with _pool(num - 1) as pool:
+        others = {index: pool.submit(work, path, 1, *given) for index, path in enumerate(paths) if index not in own}
+        done = {index: work(paths[index], 1, *given) for index in own}
+        for index in range(len(paths)):
+            yield others.pop(index).result() if index in others else done.pop(index)
 
 
 def num_bytes(path: str | Path) -> int:
     """Approximate bytes of JSON in a file; estimated for a compressed one."""
     return os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1)
+
+
+def _load_one(path: str | Path, num_parts: int | None) -> Rank:
+    return load(path, num_parts=num_parts)
 
 
 def find(word: str | Path) -> list[Path]:
@@ -110,6 +129,42 @@ def _looks_like_a_trace(path: Path) -> bool:
     except (NoTrace, OSError):
         return False
     return True
+
+
+def _pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _read(path: str | Path, part: int = 0, num_parts: int = 1) -> dict[str, Any]:
+    source, collector = Source(path), Collector()
+    collects = gc.isenabled()
+    gc.disable()  # a chunk is a hundred thousand objects in no circle
+    try:
+        for chunk in source.chunks(part, num_parts):
+            collector.add(chunk)
+    finally:
+        if collects:
+            gc.enable()
+    return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
+
+
+def _read_into(folder: str, path: str | Path, part: int, num_parts: int) -> dict[str, Any]:
+    """_read() with its columns in files: through a pipe the one who merges would hold them twice."""
+    part_read = _read(path, part, num_parts)
+    for name, column in part_read["columns"].items():
+        file = f"{folder}/{part}-{name}.npy"
+        np.save(file, column)
+        part_read["columns"][name] = file
+    return part_read
+
+
+def _rank(path: str | Path, parts: list[dict[str, Any]]) -> Rank:
+    head = next((part["head"] for part in parts if part["head"]), b"")
+    tail = next((part["tail"] for part in parts if part["tail"]), b"")
+    cut = next((part["cut"] for part in parts if part["cut"]), None)
+    if sum(part["num_events"] for part in parts) == 0 and cut is None and not head and not tail:
+        raise NoTrace(f"{path}: it is not a Kineto trace: it has no events")
+    return Rank(path, parts, head, tail, cut)
 
 
 def number(ranks: list[Rank]) -> list[Rank]:

@@ -6,6 +6,7 @@ string: a quote there is escaped, and after the quote that ends a string no word
 """
 
 import collections
+import os
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -33,7 +34,8 @@ class Source:
     """for chunk in source.chunks(): ...   then .head and .tail, the bytes around the events, and .cut.
 
     A chunk is the inside of a JSON array.  cut: a sentence if the file ends early, else None; then the last chunk may
-    be damaged.
+    be damaged.  Plain files can be read in parts: chunks(part, num_parts) gives about its share of the events; a
+    compressed one is read whole by every part, which then gives every num_parts-th chunk.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,20 +45,29 @@ class Source:
         try:
             with plain_file.opened(path) as file:
                 magic = file.read(4)
+                self.num_bytes = os.fstat(file.fileno()).st_size
             self.is_gzip, self.is_zip = magic[:2] == GZIP_MAGIC, magic == ZIP_MAGIC
         except Damaged as error:
             raise NoTrace(f"{error}; name a trace, a run folder or a folder of traces") from None
 
-    def chunks(self) -> Iterator[bytes]:
-        """Find the array, then give what lies between boundaries."""
-        blocks = self._unzipped() if self.is_gzip else self._blocks()
-        rest = yield from self._cut_up(self._after_head(blocks), blocks)
-        if rest is not None:
-            yield from self._last(rest)
+    def chunks(self, part: int = 0, num_parts: int = 1) -> Iterator[bytes]:
+        if self.is_gzip:
+            for number, chunk in enumerate(self._whole(self._unzipped())):
+                if number % num_parts == part:
+                    yield chunk
+        elif num_parts == 1:
+            yield from self._whole(self._blocks(0, self.num_bytes))
+        else:
+            yield from self._part(part, num_parts)
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
         with open(self.path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
+            file.seek(start)
+            while start < stop:
+                block = file.read(min(BLOCK_BYTES, stop - start))
+                if not block:
+                    return
+                start += len(block)
                 yield block
 
     def _unzipped(self) -> Iterator[bytes]:
@@ -88,6 +99,12 @@ class Source:
                         engine = isal_zlib.decompressobj(31) if packed else engine
             if not engine.eof:
                 self.cut = "the compressed data end early"
+
+    def _whole(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """Find the array, then give what lies between boundaries."""
+        rest = yield from self._cut_up(self._after_head(blocks), blocks)
+        if rest is not None:
+            yield from self._last(rest)
 
     def _cut_up(self, rest: bytes, blocks: Iterator[bytes]) -> Generator[bytes, None, bytes | None]:
         """Chunks that end where an event ends.  Returns what follows the last one, None where an event has no end."""
@@ -129,6 +146,40 @@ class Source:
         else:
             self.tail = rest[end + 1 :]
             yield rest[:end]
+
+    def _part(self, part: int, num_parts: int) -> Iterator[bytes]:
+        """Plain files: the head is read by all, then each part begins and ends at a boundary near its share."""
+        blocks = self._blocks(0, self.num_bytes)
+        first = self._after_head(blocks)
+        base = self._offset_of_events(first, blocks)
+        share = (self.num_bytes - base) / num_parts
+        start = base if part == 0 else self._boundary_after(base + int(share * part))
+        stop = self.num_bytes if part == num_parts - 1 else self._boundary_after(base + int(share * (part + 1)))
+        if start is None or (stop is not None and start >= stop):
+            return
+        rest = yield from self._cut_up(b"", self._blocks(start, self.num_bytes if stop is None else stop))
+        if rest is None:
+            return
+        if stop is None or stop == self.num_bytes:
+            yield from self._last(rest)
+        else:
+            yield rest.rstrip().rstrip(b",")
+
+    def _offset_of_events(self, first: bytes, blocks: Iterator[bytes]) -> int:
+        with open(self.path, "rb") as file:
+            data = file.read(len(self.head) + HEAD_BYTES // 64 + 64)
+        match = EVENTS.search(data, len(self.head))
+        return match.end() if match else data.index(b"[") + 1
+
+    def _boundary_after(self, offset: int) -> int | None:
+        """Offset of the first event that begins at or after offset; None: there is none."""
+        rest, at = b"", offset
+        for block in self._blocks(offset, self.num_bytes):
+            rest += block
+            if match := BOUNDARY.search(rest):
+                return at + match.end()
+            at, rest = at + max(0, len(rest) - 4096), rest[-4096:]
+        return None
 
 
 def _last_boundary(data: bytes, new_from: int) -> tuple[int, int] | None:
