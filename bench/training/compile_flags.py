@@ -19,6 +19,8 @@ WRAPPER = "_TorchCompileInductorWrapper"  # torch.compile's backend "inductor", 
 # read by torch where it is imported, and its defaults from then on; not those of caches, logs and worker processes
 VARIABLES = ("TORCHINDUCTOR_*", "TORCHDYNAMO_*", "TORCH_COMPILE_*")
 OF_NO_KERNEL = ("*CACHE*", "*LOG*", "*DEBUG*", "*TRACE*", "*THREADS*", "*WORKER*", "*PROFILE*")
+# what torch.compile(dynamic=...) sets while it traces: no flag of the contestant's
+OF_DYNAMIC = ("dynamo.automatic_dynamic_shapes", "dynamo.assume_static_by_default")
 MAX_CHARS = 80  # of a value that is no number and no short text
 UNSET = object()  # torch marks what is not set by a plain object, too
 
@@ -35,7 +37,7 @@ def changed() -> dict[str, Any]:
         module = sys.modules.get(module_name)
         for name, entry in getattr(module, "_config", {}).items():
             value, default = _value_and_default(module, name, entry)
-            if value is not default and value != default:
+            if value is not default and value != default and f"{place}.{name}" not in OF_DYNAMIC:
                 _seen.setdefault(f"{place}.{name}", _plain(value))
     for name, text in os.environ.items():
         if _matches(name, VARIABLES) and not _matches(name, OF_NO_KERNEL):
