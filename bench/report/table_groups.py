@@ -1,6 +1,6 @@
 """Rows of runs -> rows of repeats with means and standard deviations, each against one of them (--baseline); pivots.
 
-The changes are those of ./run.sh compare (bench/compare/verdict.py): the run is the unit, Welch's t on logarithms.
+The changes are those of ./run.sh compare (bench/compare/verdict.py): the run is the unit, never a step.
 A pivot is the table of a sweep: one or two settings against each other, in each cell the mean over its runs.
 """
 

@@ -67,7 +67,8 @@ def main(folder: str) -> None:
             exit_code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank, flags["changed"])
     if not exit_code:
-        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does at its end: threads, then exit functions
+        # what the interpreter does at its end: threads, then exit functions
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     flush()
     os._exit(exit_code)  # DDP over gloo aborts in its static destructors in about 1 exit of 20

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.base import atomic, text_table, utc
 from bench.base.paths import REPO
-from bench.compare import comparison, selection, target
+from bench.compare import comparison, questions, selection, target
 from bench.launch.console import say
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
@@ -20,7 +20,6 @@ from bench.record import ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
 MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
-DECIDED = ("faster", "slower", "better", "worse", "equivalent")
 
 
 def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False) -> race_folder.Race:
@@ -231,7 +230,7 @@ def _decided_at_look(race: State, done: Slot) -> bool:
         return False
     ledger.append(race.results, "look", race_id=race.race_id, started=race.started(), planned=True)
     against = result_of(race, diagnose=False)["against"] or {}
-    decided = all(verdict["verdict"] in DECIDED for verdict in against.values())
+    decided = all(verdict["verdict"] in questions.FIRM for verdict in against.values())
     if decided or not race.plan.get("sequential"):
         say("look", f"planned, at {due} runs an arm: {'decided' if decided else 'not decided, the race goes on'}")
     return decided
