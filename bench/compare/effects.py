@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 from bench.base import stats
-from bench.base.metric import VAL_LOSS
 from bench.base.stats import ALPHA
 from bench.compare import clocks, eligibility, target
 from bench.compare.clocks import Arms
@@ -253,7 +252,7 @@ def val_loss(
     data = {json.dumps(setting.get("val_data")) for setting in eligibility.settings_of(complete)} - {"null"}
     refused = ["validation data differ"] * (len(data) > 1)
     refused += ["numbers of validation tokens differ"] * (len(counts) > 1)
-    if len(names_of_metrics := sorted({row["metric"] or VAL_LOSS.name for row in complete})) > 1:
+    if len(names_of_metrics := sorted({metric_of([row]).name for row in complete})) > 1:
         refused.append(f"the goals are of different metrics ({', '.join(names_of_metrics)})")
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]

@@ -227,8 +227,8 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
 
 def metric_of(rows: Iterable[Row]) -> Metric:
     """The metric of these runs' goals: of the first, where they differ; val_loss of none."""
-    row = next(iter(rows), None)
-    return named(*((row["metric"], row["metric_unit"], row["metric_direction"]) if row else (None,)))
+    row = next(iter(rows), None)  # of an older revision of the code it may have none
+    return named(row.get("metric"), row.get("metric_unit"), row.get("metric_direction")) if row else named()
 
 
 def encoded(value: object) -> str:

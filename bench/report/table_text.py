@@ -17,13 +17,12 @@ NARROW_ID_CHARS = 20  # of any, where the other columns went already
 # fmt: off
 # What a terminal shows, without columns that are empty; from the right they give way until the rest fits.
 SHOWN = (
-    "run_id", "track", "status", "metric", "score", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu",
-    "peak_mem_gib", "certificate",
+    "run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib",
+    "certificate",
 )
 GROUP_SHOWN = (
-    "config_id", "name", "track", "n", "metric", "score_mean", "score_sd", "val_loss_mean", "val_loss_sd",
-    "train_s_mean", "train_s_sd", "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd",
-    "certificate",
+    "config_id", "name", "track", "n", "val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd",
+    "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd", "certificate",
 )
 DECIMALS = {
     "score": 5, "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2,
@@ -31,7 +30,6 @@ DECIMALS = {
     "peak_mem_gib": 2, "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1, "num_steps": 0,
     "train_s_change_pct": 2, "train_s_ci95_pct": 2, "val_loss_change_nats": 4, "val_loss_ci95_nats": 4,
 }
-OF_METRIC = ("metric", "score", "score_mean", "score_sd")
 HEADLINE = ("score", "score_mean", "val_loss", "val_loss_mean", "n")  # gives way after other numbers and settings
 
 # fmt: on
@@ -40,13 +38,16 @@ OPEN = "(open): the run changed what its track fixes, and is not eligible for it
 
 def of_runs(rows: Rows) -> str:
     """Rows of runs -> the table that the terminal shows."""
-    return fit(rows, usual(rows, SHOWN))
+    return fit(rows, with_metric(rows, SHOWN))
 
 
-def usual(rows: Rows, columns: Sequence[str]) -> list[str]:
-    """The columns, without those of the goal's metric where that is val_loss in every row."""
-    is_val_loss = all(row["metric"] == VAL_LOSS.name for row in rows)
-    return [name for name in columns if not is_val_loss or name not in OF_METRIC]
+def with_metric(rows: Rows, columns: Sequence[str]) -> list[str]:
+    """SHOWN or GROUP_SHOWN, with the goal's metric before val_loss where it is another one in some row."""
+    if all(row.get("metric") in (None, VAL_LOSS.name) for row in rows):
+        return list(columns)
+    before = next(number for number, name in enumerate(columns) if name.startswith("val_loss"))
+    scores = ["score_mean", "score_sd"] if columns[before] == "val_loss_mean" else ["score"]
+    return [*columns[:before], "metric", *scores, *columns[before:]]
 
 
 def fit(rows: Rows, columns: Sequence[str], asked: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
