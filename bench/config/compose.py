@@ -31,7 +31,7 @@ from bench.config.groups import (
     path_of,
 )
 from bench.config.overrides import one_line, parsed, with_schedule
-from bench.config.typed import fill_like, filled, leaves
+from bench.config.typed import MISSING, fill_like, filled, leaves
 
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
@@ -48,6 +48,9 @@ OURS = str(CODE / "bench" / "plans" / "plugins")  # holds the package hydra_plug
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 Values = dict[str, Any]  # nested settings, as Hydra composed them
+NO_SCHEDULE = (
+    "the optimizer's yaml chooses no learning rate schedule: begin it with `defaults: [schedule: trapezoid, _self_]`"
+)
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
@@ -68,6 +71,8 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
         _check_settings(group, composed[group])
     _check_track(composed["track"])
     _check_script(composed, overrides)
+    if composed["optim"] and composed["optim"]["schedule"].get("name", MISSING) == MISSING:
+        raise ValueError(f"optim.schedule.name is not set: {NO_SCHEDULE}")
     config = schema.build(schema.Config, composed)
     ours = [name for name in choices("model") if models.find(name)]
     if config.model is not None and config.model.arch not in ours and not user_code.is_import_path(config.model.arch):
@@ -126,6 +131,8 @@ def refusals(arguments: list[str]) -> Iterator[None]:
             if f"'{choice}'" in text:
                 remedy = f"pip install {package} (docs/SWEEPS.md)"
                 raise ValueError(f"{'='.join(choice.rsplit('/', 1))}: it is not installed here: {remedy}") from None
+        if "Could not override 'optim/schedule'" in text:
+            raise ValueError(f"optim/schedule: {NO_SCHEDULE}") from None
         if "Could not override 'model/size'" in text:
             text += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
         raise ValueError(f"{' '.join(arguments)}: {text}" if arguments else text) from None

@@ -47,8 +47,9 @@ def is_import_path(name: Any) -> bool:
 
 
 def short(name: str) -> str:
-    """my_model.py:Net -> Net; another name stays as it is."""
-    return name.rpartition(":")[2]
+    """my_model.py:Net -> Net, my_optim.py:Config -> my_optim; another name stays as it is."""
+    module, _, last = name.rpartition(":")
+    return re.split(r"[./]", module.removesuffix(".py"))[-1] if module and last == "Config" else last
 
 
 def import_paths(config: dict[str, Any]) -> list[str]:
