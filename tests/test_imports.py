@@ -35,6 +35,7 @@ TABLE = {
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",
+    "cli/starter/my_optim.py",
     "data/loader.py",
     "plans/overhead.py",
     "plans/passport/rank.py",

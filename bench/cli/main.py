@@ -35,7 +35,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data", "fetch, make or show data"),
     "doctor": ("doctor", "is this machine ready to benchmark?"),
-    "init": ("init", "make this folder a project, with a model, experiment and track to start from"),
+    "init": ("init", "make this folder a project, with a model, optimizer, experiment and track to start from"),
     "bench-self": ("bench_self", "measure the overhead of this harness"),
     "completion": ("completion", "shell completion: source <(./run.sh completion bash)"),
 }
