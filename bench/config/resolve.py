@@ -76,9 +76,11 @@ def _resolve_script(config: schema.Config, vocab_size: int) -> None:
     config.hardware.dtype = config.hardware.compile = config.hardware.micro_batch_seqs = None
     config.hardware.reducer = None
     if config.name is None:
-        assert config.script is not None and config.script.path is not None
-        path = Path(config.script.path)
-        config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{path.parent.name}-{path.stem}").strip("-.") or "script"
+        assert config.script is not None
+        its = config.script
+        path = Path(its.path or (its.module or "").replace(".", "/") or (its.command or [""])[0])
+        folder = path.parent if its.root is None else Path(its.root)
+        config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{path.stem}").strip("-.") or "script"
 
 
 def _refuse(what: str, value: Any, remedy: str) -> NoReturn:

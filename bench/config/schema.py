@@ -176,12 +176,19 @@ class HardwareConfig:
 @dataclass(kw_only=True)
 class ScriptConfig:
     path: str | None = None  # any training script, script=train_gpt.py; null: train a model of ours
+    root: str | None = None  # folder that it is started in, with all its code; null: the script's own
+    module: str | None = None  # in place of a path: scripts.base_train, as python -m starts it; needs root
+    command: list[str] | None = None  # in place of a path: any program, 'bash train.sh'; needs root
+    torchrun: bool | None = None  # whether it gets RANK, WORLD_SIZE ...; null: yes, but for a command
     args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
-    python: str | None = None  # the interpreter that runs it; null: this program's own
+    python: str | None = None  # the interpreter that runs it; null: root's .venv, or this program's own
     env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
     dialect: str | None = None  # how its lines read: a name, or a yaml of patterns; null: found in what it prints
     data: str | None = None  # folder in which it looks for shards; null: data/fineweb10B
     raw_data: bool | None = None  # give it nanoGPT's train.bin and val.bin there, without a header; null: shards
+
+
+SCRIPT_STARTS = ("path", "module", "command")  # of these a script has one
 
 
 @dataclass(kw_only=True)
@@ -231,6 +238,11 @@ class TrackRules:
     alpha: Annotated[float, Range(lambda value: 0 < value < 0.5, "between 0 and 0.5")] = 0.05
     # the widest rise of the mean val_loss that a race there calls no worse
     loss_margin_nats: Annotated[float, Range(lambda nats: nats > 0, "above 0")] = 0.002
+    # what ./run.sh pr asks of a record's pull request: {a check of bench/claims/pull_request.py: the rule in words}
+    pull_request: dict[str, str] = field(default_factory=dict)
+    # patterns of names in a script's source: statements that have one belong to the data pipeline or the validation
+    data_names: list[str] = field(default_factory=list)
+    loss_buffer_nats: Positive = 0.002  # how far below the target records are kept; half of it may be spent unasked
 
 
 @dataclass(kw_only=True)

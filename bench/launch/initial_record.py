@@ -94,7 +94,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "comparability_id": None,
         "session_id": environment.session_id(env),
         "world_size": config.hardware.num_processes,
-        "model": {"arch": job.script.path.name if job.script else config.model and config.model.arch},
+        "model": {"arch": job.script.title if job.script else config.model and config.model.arch},
         "optim": "unknown" if job.script else config.optim and config.optim.name,
         "goal": {
             **goal_facts(config.goal),
@@ -188,7 +188,7 @@ def write_inputs(
     own = job.own_sources
     if job.script:  # of its sources those that it uses as far as their texts say
         sources = job.script.sources
-        own = {name: sources[name] for name in user_code.used_by_script(job.script.main, sources)}
+        own = {name: sources[name] for name in user_code.used_by_script(job.script.starts, sources)}
     code_state.write(job.code, folder / "code", own, code, REPO)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched: dict[str, Any] = {

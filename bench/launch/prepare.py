@@ -75,7 +75,7 @@ class Job:
     def own(self) -> list[str]:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
-            return [f"{self.script.typed}{user_code.SCRIPT_MAIN}"]
+            return [self.script.own]
         return user_code.import_paths(schema.to_dict(self.config))
 
     @property
