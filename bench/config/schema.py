@@ -218,6 +218,11 @@ class TrackRules:
     alpha: Annotated[float, Range(lambda value: 0 < value < 0.5, "between 0 and 0.5")] = 0.05
     # the widest rise of the mean val_loss that a race there calls no worse
     loss_margin_nats: Annotated[float, Range(lambda nats: nats > 0, "above 0")] = 0.002
+    # what ./run.sh pr asks of a record's pull request: {a check of bench/claims/pull_request.py: the rule in words}
+    pull_request: dict[str, str] = field(default_factory=dict)
+    # patterns of names in a script's source: statements that have one belong to the data pipeline or the validation
+    data_names: list[str] = field(default_factory=list)
+    loss_buffer_nats: Positive = 0.002  # how far below the target records are kept; half of it may be spent unasked
 
 
 @dataclass(kw_only=True)
