@@ -177,6 +177,7 @@ class HardwareConfig:
 class ScriptConfig:
     path: str | None = None  # any training script, script=train_gpt.py; null: train a model of ours
     root: str | None = None  # folder that it is started in, with all its code; null: the script's own
+    rev: str | None = None  # revision of the repository of root; null: its files as they are
     module: str | None = None  # in place of a path: scripts.base_train, as python -m starts it; needs root
     command: list[str] | None = None  # in place of a path: any program, 'bash train.sh'; needs root
     torchrun: bool | None = None  # whether it gets RANK, WORLD_SIZE ...; null: yes, but for a command
