@@ -315,6 +315,14 @@ def _refusals_of_metric(goal: schema.GoalConfig, is_script: bool) -> Iterator[Re
         value = getattr(goal, name)
         if value is not None and metric in METRICS.values():
             yield f"goal.{name}", value, f"{metric.name} has its own: remove it, or name a metric of your own"
+    if goal.metric_pattern is not None:
+        try:
+            groups = set(re.compile(goal.metric_pattern).groupindex)
+            why = "" if "value" in groups <= {"value", "step"} else "give it the group (?P<value>...), and perhaps step"
+        except re.error as error:
+            why = f"it is not a regular expression ({error})"
+        if why:
+            yield "goal.metric_pattern", goal.metric_pattern, why
     if metric not in METRICS.values() and goal.metric_pattern is None and is_script:
         remedy = "nothing is known of it: give goal.metric_pattern='WORDS (?P<value>\\S+)', or one of"
         yield "goal.metric", metric.name, f"{remedy} {', '.join(METRICS)}"
