@@ -14,10 +14,11 @@ from bench.config import schema
 from bench.data import shards
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
+from bench.record import metrics, step_files, verification
 from bench.record import rows as rows_module
-from bench.record import step_files, verification
 from bench.record.importers import dialects
 from bench.training import weights
+from bench.training.finish_line import FinishLine
 from bench.training.model import build_model
 
 NOTHING = {"target_val_loss": None, "target_gap_nats": None, "stop_at_target": False}
@@ -248,3 +249,71 @@ def test_two_patterns_of_a_dialect_that_match_one_line_read_neither(tmp_path):
     reader = dialects.reader_of(str(tmp_path / "own.yaml"))
     assert reader.row("iter 3") == {"step": 3}
     assert reader.row("iter 3 val 1.2") is None and reader.ambiguous == "iter 3 val 1.2"
+
+
+# ---- budgets
+
+
+def clocked(step_s, budget_s, val_every_steps=1000, slower_from=None):
+    """Steps after which a run of this pace is validated, and what its schedule was told."""
+    goal = schema.GoalConfig(num_steps=10_000, val_tokens=1, val_every_steps=val_every_steps, time_budget_s=budget_s)
+    stops, horizons, train_s = [0], [], 0.0
+    line = FinishLine(goal, 1.0, 1, lambda own_s: own_s, lambda *known: horizons.append(known))
+    while (stop := line.next_stop(stops[-1], train_s)) is not None:
+        train_s += sum(step_s * (2 if slower_from and step > slower_from else 1) for step in range(stops[-1], stop))
+        stops.append(stop)
+    return stops, horizons, train_s
+
+
+def test_a_run_by_the_clock_ends_before_its_budget_does_and_its_schedule_knows_when():
+    stops, horizons, train_s = clocked(0.01, 5.0)
+    assert stops == [0, 1, 10, 100, 492, 499] and train_s == pytest.approx(4.99)
+    assert horizons[-2] == (492, 500)
+    stops, horizons, train_s = clocked(0.01, 5.0, val_every_steps=50)
+    assert stops[:5] == [0, 1, 10, 50, 100] and stops[-2:] == [498, 499] and 4.97 < train_s <= 5.0
+    assert 4.0 < clocked(0.01, 5.0, 50, slower_from=100)[2] <= 5.0
+
+
+def test_a_budget_shorter_than_a_step_is_refused():
+    with pytest.raises(ValueError, match="goal.time_budget_s=0.005: the first step took 0.01 s: give more"):
+        clocked(0.01, 0.005)
+    words = ["track=cpu_nano", "hardware=cpu", "goal=budget", "goal.target_val_loss=null"]
+    with pytest.raises(ValueError, match=r"goal.token_budget=1000: a step has 1024 tokens .*: give as many or more"):
+        prepare([*words, "goal.token_budget=1000"], check_own=False, say=str)
+    with pytest.raises(ValueError, match="goal.token_budget=5000: goal.time_budget_s is set too: keep one of them"):
+        prepare([*words, "goal.token_budget=5000", "goal.time_budget_s=3"], check_own=False, say=str)
+    assert prepare([*words, "goal.token_budget=5000"], check_own=False, say=str).config.goal.num_steps == 4
+    goal = schema.GoalConfig(num_steps=10, val_tokens=1, val_every_steps=5, flop_budget=7.9)
+    known = []
+    assert FinishLine(goal, 2.0, 1, float, lambda *told: known.append(told)).num_steps == 3 and known == [(0, 3)]
+    with pytest.raises(ValueError, match=r"goal.flop_budget=7.9: a step of 4 tokens has 8 FLOPs: give more"):
+        FinishLine(goal, 2.0, 4, float, print)
+
+
+def test_the_best_validation_within_the_budget_counts():
+    losses = {1: 5.0, 10: 3.0, 20: 3.2, 29: 3.1, 30: 2.9}  # a second a step
+    rows = [{"step": step, "val_loss": losses.get(step), "step_ms": 1e3} for step in range(1, 31)]
+    run = {"measured": {"batch_tokens": 8}, "model": {"flops_per_token": 2.0}, "goal": NOTHING}
+
+    def score(**budget):
+        return metrics._best_within(run | {"goal": NOTHING | {"budget": budget}}, rows)
+
+    assert (score(time_s=30.0), score(time_s=29.98), score(time_s=29.9)) == (2.9, 2.9, 3.0)  # 0.1 % late counts
+    assert (score(tokens=8 * 30), score(tokens=8 * 30 - 1), score(flops=16.0)) == (2.9, 3.0, 5.0)
+    assert score(time_s=0.5) is None
+    printed = [row | {"train_time_ms": row["step"] * 500.0} for row in rows]
+    assert metrics._best_within(run | {"goal": NOTHING | {"budget": {"time_s": 15.0}}}, printed) == 2.9
+
+
+def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
+    of_goal = NOTHING | {"budget": {"time_s": 300.0}}
+    a, b = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=of_goal)
+    for number, run in enumerate(a + b):
+        run["metrics"] |= {"num_steps": 100 + number, "score": (3.3 if run in a else 3.2) + 0.001 * (number % 4)}
+    found = comparing.compare(a, b, on="loss")
+    assert found["verdict"] == "better" and found["words"].startswith("B is better than A: -0.10000 nats of val_loss")
+    assert (
+        found["reasons"][0] == 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
+    )
+    b[0]["goal"] = of_goal | {"budget": {"time_s": 600.0}}
+    assert "the budgets differ" in comparing.compare(a, b, on="loss")["words"]

@@ -57,11 +57,15 @@ def of_goal(goal: Mapping[str, Any] | None) -> Metric:
     return named(found.get("name"), found.get("unit"), found.get("direction"))
 
 
-def goal_facts(metric: Metric, target: float | None) -> dict[str, Any]:
-    """Of run.json["goal"] what says another metric than val_loss; {} for that."""
+def goal_facts(metric: Metric, target: float | None, budget: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Of run.json["goal"] what says another metric than val_loss, and a budget; {} without either."""
+    spent = {"budget": dict(budget)} if budget else {}
     if metric == VAL_LOSS:
-        return {}
-    return {"metric": {"name": metric.name, "unit": metric.unit, "direction": metric.direction}, "target": target}
+        return spent
+    return spent | {
+        "metric": {"name": metric.name, "unit": metric.unit, "direction": metric.direction},
+        "target": target,
+    }
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:

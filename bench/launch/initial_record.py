@@ -97,7 +97,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "model": {"arch": job.script.title if job.script else config.model and config.model.arch},
         "optim": "unknown" if job.script else config.optim and config.optim.name,
         "goal": {
-            **goal_facts(config.goal.of, config.goal.target),
+            **goal_facts(config.goal.of, config.goal.target, config.goal.budget),
             "target_val_loss": config.goal.target_val_loss,
             "target_gap_nats": config.goal.target_gap_nats,
             "stop_at_target": config.goal.stop_at_target and not job.script,  # a script ends when it does
