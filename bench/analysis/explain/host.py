@@ -43,10 +43,7 @@ class Property(NamedTuple):
 
 ANYTHING = Property(lambda name: True)
 IS_STEP = Property(STEP.search, is_step=True)  # the step's own range is around everything and explains nothing
-IS_LINE = Property(
-    lambda name: attribution.is_source(name) and not WAITS_FOR_THREAD.search(name),
-    events.PYTHON,
-)
+IS_LINE = Property(lambda name: attribution.is_source(name) and not WAITS_FOR_THREAD.search(name), events.PYTHON)
 IS_ANNOTATION = Property(lambda name: not COMPILES.search(name), events.ANNOTATION)
 IS_OPERATOR = Property(lambda name: True, events.CPU_OP)
 IS_OUTERMOST_OPERATOR = IS_OPERATOR._replace(outermost=True)
