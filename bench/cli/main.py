@@ -25,6 +25,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "memory": ("memory", "what used the memory: a page for each memory snapshot"),
     "dashboard": ("export", "send finished runs to TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
+    "pr": ("pr", "judge a record's pull request: Markdown for its thread"),
     "audit": ("audit", "check a run for leaks and false losses by rerunning it on random and held-out tokens"),
     "replay": ("replay", "rerun a record from its own folder, and certify whether it was reproduced"),
     "bisect": ("bisect", "which commit made it slower, or worse?"),
@@ -34,7 +35,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data", "fetch, make or show data"),
     "doctor": ("doctor", "is this machine ready to benchmark?"),
-    "init": ("init", "make this folder a project, with a model, experiment and track to start from"),
+    "init": ("init", "make this folder a project, with a model, optimizer, experiment and track to start from"),
     "bench-self": ("bench_self", "measure the overhead of this harness"),
     "completion": ("completion", "shell completion: source <(./run.sh completion bash)"),
 }
