@@ -26,6 +26,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "memory": ("memory", "what used the memory: a page for each memory snapshot"),
     "dashboard": ("export", "send finished runs to TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
+    "pr": ("pr", "judge a record's pull request: Markdown for its thread"),
     "audit": ("audit", "check a run for leaks and false losses by rerunning it on random and held-out tokens"),
     "replay": ("replay", "rerun a record from its own folder, and certify whether it was reproduced"),
     "bisect": ("bisect", "which commit made it slower, or worse?"),
