@@ -29,7 +29,7 @@ TABLE = {
     "launch": "analysis base config data machine record training",
     "report": "analysis base compare machine record web",
     "plans": "base compare config data launch machine record report training web",
-    "claims": "base compare config machine plans record report training",
+    "claims": "base compare config machine plans record report training web",
     "cli": "analysis base claims compare config data launch machine plans record report",
     "__main__": "cli",
 }

@@ -9,6 +9,7 @@ mistake in an override becomes a ValueError that says what, the value, and what 
 import contextlib
 import copy
 import functools
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from bench.config.groups import (
     own_folders,
     path_of,
 )
-from bench.config.overrides import one_line, parsed, with_schedule
+from bench.config.overrides import WORDS_KEYS, one_line, parsed, with_schedule
 from bench.config.typed import MISSING, fill_like, filled, leaves
 
 JOB_NAME = "speedrun"
@@ -216,6 +217,11 @@ def _set(values: Values, override: Any) -> None:
     """Put the value of one setting into the composed values, in place; a dict only over what it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
     key = "script.path" if key == "script" and not isinstance(value, dict) else key
+    if key in WORDS_KEYS and isinstance(value, str):
+        try:
+            value = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"{word}: {error}") from None
     for free in FREE:
         if key.startswith(f"{free}."):
             for part in reversed(key.removeprefix(f"{free}.").split(".")):
@@ -288,19 +294,22 @@ def _check_track(track: Values) -> None:
 
 def _check_script(composed: Values, overrides: list[str]) -> None:
     """Without a script there are no settings of one; with one no model and optimizer of ours."""
-    if composed["script"]["path"] is None:
+    started = [key for key in schema.SCRIPT_STARTS if composed["script"][key] is not None]
+    if not started:
         given = next((word for word in overrides if word.startswith("script.")), None)
         if given:
-            raise ValueError(f"{given}: there is no script: give script=PATH/train_gpt.py too")
+            others = "or script.root=DIR with script.module=NAME or script.command='WORDS'"
+            raise ValueError(f"{given}: there is no script: give script=PATH/train_gpt.py, {others}")
         composed["script"] = None
         return
+    if started[1:]:
+        raise ValueError(f"script.{' and script.'.join(started)} each say what to start: keep one of them")
+    what = f"script{'' if started[0] == 'path' else '.' + started[0]}={composed['script'][started[0]]}"
     for word in overrides:
         if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
-            raise ValueError(f"{word}: script={composed['script']['path']} has its own model and optimizer: remove it")
+            raise ValueError(f"{word}: {what} has its own model and optimizer: remove it")
     if (composed["checkpoint"] or {}).get("save"):
-        raise ValueError(
-            f"checkpoint.save=true with script={composed['script']['path']}: a script saves its own: remove it"
-        )
+        raise ValueError(f"checkpoint.save=true with {what}: a script saves its own: remove it")
     composed["model"] = composed["optim"] = None
 
 

@@ -146,7 +146,7 @@ def _running(
         wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == device_time.COMMUNICATION else 0
         pieces.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
         pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
-    elif operator >= 0 and known.has(operator):
+    elif operator >= 0 and known.has(operator, device.name(number)):
         known.add(index, operator, where, ns)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
