@@ -43,7 +43,7 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     refuse_laxer(first["track"], settings)
     if not anyway:
         refuse_identical(facts)
-        _refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
+        refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
     if "on" in settings:
         settings["why_on"] = None
         if "ladder" not in settings:
@@ -130,7 +130,7 @@ def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
             raise ValueError(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
 
 
-def _refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
+def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
     """Applies the rules of the verdict to the rows that the arms' runs would have at best.
 
     facts: {arm: arm_process.facts()}, the baseline first.  measured: of arms without a target, whose way to one that is
