@@ -117,6 +117,7 @@ def test_each_of_nanochats_runs_is_above_gpt_2_by_its_rule(hours, val_bpb, core,
     (row,) = claim.rows
     assert (row["metric"], row["score"], row["target"], row["target_reached"]) == ("core", core, 0.256525, True)
     assert row["train_s"] == pytest.approx(hours * 3600)
+    assert rules.the_target_is_reached(claim) == (True, "1 of 1 runs reached the target, after 2 steps")
 
 
 @pytest.mark.parametrize("track", SLOWRUN)

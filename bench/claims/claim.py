@@ -45,7 +45,11 @@ class Run:
         """A log, which does not say its goal, as a run with this one."""
         kept = {name: value for name, value in (self.record.get("goal") or {}).items() if name not in GOAL_FACTS}
         facts = kept | goal_facts(goal.of, goal.target, goal.budget)
-        facts |= {"target_val_loss": goal.target_val_loss, "target_gap_nats": goal.target_gap_nats}
+        facts |= {
+            "stop_at_target": goal.stop_at_target,
+            "target_val_loss": goal.target_val_loss,
+            "target_gap_nats": goal.target_gap_nats,
+        }
         record = cast(Record, {**self.record, "goal": facts})
         if facts.keys() & set(GOAL_FACTS) or (self.record.get("goal") or {}).keys() & set(GOAL_FACTS):
             record["metrics"] = metrics.metrics(record, step_files.read(self.folder))

@@ -4,9 +4,9 @@ RUN...: run folders, folders of them, or run ids, claimed together.  For a race,
 prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with everything that is needed to judge the
 claim elsewhere.
 
-./run.sh judge --track NAME LOG... judges logs of modded-nanogpt, or of the program that the track names, files or folders,
-imported or not.  What a log cannot show is "not known from a log": neither pass nor FAIL.  --against RUN... also asks the
-track's rule for two results.
+./run.sh judge --track NAME LOG... judges logs of modded-nanogpt, or of the program that the track names, files or
+folders, imported or not.  What a log cannot show is "not known from a log": neither pass nor FAIL.  --against RUN...
+also asks the track's rule for two results.
 """
 
 import argparse
