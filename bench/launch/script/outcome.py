@@ -126,7 +126,7 @@ def write(
     doubts += _doubts_of_lines(foreign, runs, rows, run["data"]["vocab_size"])
     doubts += opened.doubts()
     doubts += opened.while_training(rows, outside["reader_late_s"])
-    doubts += [f"{name} changed while it ran" for name in work_folder.changed(script, folder / work_folder.WORK)]
+    doubts += work_folder.doubts(script, folder / work_folder.WORK, opened.read)
     _write_steps(folder, rows)
     _write_result(folder, facts, measured, doubts, telemetry, {"clock": outside})
     if foreign.diverged_step is not None:
