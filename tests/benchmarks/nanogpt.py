@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/benchmarks nanogpt CLONE [NUM_THREADS ...]
 
-CLONE: a clone of https://github.com/karpathy/nanoGPT (MIT licence), whose model.py and configure_optimizers() are run as
+CLONE: a clone of https://github.com/karpathy/nanoGPT (MIT licence), whose model.py and configure_optimizers() run as
 they are; the loop around them is that of its train.py for one process, without validation and checkpoints.  Ours is
 models/gpt2.py with nanoGPT's exact GELU.  A round is a block of steps of each, then again in the other order;
 SPEEDRUN_BENCH_ROUNDS=40.  CPU seconds are of all threads, and say more on a loaded machine.
@@ -72,8 +72,12 @@ class Theirs:
 def measure(clone, *num_threads):
     """bench-self's rows for each number of threads (1, and all), each in a process of its own."""
     for threads in num_threads or ("1", str(os.cpu_count())):
-        words = [sys.executable, "-c", f"from benchmarks import nanogpt; nanogpt.measure_here({str(clone)!r}, {threads})"]
-        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": ":".join(sys.path[:2])}, capture_output=True)
+        program = f"from benchmarks import nanogpt; nanogpt.measure_here({str(clone)!r}, {threads})"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONPATH": ":".join(sys.path[:2])},
+            capture_output=True,
+        )
         if done.returncode:
             raise ValueError(f"nanogpt {clone}: failed: {done.stderr.decode()[-500:]}")
         for line in done.stdout.decode().splitlines():
@@ -86,7 +90,8 @@ def measure_here(clone, num_threads):
     """Print ratios of wall and CPU time of the two, of this process."""
     from bench.plans import overhead
 
-    words = ["track=cpu_nano", "hardware=cpu", f"hardware.num_threads={num_threads}", f"optim.lr={LR}", "model.args={gelu: none}"]
+    words = ["track=cpu_nano", "hardware=cpu", f"optim.lr={LR}", "model.args={gelu: none}"]
+    words.append(f"hardware.num_threads={num_threads}")
     with contextlib.closing(overhead.Loops(words, NUM_BLOCK_STEPS)) as loops:
         model, data = loops.config.model, loops.config.data
         sizes = (model.num_layers, model.num_heads, model.width)
