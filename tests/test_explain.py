@@ -62,6 +62,20 @@ def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
     assert answer["limit_ms"] == pytest.approx(0.002171)
 
 
+def test_a_host_that_is_blocked_in_a_copy_while_a_kernel_waits_is_no_launch(tmp_path):
+    events = [
+        step(1, 0, 10_000),
+        *launched("kernel", 9000, 1000, 5, 1, call_dur=5),  # launched at 5 us, begun at 9 ms
+        event("cuda_runtime", "hipMemcpyWithStream", 300, 8500),
+    ]
+    ns = parts_ns(explained(tmp_path / "a.json", events, **H100))
+    # its launch until 0.2 ms after its call, at 210 us; until 300 us nobody knows for what it waits
+    assert (ns[parts.LAUNCH], ns[parts.SYNC]) == (205_000, 8_500_000)
+    assert ns[parts.DEPENDENCY] == 90_000 + 200_000
+    answer = explained(tmp_path / "b.json", events, **H100)
+    assert answer["next"][0]["what"] == "hipMemcpyWithStream"
+
+
 MEASURED = kept.Ceilings(
     [
         {"kind": "gemm", "precision": "bfloat16", "shape": [8192, 8192, 8192], "high": 800.0},

@@ -34,7 +34,8 @@ MEANING = {  # part: what it holds
     COPIES: "copies and memsets that nothing hides",
     BETWEEN: "gaps under 30 us between kernels that were launched in time",
     DEPENDENCY: "longer gaps with the next kernel launched: another stream, an event, or the device itself",
-    LAUNCH: "from the launching call to the first kernel after the device had run dry, beyond its latency if known",
+    LAUNCH: "from the launching call to the first kernel after the device had run dry, or to 0.2 ms after the call; "
+    "beyond its latency if known",
     HOST: "the host was in no wait and no known phase, and had launched nothing; on a CPU: between operators",
     SYNC: "the host had launched nothing, as it waited for the device, for a copy from it or for another thread",
     COMPILATION: "torch.compile at work within the step",
