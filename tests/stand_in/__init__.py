@@ -109,6 +109,7 @@ class Gpus:
             "PYTHONPATH": str(FOLDER),
             "SPEEDRUN_PYTHON": sys.executable,
             "OMP_NUM_THREADS": "1",
+            "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT": "0",  # else torch ends its threads when Python has gone, and aborts
         }
 
     def set(self, *numbers, **changed):
@@ -131,16 +132,19 @@ class Gpus:
         return folder, done
 
     @contextlib.contextmanager
-    def running(self, *overrides, steps=2, **env):
-        """Within it a long run is under way and has made so many steps -> (its folder, Popen)."""
+    def running(self, *overrides, **env):
+        """Within it a long run is under way and has begun its steps -> (its folder, Popen)."""
         words = ["./run.sh", "run", *ON_GPUS, "goal.num_steps=100000", "goal.val_every_steps=100000", *overrides]
         env = real_runs.environment(self.results, **self.env, **env)
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         process = subprocess.Popen(words, cwd=real_runs.REPO, env=env, **how)
         try:
-            real_runs.wait_for(lambda: process.poll() is not None or f"step:{steps}/" in real_runs.logs(self.results))
+            real_runs.wait_for(lambda: process.poll() is not None or self._has_begun())
             assert process.poll() is None, process.communicate()[0]
             yield real_runs.folders(self.results)[-1], process
         finally:
             process.kill()
             process.communicate()
+
+    def _has_begun(self):
+        return any('"eval_stop"' in path.read_text() for path in self.results.glob("*/*/events.jsonl"))

@@ -318,12 +318,18 @@ using Op = c10::intrusive_ptr<c10d::ReduceOp>;
 using Done = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<Tensor>;
 
+void end_if_late(const char *what) { /* as the watchdog of NCCL ends a process */
+    if (!strstr(what, "Timed out")) return;
+    fprintf(stderr, "[E ProcessGroupNCCL.cpp:688] Watchdog caught collective operation timeout: %s\nterminate called after throwing an instance of 'c10::DistBackendError'\n", what);
+    abort();
+}
 template <typename Call> auto as_nccl(int device, Call call) {
     check(device);
     try {
         if (line(device).nccl_error) throw std::runtime_error("socketProgress: Connection closed by remote peer");
         return call();
     } catch (const std::exception &inner) {
+        end_if_late(inner.what());
         check(device);
         throw c10::DistBackendError({__func__, __FILE__, __LINE__}, std::string("NCCL error in: stand-in, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.29.0\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\n") + inner.what());
     }
@@ -340,7 +346,7 @@ struct Collective final : c10d::Work { /* outputs are the GPU's; what fails whil
         auto made = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
         auto waited = inner->getFuture();
         waited->addCallback([made, outputs = outputs](c10::ivalue::Future &future) {
-            if (future.hasError()) made->setError(future.exception_ptr());
+            if (future.hasError()) end_if_late(future.tryRetrieveErrorMessage().c_str()), made->setError(future.exception_ptr());
             else made->markCompleted(IValue(outputs));
         });
         return made;
