@@ -27,6 +27,8 @@ from bench.training.instruments import registry
 from bench.training.instruments.base import Context, InstrumentSet
 
 S = 10**9
+
+
 @pytest.fixture(scope="session")
 def library():
     return stand_in.compiled("nvml.c").parent
@@ -539,6 +541,21 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
     assert (warning["instrument"], warning["edge"]) == ("telemetry", "run")
     assert warning["error"].startswith("gpu0 was lost")
     assert telemetry.summary()["run_energy_j"] is None or telemetry.summary()["energy_from"] == "power"
+
+
+def test_an_xid_is_noted_at_once_and_warned_of_once(seen, tmp_path):
+    watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {}})
+    (tmp_path / "logs").mkdir()
+
+    def fail(step):
+        if step == 1:
+            stand_in.write(tmp_path / "gpus.txt", {"GPU-a": PROBED, "GPU-b": PROBED | {"xid": 63}})
+            real_runs.wait_for(lambda: (tmp_path / "logs" / "gpus.log").exists(), timeout_s=20)
+
+    train(watch, context, after_step=fail)
+    assert (tmp_path / "logs" / "gpus.log").read_text() == "gpu1 had Xid 63\n"
+    assert [warning["error"] for warning in watch.warnings] == ["gpu1 had Xid 63"]
+    assert watch.instruments == [telemetry]
 
 
 def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkeypatch):

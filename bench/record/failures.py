@@ -39,8 +39,8 @@ HINTS = {  # what to do
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
-    "gpu_error": "look into the kernel log for an Xid (dmesg) and at nvidia-smi -q: a GPU that is lost or has uncorrected "
-    "ECC errors needs a reset, or leave it out with CUDA_VISIBLE_DEVICES; otherwise CUDA_LAUNCH_BLOCKING=1 finds the call",
+    "gpu_error": "look into the kernel log (dmesg) for an Xid, and at nvidia-smi -q: reset a GPU that is lost or has "
+    "uncorrected ECC errors, or leave it out with CUDA_VISIBLE_DEVICES; otherwise CUDA_LAUNCH_BLOCKING=1 finds the call",
     "nccl_error": "read the other ranks' logs: one of them may have ended first; NCCL_DEBUG=INFO says more, and "
     "./run.sh doctor tries the connections",
     "stalled": "look where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
@@ -54,12 +54,13 @@ HINTS = {  # what to do
     "docs/SCRIPTS.md",
     "exception": "read the traceback at the end of the rank's log",
 }
-BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")  # kinds that changed data look like
+# Kinds that changed data look like.
+BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
 GPU_ERROR = re.compile(r"^AcceleratorError|CUDA error|CUDNN_STATUS_|CUBLAS_STATUS_|CUDA driver error")
 GPU_FAULTS = "gpus.log"  # in logs/: what telemetry's sampler saw of a GPU that failed, a sentence a line
 GPU_SEEN_S = 1.0  # within which the sampler, which ends with rank 0, has read every GPU again
-BY_GPU = ("exception", "gpu_error", "nccl_error", "collective_timeout", "rank_crashed")  # kinds that such a GPU leads to
+BY_GPU = ("exception", "gpu_error", "nccl_error", "collective_timeout", "rank_crashed")  # what it leads to
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # torchrun looks every half second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(
@@ -164,7 +165,9 @@ def _of_ranks(folder: Path, exit_code: int | None) -> Section | None:
     ended = atomic.read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
     if exit_code == 0 and not reported:
         return None
-    follows = [rank["kind"] in ("exception", "nccl_error") and FOLLOWS_ANOTHER.search(rank["message"]) for rank in reported]
+    follows = [
+        rank["kind"] in ("exception", "nccl_error") and FOLLOWS_ANOTHER.search(rank["message"]) for rank in reported
+    ]
     first_cause = [rank for rank, is_later in zip(reported, follows, strict=True) if not is_later]
     killed = [rank for rank in ended if rank["exit_code"] < 0 and -rank["exit_code"] != signal.SIGTERM]
     if first_cause:

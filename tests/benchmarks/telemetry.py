@@ -1,6 +1,6 @@
 """What sampling costs: the share of a core that the sampler's process takes, .
 
-Eight GPUs of a stand-in for the driver's library (tests/stand_in/nvml.c; its calls cost next to nothing, a real driver's
+Eight GPUs of a stand-in for the driver's library (tests/stand_in/nvml.c; its calls cost nothing, a real driver's
 come on top), this machine's own GPUs where it has some, and its host.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent.parent
-GPU = "power_mw=500000 energy_mj=9000000000 clock_mhz=1755 temp_c=61 reasons=4 limit_mw=700000 memory_mib=81559 num_processes=1"
+GPU = "power_mw=500000 energy_mj=9000000000 clock_mhz=1755 temp_c=61 reasons=4 limit_mw=700000 num_processes=1"
 TARGET_PCT = 3
 
 

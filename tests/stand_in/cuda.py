@@ -213,15 +213,15 @@ def install(library):
         )
 
     class CudaRuntime:
-        cudaError = SimpleNamespace(success=0)  # noqa: N815
+        cudaError = SimpleNamespace(success=0)
 
         @staticmethod
-        def cudaMemGetInfo(device):  # noqa: N802
+        def cudaMemGetInfo(device):
             now = stats_of(library, device)
             return now["total"] - now["others"] - now["reserved"], now["total"]
 
-        cudaGetErrorString = str  # noqa: N815
-        cudaProfilerStart = cudaProfilerStop = staticmethod(lambda: 0)  # noqa: N815
+        cudaGetErrorString = str
+        cudaProfilerStart = cudaProfilerStop = staticmethod(lambda: 0)
 
     of_c = {
         "_cuda_getDeviceCount": lambda: len(shown),
