@@ -40,7 +40,7 @@ HINTS = {  # what to do
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
     "gpu_error": "look into the kernel log (dmesg) for an Xid, and at nvidia-smi -q: reset a GPU that is lost or has "
-    "uncorrected ECC errors, or leave it out with CUDA_VISIBLE_DEVICES; otherwise CUDA_LAUNCH_BLOCKING=1 finds the call",
+    "uncorrected ECC errors, or leave it out with CUDA_VISIBLE_DEVICES; else CUDA_LAUNCH_BLOCKING=1 finds the call",
     "nccl_error": "read the other ranks' logs: one of them may have ended first; NCCL_DEBUG=INFO says more, and "
     "./run.sh doctor tries the connections",
     "stalled": "look where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
