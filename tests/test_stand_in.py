@@ -15,6 +15,8 @@ import real_runs
 import stand_in
 from stand_in import ON_GPUS, Gpus
 
+from bench.machine import environment
+
 EAGER = "hardware.compile=false"
 PROBE = """
 import torch
@@ -123,15 +125,16 @@ def test_a_race_on_two_gpus(machine):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_eight_has_a_gpu_for_each(machine):
+def test_a_sweep_of_eight_is_packed_over_gpus(tmp_path):
+    gpus, slots = Gpus(tmp_path), min(8, environment.usable_cpus())  # no two runs share a core either
     rates = ",".join(f"{number}e-4" for number in range(1, 9))
-    alone = ["hardware.num_processes=1", EAGER, "look=off", "hydra.sweeper.parallel=8"]
-    done = machine.command("./run.sh", "run", "-m", *ON_GPUS, *alone, f"optim.lr={rates}")
+    packed = [f"hydra.launcher.parallel={slots}", "hydra.launcher.max_slowdown_pct=1e6", "hardware.num_processes=1"]
+    done = gpus.command("./run.sh", "run", "-m", *ON_GPUS, EAGER, "look=off", *packed, f"optim.lr={rates}")
     assert "8 of 8 complete" in done.stdout, done.stdout + done.stderr
-    (sweep,) = (machine.results / "sweeps").iterdir()
-    runs = [real_runs.run_json(folder) for folder in real_runs.folders(machine.results)]
-    uuids = [gpu["uuid_hash"] for run in runs if "beside" in run for gpu in run["environment"]["gpus"]]
-    assert len(uuids) >= 8, (sweep, len(uuids))
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(gpus.results)]
+    assert {run["beside"]["gpu"] for run in runs} == {str(slot) for slot in range(slots)} or slots == 1
+    assert all(len(run["environment"]["gpus"]) == 1 for run in runs)  # each record has its own GPU alone
+    assert len({run["environment"]["gpus"][0]["uuid_hash"] for run in runs}) == slots
 
 
 @pytest.mark.slow
