@@ -1,0 +1,208 @@
+"""What happens while a rehearsal runs: graphs, their breaks and reasons, kernels and their memory, bytes that live.
+
+install() comes after device.install(); then everything runs inside `with watch.mode:`.
+"""
+
+import functools
+import logging
+import re
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bench.training.rehearsal import device
+
+ROUND_BYTES = 512  # what CUDA's caching allocator rounds to
+KERNEL_OF = ("CUDA", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+class Watch:
+    """Everything that was seen; .phase is set by the rehearsal, and every finding names it."""
+
+    def __init__(self, with_kernels: bool) -> None:
+        self.with_kernels = with_kernels
+        self.phase = ""
+        self.graphs: list[tuple[str, str]] = []  # (phase, forward, backward or inference)
+        self.recompiles: list[tuple[str, str]] = []  # (phase, why)
+        self.syncs: Counter[tuple[str, str]] = Counter()  # (phase, operator)
+        self.launches: Counter[str] = Counter()  # of Triton's kernels, by phase
+        self.calls: Counter[str] = Counter()  # of operators that a library or torch computes, by phase
+        self.operators: set[Any] = set()
+        self.kernels: dict[str, list[dict[str, Any]]] = {}  # {source's hash: of each configuration}
+        self.failures: list[str] = []
+        self.live_bytes, self.peaks = 0, Counter[str]()
+        self.mode = _Mode(self)
+
+    def at(self, phase: str) -> None:
+        """What follows belongs to that phase."""
+        self.phase = phase
+        self.peaks[phase] = max(self.peaks[phase], self.live_bytes)
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage as long as it lives."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "cuda" or getattr(storage, "is_counted", False):
+            return
+        storage.is_counted = True  # type: ignore[attr-defined]
+        size = -(-storage.nbytes() // ROUND_BYTES) * ROUND_BYTES
+        self.live_bytes += size
+        self.peaks[self.phase] = max(self.peaks[self.phase], self.live_bytes)
+        weakref.finalize(storage, self._free, size).atexit = False
+
+    def _free(self, size: int) -> None:
+        self.live_bytes -= size
+
+    def install(self) -> None:
+        """For the rest of this process."""
+        self._watch_recompiles()
+        self._watch_graphs()
+        if self.with_kernels:
+            self._compile_kernels()
+
+    def graph_breaks(self) -> list[str]:
+        """Why each was, once."""
+        return [re.sub(r"\s+", " ", reason)[:300] for reason in counters["graph_break"]]
+
+    def without_kernel(self) -> list[str]:
+        """Operators that ran on the device and have no kernel for CUDA, so far as that is known here."""
+        known = _native_functions()
+        return sorted(str(operator) for operator in self.operators if not _has_kernel(operator, known))
+
+    def too_large(self) -> list[dict[str, Any]]:
+        """Kernels of which no configuration fits into a block's shared memory, or compiles."""
+        return [
+            max(found, key=lambda one: one.get("shared_bytes") or 0)
+            for found in self.kernels.values()
+            if all(one.get("error") or one["shared_bytes"] > device.SHARED_BYTES for one in found)
+        ]
+
+    def _watch_recompiles(self) -> None:
+        watch = self
+
+        class Reasons(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                watch.recompiles.append((watch.phase, re.sub(r"\s+", " ", record.getMessage())[:400]))
+
+        torch._logging.set_logs(recompiles=True)
+        name = "torch._dynamo.guards.__recompiles"
+        for logger in (logging.getLogger(name),):
+            logger.handlers = [Reasons()]
+            logger.propagate = False
+
+    def _watch_graphs(self) -> None:
+        from torch._inductor.graph import GraphLowering
+
+        lowering: Any = GraphLowering
+        compiled = lowering.compile_to_module
+
+        @functools.wraps(compiled)
+        def counted(graph: Any, *args: Any, **more: Any) -> Any:
+            kind = "backward" if graph.is_backward else "inference" if graph.is_inference else "forward"
+            self.graphs.append((self.phase, kind))
+            return compiled(graph, *args, **more)
+
+        lowering.compile_to_module = counted
+
+    def _compile_kernels(self) -> None:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        tuner: Any = CachingAutotuner
+        compile_one = tuner._precompile_config
+
+        def precompile(kernel: Any, *args: Any, **more: Any) -> None:
+            found = self.kernels.setdefault(kernel.fn.src, [])
+            if not found:
+                name = kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__
+                found.extend(_compiled(compile_one, kernel, config, name) for config in kernel.configs)
+
+        def run(kernel: Any, *args: Any, **more: Any) -> None:
+            self.launches[self.phase] += 1
+
+        tuner.precompile, tuner.run = precompile, run
+
+
+def _compiled(compile_one: Any, kernel: Any, config: Any, name: str) -> dict[str, Any]:
+    """One configuration of a kernel, to machine code for sm_90."""
+    facts = {"name": name, "config": str(config)}
+    try:
+        binary = compile_one(kernel, config).kernel
+    except Exception as error:  # Triton's and ptxas' errors have no type in common
+        return facts | {"error": f"{type(error).__name__}: {str(error).strip()[-300:]}"}
+    return facts | {"shared_bytes": binary.metadata.shared, "cubin_bytes": len(binary.asm["cubin"])}
+
+
+class _Mode(FakeTensorMode):
+    """FakeTensors whose storages are counted, and whose numbers, which do not exist, are 1."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._watch = watch
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if TracingContext.try_get() is not None:  # dynamo, AOTAutograd and inductor trace with this mode too
+            return super().dispatch(func, types, args, kwargs or {})
+        watch = self._watch
+        if func is torch.ops.aten._local_scalar_dense.default:
+            if args[0].device.type == "cuda":
+                watch.syncs[watch.phase, "item()"] += 1
+            return 1.0 if args[0].dtype.is_floating_point else 1
+        found = super().dispatch(func, types, args, kwargs or {})
+        outputs = [found] if isinstance(found, torch.Tensor) else found if isinstance(found, (list, tuple)) else []
+        on_device = [out for out in outputs if isinstance(out, torch.Tensor) and out.device.type == "cuda"]
+        for out in on_device:
+            watch.hold(out)
+        takes = any(isinstance(arg, torch.Tensor) and arg.device.type == "cuda" for arg in _flat(args))
+        if (on_device or takes) and not func.is_view and func.namespace != "prim":
+            watch.operators.add(func)
+            if func._schema.name not in ("aten::empty_strided", "aten::empty", "aten::detach", "aten::empty_like"):
+                watch.calls[watch.phase] += 1
+        if takes and any(isinstance(out, torch.Tensor) and out.device.type == "cpu" for out in outputs):
+            watch.syncs[watch.phase, str(func)] += 1
+        return found
+
+
+def _flat(args: Any) -> Any:
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from arg
+        else:
+            yield arg
+
+
+@functools.cache
+def _native_functions() -> dict[str, str] | None:
+    """{aten operator: the keys that torch's own table lists for it}; None: this torch has no such table."""
+    import yaml
+
+    try:
+        import torchgen
+
+        path = Path(torchgen.__path__[0]) / "packaged/ATen/native/native_functions.yaml"
+        rows = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (ImportError, OSError):
+        return None
+    found: dict[str, str] = {}
+    for row in rows:
+        name, dispatch = row["func"].partition("(")[0], row.get("dispatch")
+        keys = "CompositeImplicitAutograd" if dispatch is None else ", ".join(dispatch)
+        found[name] = keys if "structured_delegate" not in row else f"{row['structured_delegate']}"
+    return found
+
+
+def _has_kernel(operator: Any, known: dict[str, str] | None) -> bool:
+    """From torch's table for its own operators, a few of which are derived from others; else what is registered."""
+    name, overload = operator._schema.name, operator._schema.overload_name
+    if name.startswith("aten::") and known is not None:
+        row = known.get(name.removeprefix("aten::") + (f".{overload}" if overload else ""))
+        if row is None:  # generated from another (functional and out variants)
+            return True
+        row = known.get(row, row)  # of the operator that it delegates to
+        return any(key in re.split(r"[,\s]+", row) for key in KERNEL_OF)
+    full = f"{name}.{overload}" if overload else name
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in KERNEL_OF)
