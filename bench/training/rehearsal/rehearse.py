@@ -27,8 +27,8 @@ def main(overrides: list[str]) -> int:
     except device.Unavailable as error:
         found["unavailable"] = str(error)
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"[:2000]
-        found["stack"] = traceback.format_exc()[-3000:]
+        found["error"] = f"{type(error).__name__}: {error}"[:600]
+        found["stack"] = "".join(traceback.format_tb(error.__traceback__))[-3000:]
     found["rehearsal_s"] = time.monotonic() - started_s
     print(json.dumps(found))
     return 0 if "error" not in found and "unavailable" not in found else 1
@@ -71,7 +71,8 @@ def build(config: Any, watch: Any) -> Any:
         trainer = training.Trainer(config, Ranks(0, 1, torch.device("cuda", 0)), [], [])
     finally:
         module.to = moved
-    trainer.attach(_Silent(), _Silent())
+    silent: Any = _Silent()
+    trainer.attach(silent, silent)
     return trainer
 
 
@@ -87,7 +88,7 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
     warmed_up = len(watch.graphs), len(watch.recompiles)
     per_step = {}
     portions = trainer.timeline.portions
-    shapes = {}
+    shapes: dict[Any, Any] = {}
     for portion in portions:
         shapes.setdefault((portion.shape, portion.window_tokens), portion)
     for portion in shapes.values():
@@ -112,7 +113,7 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
     from bench.base.units import GIB
 
     config = trainer.config
-    slowest = [one for found in watch.kernels.values() for one in found]
+    compiled = [one for found in watch.kernels.values() for one in found]
     return {
         "arch": trainer.arch,
         "micro_batch_seqs": [portion.stage.micro_batch_seqs for portion in trainer._distinct()],
@@ -121,9 +122,11 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
         "without_kernel": watch.without_kernel(),
         "has_triton": watch.with_kernels,
         "num_kernels": len(watch.kernels),
-        "num_compiled": len([one for one in slowest if "error" not in one]),
-        "largest_shared_bytes": max((one.get("shared_bytes", 0) for one in slowest), default=0),
+        "num_compiled": len([one for one in compiled if "error" not in one]),
+        "largest_shared_bytes": max((one.get("shared_bytes", 0) for one in compiled), default=0),
         "too_large": watch.too_large(),
+        "num_flex": watch.num_flex,
+        "num_maskless": watch.num_maskless,
         "syncs": [[*where, count] for where, count in watch.syncs.items()],
         "peak_gib": {phase: num_bytes / GIB for phase, num_bytes in watch.peaks.items()},
         "memory_gib": MEMORY_GIB,
@@ -199,7 +202,8 @@ class Rows:
 def _batch(num_seqs: int, seq_len: int) -> tuple[Any, Any]:
     import torch
 
-    return tuple(torch.zeros(num_seqs, seq_len, dtype=torch.int64, device="cuda:0") for _ in range(2))  # type: ignore
+    tokens_BT, targets_BT = (torch.zeros(num_seqs, seq_len, dtype=torch.int64, device="cuda:0") for _ in range(2))
+    return tokens_BT, targets_BT
 
 
 class _Silent:

@@ -4,6 +4,7 @@ install() comes after device.install(); then everything runs inside `with watch.
 """
 
 import functools
+import importlib
 import logging
 import re
 import weakref
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
+from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.training.rehearsal import device
@@ -35,7 +37,7 @@ class Watch:
         self.calls: Counter[str] = Counter()  # of operators that a library or torch computes, by phase
         self.operators: set[Any] = set()
         self.kernels: dict[str, list[dict[str, Any]]] = {}  # {source's hash: of each configuration}
-        self.failures: list[str] = []
+        self.num_flex = self.num_maskless = 0  # FlexAttention in graphs, and those whose mask hides nothing
         self.live_bytes, self.peaks = 0, Counter[str]()
         self.mode = _Mode(self)
 
@@ -49,7 +51,7 @@ class Watch:
         storage = tensor.untyped_storage()
         if tensor.device.type != "cuda" or getattr(storage, "is_counted", False):
             return
-        storage.is_counted = True  # type: ignore[attr-defined]
+        storage.is_counted = True
         size = -(-storage.nbytes() // ROUND_BYTES) * ROUND_BYTES
         self.live_bytes += size
         self.peaks[self.phase] = max(self.peaks[self.phase], self.live_bytes)
@@ -61,9 +63,13 @@ class Watch:
     def install(self) -> None:
         """For the rest of this process."""
         self._watch_recompiles()
-        self._watch_graphs()
+        for operator in (flex_attention, flex_attention_backward):  # they look their rule up by the mode's class
+            operator.python_key_table[_Mode] = operator.python_key_table[FakeTensorMode]
         if self.with_kernels:
+            self._watch_graphs()
             self._compile_kernels()
+        else:
+            self._compile_without_inductor()
 
     def graph_breaks(self) -> list[str]:
         """Why each was, once."""
@@ -104,10 +110,40 @@ class Watch:
         @functools.wraps(compiled)
         def counted(graph: Any, *args: Any, **more: Any) -> Any:
             kind = "backward" if graph.is_backward else "inference" if graph.is_inference else "forward"
-            self.graphs.append((self.phase, kind))
+            self._saw_graph(kind, graph.module)
             return compiled(graph, *args, **more)
 
         lowering.compile_to_module = counted
+
+    def _saw_graph(self, kind: str, module: Any) -> None:
+        self.graphs.append((self.phase, kind))
+        for node in module.graph.nodes if kind != "backward" else ():
+            if getattr(node.target, "__name__", "") == "flex_attention":
+                self.num_flex += 1
+                self.num_maskless += _hides_nothing(module, node.args[4][-1])
+
+    def _compile_without_inductor(self) -> None:
+        """Without Triton: as far as AOTAutograd's graphs, of which every operator is then called on its own."""
+        from torch._dynamo.backends.common import aot_autograd
+
+        def made(kind: str) -> Any:
+            def compiler(module: Any, inputs: Any) -> Any:
+                self._saw_graph(kind, module)
+
+                def called(args: Any) -> Any:
+                    found = module(*args)
+                    args.clear()
+                    return found
+
+                run: Any = called
+                run._boxed_call = True
+                return run
+
+            return compiler
+
+        compilers = {f"{name}_compiler": made(kind) for name, kind in (("fw", "forward"), ("bw", "backward"))}
+        backend = aot_autograd(**compilers, inference_compiler=made("inference"))
+        torch.compile = functools.partial(torch.compile, backend=backend)
 
     def _compile_kernels(self) -> None:
         from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -167,6 +203,18 @@ class _Mode(FakeTensorMode):
         return found
 
 
+def _hides_nothing(module: Any, mask_mod: Any) -> bool:
+    """Whether what FlexAttention asks about a pair of tokens looks at nothing: at no position and no document."""
+    graph = getattr(module, mask_mod.target).graph
+    todo, seen = [node for node in graph.nodes if node.op == "output"], set()
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes if "new_ones" not in str(node.target) else []
+    return not any(node.op in ("placeholder", "get_attr") for node in seen)
+
+
 def _flat(args: Any) -> Any:
     for arg in args:
         if isinstance(arg, (list, tuple)):
@@ -181,7 +229,7 @@ def _native_functions() -> dict[str, str] | None:
     import yaml
 
     try:
-        import torchgen
+        torchgen: Any = importlib.import_module("torchgen")
 
         path = Path(torchgen.__path__[0]) / "packaged/ATen/native/native_functions.yaml"
         rows = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -191,7 +239,8 @@ def _native_functions() -> dict[str, str] | None:
     for row in rows:
         name, dispatch = row["func"].partition("(")[0], row.get("dispatch")
         keys = "CompositeImplicitAutograd" if dispatch is None else ", ".join(dispatch)
-        found[name] = keys if "structured_delegate" not in row else f"{row['structured_delegate']}"
+        keys += ", CUDA" * ("ufunc_inner_loop" in row)  # generated for CPU and CUDA
+        found[name] = row.get("structured_delegate", keys)
     return found
 
 
