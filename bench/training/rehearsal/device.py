@@ -55,7 +55,10 @@ def load() -> None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise Unavailable("there is no torch: ./run.sh makes an environment that has it")
-    ctypes.CDLL(str(_library(Path(spec.origin).parent)))
+    torch = Path(spec.origin).parent
+    if "cuda: Optional[str] = None" not in (torch / "version.py").read_text():
+        raise Unavailable("this torch is a build for GPUs: rehearse with a build for CPUs (SPEEDRUN_TORCH=cpu)")
+    ctypes.CDLL(str(_library(torch)))
 
 
 def _library(torch: Path) -> Path:
