@@ -29,9 +29,10 @@ from bench.training.rehearsal import rehearse
 print(json.dumps(rehearse.rehearse(sys.argv[1:])))
 """
 LOST_MASK = """
-sys.path.insert(0, "tests")
-import gpu_path
-gpu_path.plant_lost_masks(type("Patch", (), {"setattr": staticmethod(setattr)}))
+from models import masked_attention
+def fast(self, q_BHTK, k_BHTK, v_BHTK):  # as when dynamo reads None for the mask
+    return masked_attention.flex_attention(q_BHTK, k_BHTK, v_BHTK, block_mask=None, scale=self.scale)
+masked_attention.Visible.fast = fast
 """
 NEW_GRAPH_EVERY_STEP = """
 from models.gpt2 import GPT2 as Model
