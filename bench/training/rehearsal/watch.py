@@ -188,7 +188,10 @@ class _Mode(FakeTensorMode):
             if args[0].device.type == "cuda":
                 watch.syncs[watch.phase, "item()"] += 1
             return 1.0 if args[0].dtype.is_floating_point else 1
-        found = super().dispatch(func, types, args, kwargs or {})
+        try:
+            found = super().dispatch(func, types, args, kwargs or {})
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{func} in {watch.phase}: {str(error)[:200]}") from None
         outputs = [found] if isinstance(found, torch.Tensor) else found if isinstance(found, (list, tuple)) else []
         on_device = [out for out in outputs if isinstance(out, torch.Tensor) and out.device.type == "cuda"]
         for out in on_device:
