@@ -30,7 +30,8 @@ def main(argv: list[str]) -> int:
     if args.rehearse_gpu is not None:
         words = [*args.rehearse_gpu, *args.overrides]
         settings = [word for word in words if "=" in word]
-        return rehearsal([word for word in words if word not in settings], settings, args.json)
+        names = [word for word in words if word not in settings]
+        return rehearsal(names, settings, args.gpu, 0 if args.full else rehearse.NUM_LAYERS, args.json)
     if not args.timeout_s > 0:
         raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")
     machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
@@ -80,12 +81,12 @@ def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool
     return 0
 
 
-def rehearsal(names: list[str], overrides: list[str], as_json: bool) -> int:
+def rehearsal(names: list[str], overrides: list[str], gpu: str, num_layers: int, as_json: bool) -> int:
     """Exit code 0: each of these models, or of all, compiles for a GPU as a run needs it; 1: something was found."""
     asked = {name: rehearse.overrides_of(name) for name in names or rehearse.choices()}
     answers, checks = {}, []
     for name, own in asked.items():
-        answers[name] = rehearse.rehearse([*own, *overrides])
+        answers[name] = rehearse.rehearse([*own, *overrides], gpu, num_layers)
         rows = rehearse.judge(name, answers[name])
         checks += rows
         if not as_json:
@@ -95,7 +96,7 @@ def rehearsal(names: list[str], overrides: list[str], as_json: bool) -> int:
         rows_as_json = [vars(check) for check in checks]
         print(json.dumps({"fit": not failed, "checks": rows_as_json, "rehearsals": answers}, indent=1))
     else:
-        print(f"{len(asked) - len(failed)} of {len(asked)} compile for an H100 as they are")
+        print(f"{len(asked) - len(failed)} of {len(asked)} compile for {gpu.upper()} as they are")
         print(rehearse.NOT_FOUND)
     return 1 if failed else 0
 
@@ -141,7 +142,14 @@ def _parser() -> arguments.Parser:
         "--rehearse-gpu",
         nargs="*",
         metavar="MODEL",
-        help="compile experiments and models for an H100 without one; needs a C++ compiler, and triton for the kernels",
+        help="compile experiments and models for a GPU without one; needs a C++ compiler, and triton for the kernels",
+    )
+    parser.add_argument(
+        "--gpu", choices=("h100", "a100"), default="h100", help="of --rehearse-gpu (default %(default)s)"
+    )
+    parser.flag(
+        "--full",
+        help=f"--rehearse-gpu with all layers, in place of {rehearse.NUM_LAYERS}, which have every kind of them",
     )
     parser.add_argument(
         "--timeout-s",

@@ -2,8 +2,8 @@
 
 no_cuda.cpp registers the device with c10, so that autograd's engine finds a stream for it; a C++ compiler makes it in
 about 3 seconds.  It must be loaded before torch is imported: torch asks once whether there is a GPU, and remembers.
-The rest is Python: torch.cuda answers as an H100 would (PROPERTIES), inductor writes Triton for it, and Triton and
-ptxas, which need no driver, compile each kernel for sm_90.  Made for torch 2.13 and Triton 3.7.
+The rest is Python: torch.cuda answers as one of GPUS would, inductor writes Triton for it, and Triton and ptxas, which
+need no driver, compile each kernel for it.  Made for torch 2.13 and Triton 3.7.
 """
 
 import contextlib
@@ -12,30 +12,42 @@ import hashlib
 import importlib.util
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 SOURCE = Path(__file__).parent / "no_cuda.cpp"
-CAPABILITY = (9, 0)
-SHARED_BYTES = 227 * 2**10  # that a block may ask for; CUDA C++ programming guide, table of compute capabilities, 9.0
-PROPERTIES = SimpleNamespace(  # NVIDIA H100 SXM5, of its data sheet and of the programming guide's table
-    name="NVIDIA H100 80GB HBM3",
-    major=CAPABILITY[0],
-    minor=CAPABILITY[1],
-    multi_processor_count=132,
-    total_memory=80 * 2**30,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    warp_size=32,
-    shared_memory_per_block=48 * 2**10,
-    shared_memory_per_block_optin=SHARED_BYTES,
-    shared_memory_per_multiprocessor=228 * 2**10,
-    L2_cache_size=50 * 2**20,
-    is_integrated=0,
-)
+
+
+def _gpu(name: str, major: int, num_processors: int, shared_kib: int, cache_mib: int) -> SimpleNamespace:
+    """Properties as torch.cuda.get_device_properties() gives them.
+
+    shared_kib: of a multiprocessor; a block may ask for 1 KiB less (CUDA C++ programming guide, compute capabilities).
+    """
+    return SimpleNamespace(
+        name=name,
+        major=major,
+        minor=0,
+        multi_processor_count=num_processors,
+        total_memory=80 * 2**30,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        warp_size=32,
+        shared_memory_per_block=48 * 2**10,
+        shared_memory_per_block_optin=(shared_kib - 1) * 2**10,
+        shared_memory_per_multiprocessor=shared_kib * 2**10,
+        L2_cache_size=cache_mib * 2**20,
+        is_integrated=0,
+    )
+
+
+GPUS = {  # from NVIDIA's data sheets
+    "h100": _gpu("NVIDIA H100 80GB HBM3", 9, 132, 228, 50),
+    "a100": _gpu("NVIDIA A100-SXM4-80GB", 8, 108, 164, 40),
+}
 
 
 class Unavailable(RuntimeError):
@@ -48,8 +60,6 @@ def has_triton() -> bool:
 
 def load() -> None:
     """Register the device.  Unavailable: no C++ compiler, or torch is imported already."""
-    import sys
-
     if "torch" in sys.modules:
         raise Unavailable("torch is imported already: rehearse in a process of its own")
     spec = importlib.util.find_spec("torch")
@@ -82,8 +92,8 @@ def _library(torch: Path) -> Path:
     return path
 
 
-def install() -> None:
-    """Make torch and inductor take the device for an H100, for the rest of this process.  After load()."""
+def install(gpu: SimpleNamespace) -> None:
+    """Make torch and inductor take the device for that GPU, for the rest of this process.  After load()."""
     import torch
     import torch._dynamo
     import torch._inductor.compile_fx
@@ -101,10 +111,10 @@ def install() -> None:
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
-        "get_device_capability": lambda device=None: CAPABILITY,
-        "get_device_properties": lambda device=None: PROPERTIES,
-        "get_device_name": lambda device=None: PROPERTIES.name,
-        "get_arch_list": lambda: ["sm_90"],
+        "get_device_capability": lambda device=None: (gpu.major, gpu.minor),
+        "get_device_properties": lambda device=None: gpu,
+        "get_device_name": lambda device=None: gpu.name,
+        "get_arch_list": lambda: [f"sm_{gpu.major}{gpu.minor}"],
         "is_bf16_supported": lambda *args, **more: True,
         "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
@@ -136,11 +146,12 @@ def install() -> None:
     settings.compile_threads = 1
     settings.assume_aligned_inputs = True  # there is no address to look at
     settings.shape_padding = False  # inductor times a product with and without padding
+    settings.triton.unique_kernel_names = False  # kernels of one source are one, also in Triton's cache
     settings.size_asserts = settings.alignment_asserts = False
     _fold_on_cpu()
     _choose_attention()
     if has_triton():
-        _install_triton()
+        _install_triton(gpu)
 
 
 def _fold_on_cpu() -> None:
@@ -205,8 +216,8 @@ def _choose_attention() -> None:
     LIBRARIES.append(library)
 
 
-def _install_triton() -> None:
-    """Triton's driver asks libcuda which GPU there is: here it is sm_90, and nothing is launched."""
+def _install_triton(gpu: SimpleNamespace) -> None:
+    """Triton's driver asks libcuda which GPU there is: here it is the made-up one, and nothing is launched."""
     import torch
     import triton
     from torch._inductor.runtime import triton_helpers
@@ -222,7 +233,7 @@ def _install_triton() -> None:
             return True
 
         def get_current_target(self) -> Any:
-            return GPUTarget("cuda", CAPABILITY[0] * 10 + CAPABILITY[1], PROPERTIES.warp_size)
+            return GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size)
 
         def get_active_torch_device(self) -> Any:
             return torch.device("cuda", 0)

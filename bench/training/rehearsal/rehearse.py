@@ -1,83 +1,150 @@
-"""One experiment as a GPU would run it, on FakeTensors.  python -m bench.training.rehearsal.rehearse OVERRIDES
+"""One run as a GPU would do it, on FakeTensors.  python -m bench.training.rehearsal.rehearse GPU LAYERS OVERRIDES
 
-Prints one JSON object.  The model, optimizer, stages, step and validation are the trainer's own, of one rank of eight;
-batches are FakeTensors, so that no number is computed, and torch.compile is inductor, its kernels for sm_90.
+GPU: of device.GPUS; LAYERS: at most so many of the model's, 0 for all.  Prints one JSON object.  Model, optimizer,
+stages, step and validation are the trainer's own, of rank 0 of eight and then, in eager mode, of the last one, whose
+collectives must be the same; batches are FakeTensors, so that no number is computed; inductor's kernels are compiled.
 """
 
-import contextlib
 import json
 import sys
 import time
 import traceback
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from bench.training.rehearsal import device
 
 NUM_GPUS = 8
-MEMORY_GIB = 79.6  # of an H100 as the driver says it, of which "80 GB" are sold
+MEMORY_GIB = 79.6  # of an 80 GB GPU as the driver says it
 EOS_VOCAB = 50257  # GPT-2's, where the data source does not say
 
 
-def main(overrides: list[str]) -> int:
+def main(gpu: str, num_layers: str, *overrides: str) -> int:
     started_s = time.monotonic()
-    found: dict[str, Any] = {"overrides": overrides}
+    found: dict[str, Any] = {"gpu": gpu, "overrides": overrides}
     try:
         device.load()
-        found |= rehearse(overrides)
+        found |= rehearse(gpu, int(num_layers), list(overrides))
     except device.Unavailable as error:
         found["unavailable"] = str(error)
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"[:600]
         found["stack"] = "".join(traceback.format_tb(error.__traceback__))[-3000:]
-    found["rehearsal_s"] = time.monotonic() - started_s
+    found |= {"rehearsal_s": time.monotonic() - started_s, "cpu_s": time.process_time()}
     print(json.dumps(found))
     return 0 if "error" not in found and "unavailable" not in found else 1
 
 
-def rehearse(overrides: list[str]) -> dict[str, Any]:
-    """What the run of these overrides would do on an H100: see watch.Watch, and findings()."""
+def rehearse(gpu: str, num_layers: int, overrides: list[str]) -> dict[str, Any]:
+    """What the run of these overrides would do on that GPU: see watch.Watch, and facts()."""
     from bench.config import compose, resolve, schema
     from bench.data.sources import datasets
 
     machine = schema.Machine(NUM_GPUS, 16, MEMORY_GIB)
     config = compose.compose(overrides, machine)
     vocab_size = datasets.chosen(config.data).vocab_size or EOS_VOCAB
-    config = resolve.resolve(config, machine, vocab_size)
-    device.install()
+    config = resolve.resolve(config, machine, vocab_size)  # micro-batches are those of the whole model
+    assert config.model is not None  # no script has a name here
+    if num_layers:
+        config.model.num_layers = min(config.model.num_layers, num_layers)
+    device.install(device.GPUS[gpu])
     from bench.training.rehearsal.watch import Watch
 
-    watch = Watch(device.has_triton())
+    watch = Watch(device.GPUS[gpu], device.has_triton())
     watch.install()
     with watch.mode:
         trainer = build(config, watch)
-        return play(trainer, watch) | facts(trainer, watch)
+        played = play(trainer, watch) | facts(trainer, watch)
+        del trainer
+        watch.rank, config.hardware.compile = NUM_GPUS - 1, False  # in eager mode gradients arrive in another order
+        play(build(config, watch), watch)
+    return played | {"collectives": len(watch.collectives.get(0, ())), "out_of_order": watch.out_of_order()}
 
 
 def build(config: Any, watch: Any) -> Any:
-    """The trainer of rank 0, its weights on the made-up device, its batches made up."""
+    """The trainer of rank watch.rank, its weights on the made-up device, its batches made up."""
     import torch
 
+    from bench.training import distributed, reducer
     from bench.training import trainer as training
-    from bench.training.distributed import Ranks
     from bench.training.model import choose_kernels
 
     watch.at("build")
     choose_kernels(config.hardware)
-    module: Any = torch.nn.Module
-    moved, module.to = module.to, _to_device
-    names: Any = training
-    names.Loader, names.val_rows = Batches, Rows
-    try:
-        trainer = training.Trainer(config, Ranks(0, 1, torch.device("cuda", 0)), [], [])
-    finally:
-        module.to = moved
-    silent: Any = _Silent()
-    trainer.attach(silent, silent)
+    ranks = _join(watch.rank)
+    with (
+        mock.patch.object(torch.nn.Module, "to", _to_device),
+        mock.patch.multiple(training, Loader=Batches, val_rows=Rows),
+        mock.patch.object(reducer, "Ddp", _ddp()),
+    ):
+        trainer = training.Trainer(config, ranks, [], [])
+    everyone: Any = distributed
+    everyone.from_first = lambda numbers: _first_order(trainer.reducer)
+    observer: Any = _Observer(watch)
+    trainer.attach(observer, observer)
     return trainer
 
 
+def _join(rank: int) -> Any:
+    """That rank of a process group that takes collectives and sends nothing; torch takes it for NCCL's."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from bench.training import distributed
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=rank, world_size=NUM_GPUS, store=FakeStore())
+    everyone: Any = distributed
+    everyone._mean_op = lambda: dist.ReduceOp.AVG
+    everyone.gather = lambda value: [value] * NUM_GPUS  # it pickles, and FakeTensors have no bytes
+    return distributed.Ranks(rank, NUM_GPUS, torch.device("cuda", 0))
+
+
+def _first_order(shard: Any) -> Any:
+    """What rank 0 broadcasts in the first step of hardware.reducer=shard: a FakeTensor would have lost the numbers."""
+    return SimpleNamespace(tolist=lambda: [shard._order.index(bucket) for bucket in shard._filled])
+
+
+def _ddp() -> Any:
+    """In place of torch's, whose C++ takes no FakeTensors: its cuts, its buckets reduced after the backward pass."""
+    import torch
+    import torch.distributed as dist
+
+    from bench.training import distributed, reducer
+
+    class Ddp(reducer.Ddp):
+        def __init__(self, config: Any, model: Any, optimizer: Any, ranks: Any) -> None:
+            reducer.Alone.__init__(self, config, model, optimizer)
+            self._world_size = ranks.world_size
+            self._late = [model.get_parameter(name) for name in getattr(model, "late_parameters", ())]
+            for tensor in self._late:
+                tensor._ddp_ignored = True
+            late = {id(tensor) for tensor in self._late}
+            reduced = [tensor for tensor in model.parameters() if tensor.requires_grad and id(tensor) not in late]
+            limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, reducer.BUCKET_BYTES]
+            places, _ = dist._compute_bucket_assignment_by_size(reduced, limits)
+            self._buckets = [[reduced[index] for index in bucket] for bucket in reversed(places)]
+
+        def micro_step(self, is_last: bool) -> Any:
+            return reducer.Alone.micro_step(self, is_last)
+
+        def clip(self, most_norm: float | None) -> None:
+            for bucket in self._buckets:
+                num_elements = sum(tensor.numel() for tensor in bucket)
+                distributed.all_sum(torch.empty(num_elements, dtype=bucket[0].dtype, device="cuda:0"))
+            super().clip(most_norm)
+
+        def _compiled(self, model: Any) -> Any:
+            return torch.compile(model, dynamic=False, backend=reducer.cut_at(reducer.BUCKET_BYTES))
+
+    return Ddp
+
+
 def play(trainer: Any, watch: Any) -> dict[str, Any]:
-    """The warm-up as a run does it, and then a step of every portion of the run: what that compiles is a finding."""
+    """The warm-up as a run does it, and then two steps of every portion of the run: what those compile is a finding."""
     trainer._is_warming_up = True
     for portion in trainer._distinct():
         _step(trainer, watch, portion.first_step, "warm-up")
@@ -85,52 +152,62 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
     trainer._steps_done = trainer.config.goal.num_steps
     _validate(trainer, watch, "warm-up validation")
     trainer._is_warming_up = False
-    warmed_up = len(watch.graphs), len(watch.recompiles)
-    per_step = {}
-    portions = trainer.timeline.portions
+    num_graphs, num_recompiles = len(watch.graphs), len(watch.recompiles)
     shapes: dict[Any, Any] = {}
-    for portion in portions:
+    for portion in trainer.timeline.portions:
         shapes.setdefault((portion.shape, portion.window_tokens), portion)
+    per_step, num_tensors, single = {}, len(list(trainer.model.parameters())), {}
     for portion in shapes.values():
-        before = watch.launches.total(), watch.calls.total()
+        calls, launches = watch.calls.copy(), watch.launches.total()
         _step(trainer, watch, portion.first_step, "step", validates=False)
+        calls = watch.calls - calls
         per_step[portion.first_step] = {
-            "triton_kernels": watch.launches.total() - before[0],
-            "other_operators": watch.calls.total() - before[1],
+            "triton_kernels": watch.launches.total() - launches,
+            "other_operators": calls.total(),
         }
+        single |= {name: count for name, count in watch.one_by_one(calls).items() if count >= num_tensors}
         _step(trainer, watch, portion.first_step + portion.num_steps - 1, "step")
     return {
-        "num_graphs": warmed_up[0],
-        "graphs_after_warmup": watch.graphs[warmed_up[0] :],
-        "recompiles_in_warmup": watch.recompiles[: warmed_up[1]],
-        "recompiles_after_warmup": watch.recompiles[warmed_up[1] :],
+        "num_graphs": num_graphs,
+        "graphs_after_warmup": watch.graphs[num_graphs:],
+        "recompiles_in_warmup": watch.recompiles[:num_recompiles],
+        "recompiles_after_warmup": watch.recompiles[num_recompiles:],
         "per_step": per_step,
+        "one_by_one": single,
     }
 
 
 def facts(trainer: Any, watch: Any) -> dict[str, Any]:
     """What is known once all has been seen."""
     from bench.base.units import GIB
+    from bench.config import resolve
 
-    config = trainer.config
-    compiled = [one for found in watch.kernels.values() for one in found]
+    config, stages = trainer.config, [portion.stage for portion in trainer._distinct()]
+    estimates = [resolve.estimated_gib(config, stage.seq_len) for stage in stages]
+    compiled = [one for configs in watch.kernels.values() for one in configs]
     return {
         "arch": trainer.arch,
-        "micro_batch_seqs": [portion.stage.micro_batch_seqs for portion in trainer._distinct()],
-        "seq_len": [portion.stage.seq_len for portion in trainer._distinct()],
+        "num_layers": config.model.num_layers,
+        "micro_batch_seqs": [stage.micro_batch_seqs for stage in stages],
+        "seq_len": [stage.seq_len for stage in stages],
         "graph_breaks": watch.graph_breaks(),
         "without_kernel": watch.without_kernel(),
         "has_triton": watch.with_kernels,
         "num_kernels": len(watch.kernels),
         "num_compiled": len([one for one in compiled if "error" not in one]),
         "largest_shared_bytes": max((one.get("shared_bytes", 0) for one in compiled), default=0),
+        "shared_limit_bytes": watch.gpu.shared_memory_per_block_optin,
         "too_large": watch.too_large(),
         "num_flex": watch.num_flex,
         "num_maskless": watch.num_maskless,
         "syncs": [[*where, count] for where, count in watch.syncs.items()],
         "peak_gib": {phase: num_bytes / GIB for phase, num_bytes in watch.peaks.items()},
+        "estimated_gib": max(
+            fixed + stage.micro_batch_seqs * seq for (fixed, seq), stage in zip(estimates, stages, strict=True)
+        ),
         "memory_gib": MEMORY_GIB,
         "dtype": config.hardware.dtype,
+        "reducer": trainer.reducer.name,
     }
 
 
@@ -206,12 +283,18 @@ def _batch(num_seqs: int, seq_len: int) -> tuple[Any, Any]:
     return tokens_BT, targets_BT
 
 
-class _Silent:
-    """Instruments and step log that see nothing."""
+class _Observer:
+    """Instruments and step log, of which only the parts of a step are kept."""
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **more: contextlib.nullcontext()
+    def __init__(self, watch: Any) -> None:
+        self._watch = watch
+
+    def on_phase(self, part: str) -> None:
+        self._watch.part = part
+
+    def add_loss(self, step: int, loss: Any) -> None:
+        pass
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

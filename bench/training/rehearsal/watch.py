@@ -1,41 +1,51 @@
-"""What happens while a rehearsal runs: graphs, their breaks and reasons, kernels and their memory, bytes that live.
+"""What happens while a rehearsal runs: graphs, breaks and their reasons, kernels, live bytes, collectives.
 
 install() comes after device.install(); then everything runs inside `with watch.mode:`.
 """
 
 import functools
 import importlib
+import itertools
 import logging
 import re
 import weakref
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._inductor.compile_fx
+import torch.distributed._tools.fake_collectives  # gives collectives a rule for FakeTensors
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.training.rehearsal import device
-
 ROUND_BYTES = 512  # what CUDA's caching allocator rounds to
+SINCE = {"aten::_scaled_mm": (8, 9)}  # compute capability that an operator needs, whatever torch was built with
+ALLOCATIONS = ("aten::empty_strided", "aten::empty", "aten::detach", "aten::empty_like")  # which launch nothing
 KERNEL_OF = ("CUDA", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
 class Watch:
-    """Everything that was seen; .phase is set by the rehearsal, and every finding names it."""
+    """Everything that was seen; the rehearsal sets .phase, which every finding names, and .part and .rank.
 
-    def __init__(self, with_kernels: bool) -> None:
-        self.with_kernels = with_kernels
-        self.phase = ""
+    gpu: device.GPUS' properties; with_kernels: False stops at AOTAutograd's graphs.
+    """
+
+    def __init__(self, gpu: SimpleNamespace, with_kernels: bool) -> None:
+        self.gpu, self.with_kernels = gpu, with_kernels
+        self.phase, self.part, self.rank = "", "", 0
         self.graphs: list[tuple[str, str]] = []  # (phase, forward, backward or inference)
         self.recompiles: list[tuple[str, str]] = []  # (phase, why)
         self.syncs: Counter[tuple[str, str]] = Counter()  # (phase, operator)
         self.launches: Counter[str] = Counter()  # of Triton's kernels, by phase
-        self.calls: Counter[str] = Counter()  # of operators that a library or torch computes, by phase
+        self.calls: Counter[tuple[str, str]] = (
+            Counter()
+        )  # of what a library or torch computes: (part of a step, operator)
         self.operators: set[Any] = set()
+        self.collectives: dict[int, list[str]] = {}  # in order, of each rank that was played
         self.kernels: dict[str, list[dict[str, Any]]] = {}  # {source's hash: of each configuration}
         self.num_flex = self.num_maskless = 0  # FlexAttention in graphs, and those whose mask hides nothing
         self.live_bytes, self.peaks = 0, Counter[str]()
@@ -76,17 +86,40 @@ class Watch:
         return [re.sub(r"\s+", " ", reason)[:300] for reason in counters["graph_break"]]
 
     def without_kernel(self) -> list[str]:
-        """Operators that ran on the device and have no kernel for CUDA, so far as that is known here."""
-        known = _native_functions()
-        return sorted(str(operator) for operator in self.operators if not _has_kernel(operator, known))
+        """Operators that ran on the device and have no kernel for this GPU, so far as that is known here."""
+        known, capability = _native_functions(), (self.gpu.major, self.gpu.minor)
+        return sorted(
+            str(operator)
+            for operator in self.operators
+            if not _has_kernel(operator, known) or SINCE.get(operator._schema.name, (0, 0)) > capability
+        )
+
+    def one_by_one(self, calls: Counter[tuple[str, str]]) -> dict[str, int]:
+        """Of calls, those by the optimizer of operators that take a list of tensors at once elsewhere (foreach)."""
+        aten = torch.ops.aten
+        return {
+            name: count
+            for (part, name), count in calls.items()
+            if part == "optimizer" and not name.startswith("_") and hasattr(aten, f"_foreach_{name}")
+        }
+
+    def out_of_order(self) -> str | None:
+        """The first collective in which two ranks differ; None: they call the same ones."""
+        if len(self.collectives) < 2:
+            return None
+        (first, ours), (other, theirs) = self.collectives.items()
+        for number, (one, another) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none"), 1):
+            if one != another:
+                return f"collective {number} is {one} on rank {first} and {another} on rank {other}"
+        return None
 
     def too_large(self) -> list[dict[str, Any]]:
         """Kernels of which no configuration fits into a block's shared memory, or compiles."""
-        return [
-            max(found, key=lambda one: one.get("shared_bytes") or 0)
-            for found in self.kernels.values()
-            if all(one.get("error") or one["shared_bytes"] > device.SHARED_BYTES for one in found)
-        ]
+        tried = self.kernels.values()
+        return [configs[-1] for configs in tried if not any(self._fits(config) for config in configs)]
+
+    def _fits(self, config: dict[str, Any]) -> bool:
+        return "error" not in config and config["shared_bytes"] <= self.gpu.shared_memory_per_block_optin
 
     def _watch_recompiles(self) -> None:
         watch = self
@@ -96,10 +129,8 @@ class Watch:
                 watch.recompiles.append((watch.phase, re.sub(r"\s+", " ", record.getMessage())[:400]))
 
         torch._logging.set_logs(recompiles=True)
-        name = "torch._dynamo.guards.__recompiles"
-        for logger in (logging.getLogger(name),):
-            logger.handlers = [Reasons()]
-            logger.propagate = False
+        logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+        logger.handlers, logger.propagate = [Reasons()], False
 
     def _watch_graphs(self) -> None:
         from torch._inductor.graph import GraphLowering
@@ -141,9 +172,11 @@ class Watch:
 
             return compiler
 
-        compilers = {f"{name}_compiler": made(kind) for name, kind in (("fw", "forward"), ("bw", "backward"))}
-        backend = aot_autograd(**compilers, inference_compiler=made("inference"))
-        torch.compile = functools.partial(torch.compile, backend=backend)
+        backend: Any = aot_autograd(
+            fw_compiler=made("forward"), bw_compiler=made("backward"), inference_compiler=made("inference")
+        )
+        inductor: Any = torch._inductor.compile_fx
+        inductor.compile_fx = lambda module, inputs, **options: backend(module, inputs)
 
     def _compile_kernels(self) -> None:
         from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -152,10 +185,11 @@ class Watch:
         compile_one = tuner._precompile_config
 
         def precompile(kernel: Any, *args: Any, **more: Any) -> None:
-            found = self.kernels.setdefault(kernel.fn.src, [])
-            if not found:
-                name = kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__
-                found.extend(_compiled(compile_one, kernel, config, name) for config in kernel.configs)
+            tried = self.kernels.setdefault(kernel.fn.src, [])
+            for config in kernel.configs if not tried else ():  # a GPU times all that fit; here the first one will do
+                tried.append(_compiled(compile_one, kernel, config))
+                if self._fits(tried[-1]):
+                    break
 
         def run(kernel: Any, *args: Any, **more: Any) -> None:
             self.launches[self.phase] += 1
@@ -163,9 +197,9 @@ class Watch:
         tuner.precompile, tuner.run = precompile, run
 
 
-def _compiled(compile_one: Any, kernel: Any, config: Any, name: str) -> dict[str, Any]:
-    """One configuration of a kernel, to machine code for sm_90."""
-    facts = {"name": name, "config": str(config)}
+def _compiled(compile_one: Any, kernel: Any, config: Any) -> dict[str, Any]:
+    """One configuration of a kernel, to machine code."""
+    facts = {"name": kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__, "config": str(config)}
     try:
         binary = compile_one(kernel, config).kernel
     except Exception as error:  # Triton's and ptxas' errors have no type in common
@@ -188,24 +222,36 @@ class _Mode(FakeTensorMode):
             if args[0].device.type == "cuda":
                 watch.syncs[watch.phase, "item()"] += 1
             return 1.0 if args[0].dtype.is_floating_point else 1
-        try:
-            found = super().dispatch(func, types, args, kwargs or {})
-        except NotImplementedError as error:
-            raise NotImplementedError(f"{func} in {watch.phase}: {str(error)[:200]}") from None
+        found = self._rule(func, types, args, kwargs or {})
+        if getattr(func, "namespace", "") == "c10d":
+            sizes = ", ".join(str(arg.numel()) for arg in _flat(args) if isinstance(arg, torch.Tensor))
+            watch.collectives.setdefault(watch.rank, []).append(f"{func._schema.name.removeprefix('c10d::')}({sizes})")
+            return found
         outputs = [found] if isinstance(found, torch.Tensor) else found if isinstance(found, (list, tuple)) else []
         on_device = [out for out in outputs if isinstance(out, torch.Tensor) and out.device.type == "cuda"]
         for out in on_device:
             watch.hold(out)
         takes = any(isinstance(arg, torch.Tensor) and arg.device.type == "cuda" for arg in _flat(args))
         if not isinstance(func, torch._ops.OpOverload):  # FlexAttention, which inductor makes kernels of
-            watch.calls[watch.phase] += 1
+            watch.calls[watch.part, str(func)] += 1
         elif (on_device or takes) and not func.is_view and func.namespace != "prim":
             watch.operators.add(func)
-            if func._schema.name not in ("aten::empty_strided", "aten::empty", "aten::detach", "aten::empty_like"):
-                watch.calls[watch.phase] += 1
+            if func._schema.name not in ALLOCATIONS:
+                watch.calls[watch.part, func._schema.name.removeprefix("aten::")] += 1
         if takes and any(isinstance(out, torch.Tensor) and out.device.type == "cpu" for out in outputs):
             watch.syncs[watch.phase, str(func)] += 1
         return found
+
+    def _rule(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a call gives: FakeTensors.  NotImplementedError: torch has no rule for that operator."""
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        except NotImplementedError as error:
+            if getattr(func, "_overloadname", "") != "out":
+                raise NotImplementedError(f"{func} in {self._watch.phase}: {str(error)[:200]}") from None
+        into = kwargs.pop("out")  # an out variant without a rule of its own (_scaled_mm) has that of the plain one
+        super().dispatch(func.overloadpacket.default, types, args, kwargs)
+        return into
 
 
 def _hides_nothing(module: Any, mask_mod: Any) -> bool:
