@@ -80,7 +80,7 @@ def build(config: Any, watch: Any) -> Any:
     ):
         trainer = training.Trainer(config, ranks, [], [])
     everyone: Any = distributed
-    everyone.from_first = lambda numbers: _first_order(trainer.reducer)
+    everyone.from_first = lambda numbers: _first_order(trainer.reducer, watch)
     observer: Any = _Observer(watch)
     trainer.attach(observer, observer)
     return trainer
@@ -103,9 +103,11 @@ def _join(rank: int) -> Any:
     return distributed.Ranks(rank, NUM_GPUS, torch.device("cuda", 0))
 
 
-def _first_order(shard: Any) -> Any:
+def _first_order(shard: Any, watch: Any) -> Any:
     """What rank 0 broadcasts in the first step of hardware.reducer=shard: a FakeTensor would have lost the numbers."""
-    return SimpleNamespace(tolist=lambda: [shard._order.index(bucket) for bucket in shard._filled])
+    if watch.rank == 0:
+        watch.first_order = [shard._order.index(bucket) for bucket in shard._filled]
+    return SimpleNamespace(tolist=lambda: watch.first_order)
 
 
 def _ddp() -> Any:

@@ -45,6 +45,7 @@ class Watch:
             Counter()
         )  # of what a library or torch computes: (part of a step, operator)
         self.operators: set[Any] = set()
+        self.first_order: list[int] = []  # of the buckets of hardware.reducer=shard, on rank 0
         self.collectives: dict[int, list[str]] = {}  # in order, of each rank that was played
         self.kernels: dict[str, list[dict[str, Any]]] = {}  # {source's hash: of each configuration}
         self.num_flex = self.num_maskless = 0  # FlexAttention in graphs, and those whose mask hides nothing
