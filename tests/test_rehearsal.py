@@ -18,6 +18,7 @@ import models
 from bench.cli import doctor
 from bench.config import groups
 from bench.launch import rehearse
+from bench.training.rehearsal import device
 
 REPO = Path(__file__).resolve().parent.parent
 VERSION = importlib.metadata.version("torch")
@@ -206,9 +207,9 @@ def kinds_of_layers(arch, num_layers):
     return properties
 
 
-@pytest.mark.parametrize("arch", [name for name in groups.choices("model") if name.startswith("r")])
-def test_the_layers_rehearsed_are_of_every_kind(arch):
-    assert kinds_of_layers(arch, rehearse.NUM_LAYERS) == kinds_of_layers(arch, 12)
+def test_the_layers_rehearsed_are_of_every_kind():
+    for arch in (name for name in groups.choices("model") if name.startswith("r")):
+        assert kinds_of_layers(arch, rehearse.NUM_LAYERS) == kinds_of_layers(arch, 12), arch
 
 
 def test_what_a_kernel_takes_too_much_of_is_a_finding():
@@ -228,6 +229,19 @@ def test_what_a_kernel_takes_too_much_of_is_a_finding():
     assert row.status == "fail" and "256 KiB of shared memory, of 227" in row.found
     (row,) = rehearse.judge("gpt2", fine | {"peak_gib": {"step": 90.0}})
     assert row.status == "fail" and "90.0 GiB live in the step" in row.found
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "message"),
+    [
+        ("2.13.0+cu130", "'13.0'", "torch 2.13.0\\+cu130 is a build for GPUs"),
+        ("2.12.1+cpu", "None", "torch 2.12.1\\+cpu is untried, the rehearsal is made for torch 2.13"),
+    ],
+)
+def test_other_builds_of_torch_are_refused_in_a_sentence(version, cuda, message):
+    with pytest.raises(device.Unavailable, match=message):
+        device.refuse_unknown(f"__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n")
+    device.refuse_unknown("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
 
 
 def test_names_are_experiments_and_models_and_others_are_refused():

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+TORCH = "2.13"
 SOURCE = Path(__file__).parent / "no_cuda.cpp"
 
 
@@ -66,9 +67,17 @@ def load() -> None:
     if spec is None or spec.origin is None:
         raise Unavailable("there is no torch: ./run.sh makes an environment that has it")
     torch = Path(spec.origin).parent
-    if "cuda: Optional[str] = None" not in (torch / "version.py").read_text():
-        raise Unavailable("this torch is a build for GPUs: rehearse with a build for CPUs (SPEEDRUN_TORCH=cpu)")
+    refuse_unknown((torch / "version.py").read_text())
     ctypes.CDLL(str(_library(torch)))
+
+
+def refuse_unknown(version_py: str) -> None:
+    """Unavailable: torch's version.py says that it is a build for GPUs, or not of the version that this is made for."""
+    version = version_py.partition("__version__ = ")[2].partition("\n")[0].strip("'\"")
+    if "cuda: Optional[str] = None" not in version_py:
+        raise Unavailable(f"torch {version} is a build for GPUs: rehearse with a build for CPUs (SPEEDRUN_TORCH=cpu)")
+    if not version.startswith(f"{TORCH}."):
+        raise Unavailable(f"torch {version} is untried, the rehearsal is made for torch {TORCH}: install {TORCH}")
 
 
 def _library(torch: Path) -> Path:
