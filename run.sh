@@ -152,31 +152,40 @@ install_pins() { # sets BUILD, the build of torch that was installed
     local version index=${SPEEDRUN_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
     version=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.lock)
     BUILD=$1
-    sed '/^# CUDA build/,$d' requirements.lock >.venv/pins.txt
     if [ "$BUILD" = cuda ]; then
         say "installing torch $version (CUDA build) and the other pins: some minutes and 5 GiB, once"
-        pip_install requirements.lock "torch==$version,!=$version+cpu" && return
+        pip_install && return
         return 1
     fi
     say "installing torch $version (CPU build) and the other pins: about a minute, once"
-    [ "$(uname -s)" = Linux ] || { pip_install .venv/pins.txt && return || return 1; } # elsewhere it bears no +cpu
-    pip_install .venv/pins.txt "torch==$version+cpu" && return
+    pip_install && return
     index_lacks_cpu_build || return 1
     say "pip's index has no CPU build of torch; asking $index"
-    PIP_RETRIES=1 pip_install .venv/pins.txt "torch==$version+cpu" --extra-index-url "$index" && return
+    PIP_RETRIES=1 pip_install --extra-index-url "$index" && return
     index_lacks_cpu_build && [ -z "${SPEEDRUN_TORCH:-}" ] || return 1
     say "no CPU build of torch for this Python can be reached; taking the CUDA build, which runs here too: 5 GiB"
     need_gib $CUDA_GIB
     BUILD=cuda
-    pip_install requirements.lock
+    pip_install
 }
 
-pip_install() { # pins file, then more of pip's arguments
-    local pins=$1 build_pins=.venv/build-pins.txt # a relative path: pip splits these two variables at spaces
+pip_install() { # the pins for BUILD, by their hashes, with more of pip's arguments
+    local pins=.venv/pins.txt
+    if [ "$BUILD" = cuda ]; then # === does not take 2.13.0+cpu for 2.13.0
+        sed 's/^torch==/torch===/' requirements.lock
+    else # the CPU build bears a +cpu on Linux alone
+        sed -e '/^# CUDA build/,$d' -e "$([ "$(uname -s)" != Linux ] || echo 's/^torch==[0-9.]*/&+cpu/')" requirements.lock
+    fi >$pins
+    # two of the packages have no wheel: the pinned setuptools builds them, which is there first
+    sed -n '/^setuptools==/,/[^\\]$/p' $pins >.venv/build-pins.txt
+    pip_install_file .venv/build-pins.txt && pip_install_file $pins "$@"
+}
+
+pip_install_file() {
+    local file=$1
     shift
-    grep '^setuptools==' requirements.lock >$build_pins # two of the packages have no wheel: build them with the pin too
-    PIP_USER=0 PIP_CONSTRAINT=$build_pins PIP_BUILD_CONSTRAINT=$build_pins .venv/bin/python -m pip install "$@" \
-        -r "$pins" --no-input --progress-bar off --disable-pip-version-check </dev/null >.venv/log 2>&1
+    PIP_USER=0 PIP_CONSTRAINT='' .venv/bin/python -m pip install "$@" --require-hashes --no-deps --no-build-isolation \
+        -r "$file" --no-input --progress-bar off --disable-pip-version-check </dev/null >.venv/log 2>&1
 }
 
 index_lacks_cpu_build() { # the index answered: it has versions of torch, but not this one

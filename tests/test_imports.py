@@ -29,12 +29,13 @@ TABLE = {
     "launch": "analysis base config data machine record training",
     "report": "analysis base compare machine record web",
     "plans": "base compare config data launch machine record report training web",
-    "claims": "base compare config machine plans record report training",
+    "claims": "base compare config machine plans record report training web",
     "cli": "analysis base claims compare config data launch machine plans record report",
     "__main__": "cli",
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",
+    "cli/starter/my_optim.py",
     "data/loader.py",
     "plans/overhead.py",
     "plans/passport/rank.py",

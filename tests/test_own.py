@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import real_runs
 
+import models
 from bench.analysis.diagnosis import code_diff
 from bench.base import paths
 from bench.base.paths import REPO
@@ -88,7 +90,9 @@ def test_a_conf_folder_of_some_other_program_is_left_alone(project, monkeypatch)
 def test_a_command_says_first_which_folders_it_uses(project, capsys):
     assert main(["run", "--cfg", "job", "track=free"]) == 0
     out, err = capsys.readouterr()
-    assert err == "    conf  conf/ adds model=mine, track=mine, experiment=mine\n" and "\nname: null\n" in out
+    assert (
+        err == "    conf  conf/ adds model=mine, optim=mine, track=mine, experiment=mine\n" and "\nname: null\n" in out
+    )
 
 
 def test_config_dir_adds_a_folder_for_this_process_and_those_it_starts(project, monkeypatch, capsys):
@@ -329,6 +333,54 @@ def test_a_fault_is_one_sentence(project, name, text, fault):
     write(project / "net.py", text)
     (found,) = faults(name)
     assert fault in found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("def build(self, model, rank, world_size, device_type)", "def build(self, model)",
+         "its build(self, model) does not take what a run gives it: make it build(self, model, rank, world_size, "),
+        ("def build(", "def built(", "Config lacks build(self, model, rank, world_size, device_type)"),
+        ("add_(direction, alpha=-lr)", "add_(directions)", "NameError: name 'directions' is not defined"),
+        ("alpha=-lr", "alpha=float('nan')", "not finite in "),
+        ('lr = group["lr"]', "lr = 0.0", "do not change token_embedding.weight, "),
+        ("p.ndim >= 2]", "p.ndim > 2]", "it does not train token_embedding.weight, "),
+        ("state = self.state[weight]", "state = self.__dict__.setdefault(f'of{id(weight)}', {})", "is not restored by"),
+        ("return SignMomentum(", "return (SignMomentum)(", None),
+        ("import torch\n", "import torch\nimport nowhere\n", "No module named 'nowhere'"),
+        ("@dataclass(kw_only=True)\n", "", r"Config needs @dataclass(kw_only=True) above it"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_of_ones_own_is_tried_before_any_run(project, old, new, fault):
+    text = (project / "my_optim.py").read_text()
+    assert text.count(old) == 1
+    write(project / "my_optim.py", text.replace(old, new))
+    words = ["optim=mine", "track=free", "goal.num_steps=2", "model.num_layers=1"]
+    if fault is None:
+        assert own_model.refusals([compose.compose(words)]) == [""]
+        return
+    with pytest.raises(ValueError, match=re.escape(fault)) as refused:
+        own_model.check(compose.compose(words))
+    assert str(refused.value).startswith("optim.name=my_optim.py:Config: ") and "\n" not in str(refused.value)
+
+
+def test_an_optimizers_yaml_without_a_schedule_is_told_the_line_to_add(project):
+    yaml = (project / "conf/optim/mine.yaml").read_text()
+    write(project / "conf/optim/bare.yaml", yaml[yaml.index("name:") : yaml.index("schedule:\n")])
+    groups._by_group.cache_clear()
+    for words in (["optim=bare"], ["optim=bare", "optim/schedule=trapezoid"]):
+        with pytest.raises(ValueError, match=r"begin it with `defaults: \[schedule: trapezoid, _self_\]`$"):
+            compose.compose(words)
+
+
+def test_an_own_optimizer_needs_no_peak_lr_and_its_runs_bear_its_files_name(project):
+    config = resolve.resolve(compose.compose(["optim=mine", "track=free"]), schema.Machine(0, 2), 257)
+    assert config.name == "gpt2-my_optim"
+    model = models.load("gpt2")(vocab_size=64, seq_len=8, num_layers=1, num_heads=2, width=16)
+    optimizer = config.optim.optimizer(model, 0, 1, "cpu")
+    config.optim.set_step(optimizer, 99, 100)
+    lrs = {(group["peak_lr"], round(group["lr"], 9)) for group in optimizer.param_groups}
+    assert lrs == {(0.0003, 0.000005)}  # the last of 60 steps of the cooldown
 
 
 def test_a_model_that_the_meta_device_cannot_make_is_tried_by_the_run(project):

@@ -2,6 +2,8 @@
 
 import ast
 import importlib.metadata
+import re
+import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -15,19 +17,15 @@ REPO = Path(__file__).resolve().parent.parent
 SITE = sysconfig.get_path("purelib")  # not what some package puts on the path at run time
 UNLOCKED = ("tensorboard", "wandb", "mlflow", "search", "submitit", "joblib")  # extras that ./run.sh does not install
 MODULES = {"hydra-core": "hydra", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}  # where the module has another name
+PIN = re.compile(r"^(\S+==.*\S) \\\n(?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+    # (.*)$", re.MULTILINE)
 inside_venv = pytest.mark.skipif(Path(sys.prefix) != REPO / ".venv", reason="not run by the Python of .venv")
 
 
 def sections():
-    """The lock's lines in its three parts: direct, needed by those, CUDA build."""
-    parts, part = [], None
-    for line in (REPO / "requirements.lock").read_text().splitlines():
-        if line.startswith(("# direct", "# needed by those", "# CUDA build")):
-            parts.append(part := [])
-        elif line.strip() and part is not None:
-            part.append(line)
-    direct, needed, cuda = parts
-    return direct, needed, cuda
+    """The lock's pins in its three parts: direct, needed by those, CUDA build; each "PIN  # why"."""
+    text = (REPO / "requirements.lock").read_text()
+    _, direct, needed, cuda = re.split("\n# (?:direct|needed by those|CUDA build).*\n", text)
+    return [[f"{pin}  # {why}" for pin, why in re.findall(PIN, part)] for part in (direct, needed, cuda)]
 
 
 def pins(lines):
@@ -60,9 +58,17 @@ def test_the_direct_pins_are_the_declared_dependencies_and_inside_their_ranges()
         assert ranges[name].contains(version), f"{name} {version} is outside {ranges[name]}"
 
 
-def test_every_line_of_the_lock_is_an_exact_pin():
+def test_every_line_of_the_lock_is_of_an_exact_pin_with_its_hashes():
     direct, needed, cuda = sections()
     assert len(pins([*direct, *needed, *cuda])) == len(direct) + len(needed) + len(cuda)
+    rest = PIN.sub("", (REPO / "requirements.lock").read_text()).splitlines()
+    assert [line for line in rest if line and not line.startswith("# ")] == []
+
+
+@inside_venv
+def test_nothing_that_is_installed_lacks_what_it_needs():
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout  # ./run.sh installs with --no-deps
 
 
 @inside_venv

@@ -96,7 +96,11 @@ class Checkout:
         return process
 
     def installs(self):
-        return [line for line in self.calls.read_text().splitlines() if "-m pip install" in line]
+        """Of all pins; what builds two of them is installed before, by a call of its own."""
+        return [line for line in self.calls.read_text().splitlines() if "-r .venv/pins.txt" in line]
+
+    def pins(self):
+        return (self.repo / ".venv/pins.txt").read_text()
 
 
 @pytest.fixture
@@ -119,8 +123,13 @@ def test_the_first_run_installs_the_second_does_not(checkout):
     assert "words=table --json" in first.out
     assert "about a minute" in first.err
     (install,) = checkout.installs()
-    assert "torch==2.13.0+cpu -r .venv/pins.txt" in install
-    assert "nvidia-cublas" not in (checkout.repo / ".venv/pins.txt").read_text()
+    assert "--require-hashes --no-deps --no-build-isolation -r .venv/pins.txt" in install
+    assert checkout.calls.read_text().index("-r .venv/build-pins.txt") < checkout.calls.read_text().index(install)
+    assert re.fullmatch(
+        r"setuptools==\S+ \\\n +--hash=sha256:\w+\n", (checkout.repo / ".venv/build-pins.txt").read_text()
+    )
+    assert checkout.pins().startswith("#") and "\ntorch==2.13.0+cpu \\\n    --hash=sha256:" in checkout.pins()
+    assert "nvidia-cublas" not in checkout.pins()
 
     calls = checkout.calls.read_text()
     second = checkout.run("table", "--json")
@@ -145,9 +154,9 @@ def test_a_cuda_machine_gets_the_cuda_build_with_its_pins(checkout):
     shutil.rmtree(checkout.repo / ".venv")
     assert "CUDA build" in checkout.run().err
     assert checkout.run().err == ""
-    cpu, cuda = checkout.installs()
+    assert len(checkout.installs()) == 2
     # not the CPU build that may be there already, whose version 2.13.0+cpu also answers to ==2.13.0
-    assert "torch==2.13.0,!=2.13.0+cpu -r requirements.lock" in cuda
+    assert "\ntorch===2.13.0 \\\n" in checkout.pins() and "\nnvidia-cublas==" in checkout.pins()
 
 
 def test_another_build_of_torch_is_asked_for_by_name(checkout):
@@ -159,13 +168,13 @@ def test_another_build_of_torch_is_asked_for_by_name(checkout):
 
 def test_looks_for_the_cpu_build_elsewhere_and_then_takes_the_other(checkout):
     lacks = 'echo "ERROR: ... requirement torch==2.13.0+cpu (from versions: 2.12.0, 2.13.0)"; exit 1'
-    checkout.env["FAKE_PIP"] = f'case "$*" in *extra-index-url*) exit 0 ;; esac; {lacks}'
+    checkout.env["FAKE_PIP"] = f'case "$*" in *extra-index-url* | *build-pins*) exit 0 ;; esac; {lacks}'
     assert checkout.run(SPEEDRUN_TORCH_INDEX="https://example.org/whl").returncode == 0
     assert checkout.installs()[1].count("--extra-index-url https://example.org/whl") == 1
 
     shutil.rmtree(checkout.repo / ".venv")
     del checkout.env["SPEEDRUN_TORCH"]
-    checkout.env["FAKE_PIP"] = f'case "$*" in *"-r requirements.lock"*) exit 0 ;; esac; {lacks}'
+    checkout.env["FAKE_PIP"] = f"grep -q '^torch===' .venv/pins.txt && exit 0; {lacks}"
     assert "taking the CUDA build" in checkout.run().err
     assert checkout.run().err == ""
 
@@ -185,7 +194,7 @@ def test_a_failing_pip_ends_in_one_sentence_and_is_asked_again(checkout, pip_say
     assert pip_says.splitlines()[-1] in failed.err
     assert not (checkout.repo / ".venv/stamp").exists()
     assert "completing .venv" in checkout.run().err
-    assert len(checkout.installs()) == 2
+    assert len(checkout.installs()) == 1  # the first try ended before
 
 
 def test_a_killed_set_up_is_made_anew(checkout):
@@ -290,7 +299,7 @@ def test_somebody_elses_environment_that_lacks_something_gets_one_sentence(check
     assert refused.returncode == 2
     assert refused.err == (
         "set-up: SPEEDRUN_PYTHON=python3 has torch 2.10.0+cu130, hydra-core 1.4.0, no psutil; try: "
-        "python3 -m pip install 'torch>=2.11,<2.14' 'hydra-core>=1.3.2,<1.4' 'psutil>=5.9'\n"
+        "python3 -m pip install 'torch>=2.11,<2.16' 'hydra-core>=1.3.2,<1.4' 'psutil>=5.9'\n"
     )
     assert "no pytest" in checkout.run("test").err
 

@@ -238,8 +238,8 @@ def _script_sources(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
         if (folder / "code" / name).is_file()
     }
     programs = {name: "a program beside it" for name in kept if name.endswith(user_code.PROGRAMS)}
-    main = kept.get(f"script/{script.get('file')}")
-    return programs | (user_code.used_by_script(main, kept) if main else {})
+    main = f"script/{script.get('file')}"
+    return programs | (user_code.used_by_script([main], kept) if main in kept else {})
 
 
 def listing(leaving: Iterable[Leaving]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Make this folder a project.  ./run.sh init      writes a model, an experiment and a track to start from
+"""Make this folder a project.  ./run.sh init      writes a model, an optimizer, an experiment and a track to start from
 
-Writes conf/ and my_model.py into the current folder; existing files are not changed.
+Writes conf/, my_model.py and my_optim.py into the current folder; existing files are not changed.
 """
 
 import shutil
@@ -13,6 +13,8 @@ STARTER = Path(__file__).with_name("starter")
 NEXT = """
 next:  ./run.sh run model=mine track=free goal.num_steps=20      a short run of it
        ./run.sh race A= B=model=mine track=free goal.num_steps=40 n=2      is it faster than the default?
+       ./run.sh race A= B=optim=mine track=free n=3      is its loss lower?
+       ./run.sh study optim=adamw,mine tune=optim.lr track=free budget=20m      and with both tuned as well?
        ./run.sh table      what was run here; records are in results/, data in .data/
 the guide:  {guide}"""
 

@@ -15,6 +15,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "run": ("run", "run once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
     "race": ("race", "which of several is faster? planned, interleaved, judged"),
+    "study": ("study", "which optimizer or model is better, tuned with equal budgets?"),
     "ladder": ("ladder", "what did each record gain? the speedrun's records raced as a staircase"),
     "compare": ("compare", "is B faster than A? runs, races or logs"),
     "calibrate": ("calibrate", "the smallest difference this machine can measure"),
@@ -25,6 +26,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "memory": ("memory", "what used the memory: a page for each memory snapshot"),
     "dashboard": ("export", "send finished runs to TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
+    "pr": ("pr", "judge a record's pull request: Markdown for its thread"),
     "audit": ("audit", "check a run for leaks and false losses by rerunning it on random and held-out tokens"),
     "replay": ("replay", "rerun a record from its own folder, and certify whether it was reproduced"),
     "bisect": ("bisect", "which commit made it slower, or worse?"),
@@ -34,7 +36,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data", "fetch, make or show data"),
     "doctor": ("doctor", "is this machine ready to benchmark?"),
-    "init": ("init", "make this folder a project, with a model, experiment and track to start from"),
+    "init": ("init", "make this folder a project, with a model, optimizer, experiment and track to start from"),
     "bench-self": ("bench_self", "measure the overhead of this harness"),
     "completion": ("completion", "shell completion: source <(./run.sh completion bash)"),
 }
@@ -44,8 +46,9 @@ CHECKOUT_VERBS = {  # run.sh's own
 }
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG)
-INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
-SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
+INTRODUCED = ("run", "speedrun", "race", "study", "ladder", "calibrate")  # say which folders of the user's they use
+# nothing that ranks can do together
+SEVERAL_RUNS = ("speedrun", "race", "study", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh [verb] [...]

@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
         losses_ids = [step_files.losses_id_of(run["folder"]) for run in runs]
         num_ever_started, judged = _judged(runs)
-        curves = lambda: [step_files.val_losses(run["folder"]) for run in runs]  # noqa: E731
+        name = job.config.goal.of.name
+        curves = lambda: [step_files.validations(run["folder"], name) for run in runs]  # noqa: E731
         decision = target.decide_by(job.config.track, rows, curves, losses_ids)
         answer = {**decision, "num_ever_started": num_ever_started}
     if args.json:

@@ -9,6 +9,7 @@ mistake in an override becomes a ValueError that says what, the value, and what 
 import contextlib
 import copy
 import functools
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,8 +31,8 @@ from bench.config.groups import (
     own_folders,
     path_of,
 )
-from bench.config.overrides import one_line, parsed, with_schedule
-from bench.config.typed import fill_like, filled, leaves
+from bench.config.overrides import WORDS_KEYS, one_line, parsed, with_schedule
+from bench.config.typed import MISSING, fill_like, filled, leaves
 
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
@@ -48,6 +49,9 @@ OURS = str(CODE / "bench" / "plans" / "plugins")  # holds the package hydra_plug
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 Values = dict[str, Any]  # nested settings, as Hydra composed them
+NO_SCHEDULE = (
+    "the optimizer's yaml chooses no learning rate schedule: begin it with `defaults: [schedule: trapezoid, _self_]`"
+)
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
@@ -68,6 +72,8 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
         _check_settings(group, composed[group])
     _check_track(composed["track"])
     _check_script(composed, overrides)
+    if composed["optim"] and composed["optim"]["schedule"].get("name", MISSING) == MISSING:
+        raise ValueError(f"optim.schedule.name is not set: {NO_SCHEDULE}")
     config = schema.build(schema.Config, composed)
     ours = [name for name in choices("model") if models.find(name)]
     if config.model is not None and config.model.arch not in ours and not user_code.is_import_path(config.model.arch):
@@ -126,6 +132,8 @@ def refusals(arguments: list[str]) -> Iterator[None]:
             if f"'{choice}'" in text:
                 remedy = f"pip install {package} (docs/SWEEPS.md)"
                 raise ValueError(f"{'='.join(choice.rsplit('/', 1))}: it is not installed here: {remedy}") from None
+        if "Could not override 'optim/schedule'" in text:
+            raise ValueError(f"optim/schedule: {NO_SCHEDULE}") from None
         if "Could not override 'model/size'" in text:
             text += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
         raise ValueError(f"{' '.join(arguments)}: {text}" if arguments else text) from None
@@ -209,6 +217,11 @@ def _set(values: Values, override: Any) -> None:
     """Put the value of one setting into the composed values, in place; a dict only over what it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
     key = "script.path" if key == "script" and not isinstance(value, dict) else key
+    if key in WORDS_KEYS and isinstance(value, str):
+        try:
+            value = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"{word}: {error}") from None
     for free in FREE:
         if key.startswith(f"{free}."):
             for part in reversed(key.removeprefix(f"{free}.").split(".")):
@@ -281,19 +294,22 @@ def _check_track(track: Values) -> None:
 
 def _check_script(composed: Values, overrides: list[str]) -> None:
     """Without a script there are no settings of one; with one no model and optimizer of ours."""
-    if composed["script"]["path"] is None:
+    started = [key for key in schema.SCRIPT_STARTS if composed["script"][key] is not None]
+    if not started:
         given = next((word for word in overrides if word.startswith("script.")), None)
         if given:
-            raise ValueError(f"{given}: there is no script: give script=PATH/train_gpt.py too")
+            others = "or script.root=DIR with script.module=NAME or script.command='WORDS'"
+            raise ValueError(f"{given}: there is no script: give script=PATH/train_gpt.py, {others}")
         composed["script"] = None
         return
+    if started[1:]:
+        raise ValueError(f"script.{' and script.'.join(started)} each say what to start: keep one of them")
+    what = f"script{'' if started[0] == 'path' else '.' + started[0]}={composed['script'][started[0]]}"
     for word in overrides:
         if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
-            raise ValueError(f"{word}: script={composed['script']['path']} has its own model and optimizer: remove it")
+            raise ValueError(f"{word}: {what} has its own model and optimizer: remove it")
     if (composed["checkpoint"] or {}).get("save"):
-        raise ValueError(
-            f"checkpoint.save=true with script={composed['script']['path']}: a script saves its own: remove it"
-        )
+        raise ValueError(f"checkpoint.save=true with {what}: a script saves its own: remove it")
     composed["model"] = composed["optim"] = None
 
 

@@ -16,7 +16,9 @@ from typing import Any
 from bench.config import groups, typed, windows
 from models.settings import PositiveInt
 
-PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
+PATH_KEYS = ("data.train_glob", "data.val_glob", "script", *(f"script.{key}" for key in ("path", "root", "python")))
+PATH_KEYS += ("script.dialect",)
+WORDS_KEYS = ("script.args", "script.command")  # lists, or one text that is split as a shell does
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
 WORDS = {"null": None, "true": True, "false": False}
@@ -160,8 +162,9 @@ def _parsed(word: str) -> Any:
 def _quoted(override: str) -> str:
     """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
     key, _, value = override.partition("=")
-    is_plain = key.startswith("script") and PLAIN_PATHS.fullmatch(value)
-    if key not in PATH_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
+    plain_values = PLAIN_PATHS if key in PATH_KEYS else re.compile(r"(\w+\(|\[).*")  # a list, choice(...)
+    is_plain = key.startswith("script") and plain_values.fullmatch(value)
+    if key not in PATH_KEYS + WORDS_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
         return override
     return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

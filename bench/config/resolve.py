@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bench.base.metric import COMPUTED, METRICS, VAL_LOSS
 from bench.config import schema, typed, user_code
 from bench.config import stages as resolved_stages
 from bench.config.compose import track_values
@@ -31,6 +32,11 @@ WITHOUT_REDUCER = {
     "frozen_steps": "frozen_steps leaves gradients out",
     "untied": "before it the embedding has no gradient",
 }
+# what a track fixes with its target: which metric it is of, and when a run must have reached it
+FINISH_LINE = (
+    *("goal.metric", "goal.metric_unit", "goal.metric_direction", "goal.metric_pattern", "goal.target"),
+    *("goal.time_budget_s", "goal.token_budget", "goal.flop_budget"),
+)
 UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
 BLOCKS_GIB = 0.4  # a sequence of 1,024 tokens through 12 layers of width 768
 LOGITS_GIB = 0.2  # a sequence of 1,024 tokens, with 50,304 logits each
@@ -70,9 +76,11 @@ def _resolve_script(config: schema.Config, vocab_size: int) -> None:
     config.hardware.dtype = config.hardware.compile = config.hardware.micro_batch_seqs = None
     config.hardware.reducer = None
     if config.name is None:
-        assert config.script is not None and config.script.path is not None
-        path = Path(config.script.path)
-        config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{path.parent.name}-{path.stem}").strip("-.") or "script"
+        assert config.script is not None
+        its = config.script
+        path = Path(its.path or (its.module or "").replace(".", "/") or (its.command or [""])[0])
+        folder = path.parent if its.root is None else Path(its.root)
+        config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{path.stem}").strip("-.") or "script"
 
 
 def _refuse(what: str, value: Any, remedy: str) -> NoReturn:
@@ -261,6 +269,7 @@ def _refusals(config: schema.Config) -> Iterator[Refusal]:
     """What a config in which everything is filled in cannot be."""
     yield from refusals_of_ranks(config.instruments, config.hardware.num_processes or 1)
     yield from _refusals_of_clocks(config)
+    yield from _refusals_of_metric(config.goal, config.script is not None)
     if config.script is None:
         yield from _refusals_of_goal(config.goal, config.data.source)
         yield from _refusals_of_stages(config, config.stages or [])
@@ -290,14 +299,36 @@ def _refusals_of_clocks(config: schema.Config) -> Iterator[Refusal]:
             yield f"instruments.{name}.first_s", listed[0]["first_s"], remedy
 
 
+def _refusals_of_metric(goal: schema.GoalConfig, is_script: bool) -> Iterator[Refusal]:
+    metric = goal.of
+    if metric.name == VAL_LOSS.name and goal.target is not None:
+        yield "goal.target", goal.target, "of val_loss it is goal.target_val_loss: give that, or name a goal.metric"
+    if metric.name != VAL_LOSS.name:
+        for name in ("target_val_loss", "target_gap_nats"):
+            if (target := getattr(goal, name)) is not None:
+                remedy = f"the goal is {metric.name}: give goal.target=NUMBER and goal.{name}=null"
+                yield f"goal.{name}", target, remedy
+        if not is_script and metric.name not in COMPUTED:
+            known = f"our own models are measured in {' and '.join(COMPUTED)}"
+            yield "goal.metric", metric.name, f"{known}: choose one of them; others are what a script prints"
+    for name in ("metric_unit", "metric_direction", "metric_pattern"):
+        value = getattr(goal, name)
+        if value is not None and metric in METRICS.values():
+            yield f"goal.{name}", value, f"{metric.name} has its own: remove it, or name a metric of your own"
+    if metric not in METRICS.values() and goal.metric_pattern is None and is_script:
+        remedy = "nothing is known of it: give goal.metric_pattern='WORDS (?P<value>\\S+)', or one of"
+        yield "goal.metric", metric.name, f"{remedy} {', '.join(METRICS)}"
+
+
 def _refusals_of_goal(goal: schema.GoalConfig, source: str) -> Iterator[Refusal]:
     gap_nats = goal.target_gap_nats
     if goal.target_val_loss is not None and gap_nats is not None:
         yield "goal.target_gap_nats", gap_nats, f"target_val_loss={goal.target_val_loss} is set too: keep one of them"
     if gap_nats is not None and source != "markov":
         yield "goal.target_gap_nats", gap_nats, f"only data=markov has a known floor, this is data={source}"
-    if goal.stop_at_target and goal.target_val_loss is None and gap_nats is None:
-        yield "goal.stop_at_target", True, "there is no target: set goal.target_val_loss or goal.target_gap_nats"
+    if goal.stop_at_target and goal.target_value is None and gap_nats is None:
+        target = "target_val_loss or goal.target_gap_nats" if goal.of.name == VAL_LOSS.name else "target"
+        yield "goal.stop_at_target", True, f"there is no target: set goal.{target}"
 
 
 def _refusals_of_stages(config: schema.Config, stages: list[Stage]) -> Iterator[Refusal]:
@@ -352,8 +383,10 @@ def deviations_of(config: schema.Config) -> list[str]:
     if not track.fixed:
         return []
     rules, deviations = dict(leaves(track_values(track.name))), []
+    has_finish_line = any(_is_in("goal.target_val_loss", fixed) for fixed in track.fixed)
+    fixed_keys = [*track.fixed, "track", *(FINISH_LINE if has_finish_line else ())]
     for key, value in leaves(schema.to_dict(config)):
-        is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
+        is_fixed = any(_is_in(key, fixed) for fixed in fixed_keys)
         if is_fixed and rules.get(key) != value and key not in UNFIXED:
             deviations.append(f"{key}: {value} instead of {rules.get(key)}")
     for key, change in resolved_stages.changed(config).items():

@@ -71,9 +71,9 @@ def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
         raise ValueError(f"{path}{error}") from None
 
 
-def filled(cls: typing.Any, values: dict[str, typing.Any]) -> dict[str, typing.Any]:
+def filled(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> dict[str, typing.Any]:
     """A copy of values (nested, of a yaml) with all settings of cls: the default, or MISSING, of those it lacks."""
-    cls, whole = _variant(cls, values), dict(values)
+    cls, whole = _variant(cls, values, path), dict(values)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         plain, _, _ = parts_of(hints[field.name])
@@ -81,7 +81,7 @@ def filled(cls: typing.Any, values: dict[str, typing.Any]) -> dict[str, typing.A
             group = values.get(field.name) or {}
             if not isinstance(group, dict):
                 raise ValueError(f"{field.name}={group}: use {GROUP}")
-            whole[field.name] = filled(plain, group)
+            whole[field.name] = filled(plain, group, f"{path}{field.name}.")
         elif (row := row_class(hints[field.name])) and isinstance(values.get(field.name), dict):
             rows = values[field.name].items()
             whole[field.name] = {key: filled(row, group) if isinstance(group, dict) else group for key, group in rows}
@@ -148,6 +148,8 @@ def _variant(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> 
         own = user_code.load(f"{path}name", name)
         if not issubclass(own, cls):
             raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {cls.PACKAGE}")
+        if vars(own).get("__annotations__") and "__dataclass_fields__" not in vars(own):
+            raise ValueError(f"{path}name={name}: {own.__name__} needs @dataclass(kw_only=True) above it")
         return own
     if name not in names:
         folder = cls.PACKAGE.replace(".", "/")

@@ -25,20 +25,22 @@ OURS = ("bench", "models", "speedrun_bench")  # names of this program's processe
 CLASS = "class"  # the setting of an instrument of the user's own
 KERNELS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")  # sources that a Python file may build and load
 SCRIPT_MAIN = ":__main__"  # PATH:__main__ names a script where a class is PATH:NAME
+WITHIN = "/./"  # ROOT/./FILE:__main__ names one with all the code below ROOT (script.root)
 SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", ".sh")
 PROGRAMS = tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # a shell's file may hold anything: export KEY=...
 TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: what it may read as settings
 # Folders that hold what programs wrote, and environments: neither part of the identity nor linked.
 OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")
 APART = ("data", "records")  # linked, and no part of the identity: data, and other people's runs
-MAX_FILES = 400
+MAX_FILES, MAX_DEPTH = 400, 4  # beside a script that has no root
+MAX_ROOT_FILES = 4000  # below a root: more are refused
 MAX_BYTES = 2**20  # of a file
-MAX_DEPTH = 4
+_FOLDERS = f"hidden folders, environments, and those folders {', '.join((*APART, *OUTPUTS))} that are no package"
 EXCLUDED = (
     f"files but {', '.join(SUFFIXES)} (and {', '.join(TEXTS)} beside the script), of more than {MAX_BYTES} bytes, "
-    f"the {MAX_FILES + 1}th and later ones, hidden folders, environments, folders deeper than {MAX_DEPTH}, "
-    f"and the folders {', '.join((*APART, *OUTPUTS))}"
+    f"the {MAX_FILES + 1}th and later ones, folders deeper than {MAX_DEPTH}, {_FOLDERS}"
 )
+EXCLUDED_BELOW_ROOT = f"files but {', '.join(SUFFIXES + TEXTS)}, of more than {MAX_BYTES} bytes, {_FOLDERS}"
 
 
 def is_import_path(name: Any) -> bool:
@@ -47,8 +49,9 @@ def is_import_path(name: Any) -> bool:
 
 
 def short(name: str) -> str:
-    """my_model.py:Net -> Net; another name stays as it is."""
-    return name.rpartition(":")[2]
+    """my_model.py:Net -> Net, my_optim.py:Config -> my_optim; another name stays as it is."""
+    module, _, last = name.rpartition(":")
+    return re.split(r"[./]", module.removesuffix(".py"))[-1] if module and last == "Config" else last
 
 
 def import_paths(config: dict[str, Any]) -> list[str]:
@@ -185,8 +188,7 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
-            script = user_path(import_path.removesuffix(SCRIPT_MAIN)).absolute()
-            found |= script_sources(Path(os.path.normpath(script)))
+            found |= script_sources(*script_of(import_path))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)
@@ -204,21 +206,25 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def used_by_script(script: Path, names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
+def used_by_script(starts: Iterable[str], names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
     """{name: why} of those sources of a script (script_sources()) that it uses, sorted.
 
-    It was opened, or a used one imports it or has its file name in its text, as what starts a program or a compiler
-    has.  opened: files that the script opened as it ran.
+    starts: the script itself, or the sources that a command names; without any, all programs below its root.  Else one
+    was opened, or a used one imports it or has its file name in its text, as what starts a program or a compiler has.
+    opened: files that the script opened as it ran.
     """
     by_path = {path: name for name, path in names.items()}
-    why, waiting = {by_path[script]: "the script"}, [script]
+    why = dict.fromkeys(starts, "the script") or {name: "its root's" for name in names if name.endswith(PROGRAMS)}
+    waiting = [names[name] for name in why]
+    folders = {path.parents[name.count("/") - 1] for name, path in names.items()}
+    root, roots = min(folders), [Root(folder) for folder in (*folders, *{path.parent for path in waiting})]
     for path in opened:
-        if path in by_path and path != script:
+        if path in by_path and by_path[path] not in why:
             why[by_path[path]] = "opened"
             waiting.append(path)
     while waiting:
         file = waiting.pop()
-        imported = _named_in(file, script.parent, [Root(script.parent)]) if file.suffix == ".py" else []
+        imported = _named_in(file, root, roots) if file.suffix == ".py" else []
         in_text = set(re.findall(r"[\w.-]+", file.read_text(errors="replace")))
         for path, name in by_path.items():
             if name not in why and (path in imported or path.name in in_text):
@@ -275,30 +281,52 @@ def _named_in(path: Path, base: Path, roots: Iterable[Root]) -> list[Path]:
     return files
 
 
-def script_sources(script: Path) -> dict[str, Path]:
-    """{"script/train_gpt.py": its path} of the sources beside the script and below, but for EXCLUDED, sorted."""
-    paths = {script.name: script}
-    for parent, folders, names in os.walk(script.parent):
-        below = Path(parent).relative_to(script.parent)
-        folders[:] = sorted(name for name in folders if is_searched(Path(parent, name), len(below.parts)))
-        suffixes = SUFFIXES if below.parts else SUFFIXES + TEXTS
-        for name in sorted(names):
-            path = Path(parent, name)
-            if path.suffix in suffixes and len(paths) < MAX_FILES and _is_small(path):
-                paths[(below / name).as_posix()] = path
+def script_of(import_path: str) -> tuple[Path, str, bool]:
+    """PATH:__main__ or ROOT/./FILE:__main__ -> (folder, its file's name from there, whether that is a root)."""
+    text = import_path.removesuffix(SCRIPT_MAIN)
+    root, within, name = text.rpartition(WITHIN)
+    path = Path(os.path.normpath(user_path(root if within else text).absolute()))
+    return (path, name, True) if within else (path.parent, path.name, False)
+
+
+def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, Path]:
+    """{"script/train_gpt.py": its path} of the sources in the folder of a script and below, sorted.
+
+    name: the script's, from there, which may be a program without a suffix; "": of a command that is no file there.
+    All but for EXCLUDED, or below a root EXCLUDED_BELOW_ROOT.  ValueError: a root has more than MAX_ROOT_FILES.
+    """
+    paths = {name: folder / name} if name else {}
+    for parent, folders, names in os.walk(folder):
+        below = Path(parent).relative_to(folder)
+        is_deep = not is_root and len(below.parts) >= MAX_DEPTH
+        folders[:] = sorted(name for name in folders if not is_deep and is_searched(Path(parent, name)))
+        suffixes = SUFFIXES if below.parts and not is_root else SUFFIXES + TEXTS
+        for file in sorted(names):
+            path = Path(parent, file)
+            if path.suffix in suffixes and (is_root or len(paths) < MAX_FILES) and _is_small(path):
+                paths[(below / file).as_posix()] = path
+        if len(paths) > MAX_ROOT_FILES:
+            raise ValueError(f"script.root={folder}: holds more than {MAX_ROOT_FILES} sources: give the program's own")
     return {f"script/{name}": paths[name] for name in sorted(paths)}
 
 
-def is_searched(folder: Path, depth: int) -> bool:
-    """Whether the sources in this folder, so deep below the script's, are part of the identity."""
-    return folder.name not in APART and is_linked(folder) and depth < MAX_DEPTH and not folder.is_symlink()
+def is_searched(folder: Path) -> bool:
+    """Whether the sources in this folder are part of a script's identity."""
+    return (folder.name not in APART or _is_package(folder)) and is_linked(folder) and not folder.is_symlink()
 
 
 def is_linked(path: Path) -> bool:
     """Whether the script shall find it: not what earlier runs wrote, which it would write into."""
     if path.name.startswith("."):
         return False
-    return not path.is_dir() or (path.name not in OUTPUTS and not (path / "pyvenv.cfg").exists())
+    if not path.is_dir() or _is_package(path):
+        return True
+    is_output = path.name in OUTPUTS or path.name.startswith("out-")  # nanoGPT's out-shakespeare-char
+    return not is_output and not (path / "pyvenv.cfg").exists()
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file()
 
 
 def _is_small(path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import yaml
 
 from bench.base import atomic, credentials, private, utc
+from bench.base.metric import VAL_LOSS
 from bench.base.paths import REPO
 from bench.config import compose, groups, schema, user_code
 from bench.data.sources import datasets
@@ -93,9 +94,10 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "comparability_id": None,
         "session_id": environment.session_id(env),
         "world_size": config.hardware.num_processes,
-        "model": {"arch": job.script.path.name if job.script else config.model and config.model.arch},
+        "model": {"arch": job.script.title if job.script else config.model and config.model.arch},
         "optim": "unknown" if job.script else config.optim and config.optim.name,
         "goal": {
+            **goal_facts(config.goal),
             "target_val_loss": config.goal.target_val_loss,
             "target_gap_nats": config.goal.target_gap_nats,
             "stop_at_target": config.goal.stop_at_target and not job.script,  # a script ends when it does
@@ -114,6 +116,14 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "metrics": {},
         "artifacts": [],
     } | of_some
+
+
+def goal_facts(goal: schema.GoalConfig) -> dict[str, Any]:
+    """Of run.json["goal"] what says another metric than val_loss; {} for that."""
+    metric = goal.of
+    if goal.metric in (None, VAL_LOSS.name):
+        return {}
+    return {"metric": {"name": metric.name, "unit": metric.unit, "direction": metric.direction}, "target": goal.target}
 
 
 def _public(word: str, job: Job) -> str:
@@ -178,7 +188,7 @@ def write_inputs(
     own = job.own_sources
     if job.script:  # of its sources those that it uses as far as their texts say
         sources = job.script.sources
-        own = {name: sources[name] for name in user_code.used_by_script(job.script.main, sources)}
+        own = {name: sources[name] for name in user_code.used_by_script(job.script.starts, sources)}
     code_state.write(job.code, folder / "code", own, code, REPO)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched: dict[str, Any] = {

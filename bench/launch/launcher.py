@@ -238,7 +238,9 @@ class _Launch:
         program = self._watched.program if self._watched else ranks.WORKER
         around = () if self._watched else registry.program(config.instruments, self._folder, config.hardware.device)
         env = env | ({processes.WITHIN: around[0]} if around else {})
-        return ranks.started(guard, config.hardware.num_processes or 1, self._folder, env, (*around, *program))
+        is_bare = self._job.script is not None and not self._job.script.torchrun
+        num_ranks = config.hardware.num_processes or 1
+        return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare)
 
     def _finish(self, exit_code: int | None, failure: Section | None) -> None:
         """The record, with what is known only now."""

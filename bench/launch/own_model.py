@@ -1,4 +1,4 @@
-"""Can a user's model class be trained?  Checked before anything is started, with all that it lacks in one message.
+"""Can a user's model and optimizer be trained?  Checked before anything is started, all that is lacking in one message.
 
 The launcher has no torch, so a separate process imports the class, and tries the model on torch's meta device, where
 no memory is needed:  python -m bench.launch.own_model < questions.json
@@ -48,23 +48,26 @@ REMEDY = (
 
 
 def check(config: schema.Config) -> None:
-    """Raises ValueError that names all that config.model's class lacks; of a model of models/ its args and stages."""
+    """Raises ValueError that names all that config.model's class lacks, of a model of models/ its args and stages; or
+    what is wrong with an optimizer or a schedule of the user's own."""
     if why := refusals([config])[0]:
         raise ValueError(why)
 
 
 def refusals(configs: Sequence[schema.Config]) -> list[str]:
-    """What check() says of each config, "" of one that may be trained; one process tries all models."""
-
-    tried = [
-        user_code.is_import_path(_model(config).arch) or bool(_model(config).args or _methods_of_stages(config))
-        for config in configs
-    ]
-    faults = iter(faults_of_configs([config for config, is_tried in zip(configs, tried, strict=True) if is_tried]))
-    return [
-        _refusal(_model(config).arch, next(faults)) if is_tried else ""
-        for config, is_tried in zip(configs, tried, strict=True)
-    ]
+    """What check() says of each config, "" of one that may be trained; one process tries all models and optimizers."""
+    tried = []  # (index of the config, the setting that would be refused, the question)
+    for number, config in enumerate(configs):
+        model, optim = _model(config), config.optim
+        if user_code.is_import_path(model.arch) or model.args or _methods_of_stages(config):
+            tried.append((number, f"model.arch={model.arch}", _question(config)))
+        if optim and any(map(user_code.is_import_path, (optim.name, optim.schedule.name))):
+            question = _question(config) | {"optim": schema.to_dict(optim), "num_steps": config.goal.num_steps}
+            tried.append((number, f"optim.name={optim.name}", question))
+    whys = [""] * len(configs)
+    for (number, where, _), faults in zip(tried, _asked([question for *_, question in tried]), strict=True):
+        whys[number] = whys[number] or _refusal(where, faults)
+    return whys
 
 
 def _model(config: schema.Config) -> schema.ModelConfig:
@@ -72,33 +75,42 @@ def _model(config: schema.Config) -> schema.ModelConfig:
     return config.model
 
 
-def _refusal(arch: str, faults: Sequence[str]) -> str:
+def _refusal(where: str, faults: Sequence[str]) -> str:
+    """where: setting=value."""
     if not faults:
         return ""
+    if where.startswith("optim"):
+        return f"{where}: {faults[0]}"
     lines = "".join(f"\n  - {fault}" for fault in faults)
-    remedy = "\n" + REMEDY.format(name=user_code.short(arch)) if len(faults) > 1 else ""
-    return f"model.arch={arch} cannot be trained:{lines}{remedy}"
+    remedy = "\n" + REMEDY.format(name=user_code.short(where.partition("=")[2])) if len(faults) > 1 else ""
+    return f"{where} cannot be trained:{lines}{remedy}"
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
     """All that each config's model lacks, [] for nothing; one process tries them all."""
-    if not configs:
-        return []
-    own = [_model(config).arch for config in configs if user_code.is_import_path(_model(config).arch)]
-    files = code_state.raced_files(CODE, user_code.sources(own))
-    questions = [
-        schema.to_dict(_model(config))
-        | {"seq_len": config.data.seq_len}
-        | {
-            "methods": [
-                *_methods_of_stages(config),
-                *(["hidden_matrices"] if config.optim and config.optim.name in MATRIX_OPTIMIZERS else []),
-                *(["logits"] if config.track.name != "free" else []),
-            ]
-        }
-        for config in configs
+    return _asked([_question(config) for config in configs])
+
+
+def _question(config: schema.Config) -> dict[str, Any]:
+    """What faults_of() asks of a config's model."""
+    methods = [
+        *_methods_of_stages(config),
+        *(["hidden_matrices"] if config.optim and config.optim.name in MATRIX_OPTIMIZERS else []),
+        *(["logits"] if config.track.name != "free" else []),
     ]
+    return schema.to_dict(_model(config)) | {"seq_len": config.data.seq_len, "methods": methods}
+
+
+def _asked(questions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    if not questions:
+        return []
+    names = [name for question in questions for name in (question["arch"], *_names(question.get("optim")))]
+    files = code_state.raced_files(CODE, user_code.sources(filter(user_code.is_import_path, names)))
     return _answers(json.dumps(questions, default=str), tuple(files.items()))
+
+
+def _names(optim: Mapping[str, Any] | None) -> tuple[str, ...]:
+    return (optim["name"], optim["schedule"]["name"]) if optim else ()
 
 
 def _methods_of_stages(config: schema.Config) -> list[str]:
@@ -129,6 +141,10 @@ def faults_of(question: Mapping[str, Any]) -> list[str]:
     something that the class lacks."""
     import torch
 
+    from bench.launch import own_optimizer
+
+    if "optim" in question:
+        return own_optimizer.faults_of(question)
     try:
         arch = question["arch"]
         model_class = user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import credentials, private
+from bench.base.metric import VAL_BPB
 from bench.base.paths import CODE, REPO, user_path
 from bench.config import compose, resolve, schema, stages, user_code
 from bench.config.resolve import deviations_of
@@ -74,7 +75,7 @@ class Job:
     def own(self) -> list[str]:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
-            return [f"{self.script.typed}{user_code.SCRIPT_MAIN}"]
+            return [self.script.own]
         return user_code.import_paths(schema.to_dict(self.config))
 
     @property
@@ -153,6 +154,11 @@ def prepare(
             setattr(data, name, str(user_path(getattr(data, name))))
     dataset = datasets.prepare(data, fetch=fetch, say=say)
     datasets.check_val_tokens(dataset, config.goal.val_tokens)
+    if its_script is None and config.goal.of == VAL_BPB:
+        try:
+            datasets.chosen(data).token_bytes()
+        except ValueError as error:
+            raise ValueError(f"goal.metric=val_bpb: {error}; or use goal.metric=val_loss") from None
     for name in GLOBS:  # from here on only for the record, where no home folder belongs
         if getattr(data, name) is not None:
             setattr(data, name, private.redact(getattr(data, name), REPO))

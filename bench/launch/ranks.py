@@ -82,6 +82,7 @@ class Place:
     num_nodes: int = 1
     master: tuple[str, int] | None = None  # where torch's process group meets; None: the environment says it
     by_torchrun: bool = False
+    is_bare: bool = False  # one process that learns nothing of ranks
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:
         """The command that is started; its last argument is the folder."""
@@ -96,7 +97,7 @@ class Place:
 
     def variables(self) -> dict[str, str]:
         """What torchrun sets, for a rank that is started directly; not TORCHELASTIC_USE_AGENT_STORE: there is none."""
-        if self.by_torchrun:
+        if self.by_torchrun or self.is_bare:
             return {}
         given: dict[str, int | str] = {
             "RANK": self.first_rank,
@@ -283,9 +284,14 @@ class Group:
 
 @contextlib.contextmanager
 def started(
-    guarded: Guard, num_ranks: int, folder: Path, env: Mapping[str, str], program: Sequence[str] = WORKER
+    guarded: Guard,
+    num_ranks: int,
+    folder: Path,
+    env: Mapping[str, str],
+    program: Sequence[str] = WORKER,
+    is_bare: bool = False,
 ) -> Iterator[Group]:
-    """A context that yields all ranks of a run on this machine alone.
+    """A context that yields all ranks of a run on this machine alone.  is_bare: as of Place.
 
     CannotStart: so also where this machine cannot reach itself, for which torch would try for minutes, and say no more.
     """
@@ -296,7 +302,7 @@ def started(
         why = error.strerror or error
         raise CannotStart(error.errno, f"{LOOPBACK} cannot be reached, where ranks meet: {why}") from None
     with reserved_port(LOOPBACK) as port:
-        place = Place(num_ranks, num_ranks, master=(LOOPBACK, port), by_torchrun=num_ranks > 1)
+        place = Place(num_ranks, num_ranks, master=(LOOPBACK, port), by_torchrun=num_ranks > 1, is_bare=is_bare)
         with Group(guarded, place, folder, env, program) as group:
             yield group
 

@@ -112,8 +112,8 @@ def add(rows: Iterable[MutableMapping[str, Any]], names: Sequence[str]) -> None:
 
 
 def _true_of(config: Config, settings_by_key: dict[str, Any]) -> dict[str, Any]:
-    is_script = group(config, "script").get("script.path") is not None
-    if not is_script:
+    script = group(config, "script")
+    if all(script.get(f"script.{key}") is None for key in schema.SCRIPT_STARTS):
         return settings_by_key
     return {key: value for key, value in settings_by_key.items() if key not in OF_OUR_LOOP}
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from bench.base import metric as goal_metric
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
 from bench.data.shards import check as check_shard
@@ -130,7 +131,12 @@ class Run:
         self._facts = self._known_facts()
         self._writer = writer = self._step_writer() if self.ranks.is_first else None
         log = StepLog(
-            self.marks, self.ranks.device, goal.num_steps, on_row=writer.row if writer else None, rows=self.rows
+            self.marks,
+            self.ranks.device,
+            goal.num_steps,
+            on_row=writer.row if writer else None,
+            rows=self.rows,
+            metrics=self._metrics,
         )
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
@@ -281,8 +287,14 @@ class Run:
                 "dtype": config.hardware.dtype,
                 "reducer": self._trainer.reducer.name,
                 **kernel_facts(),
+                **({} if self._referee_loss.val_bytes is None else {"val_bytes": self._referee_loss.val_bytes}),
             },
         }
+
+    def _metrics(self) -> dict[str, float | None]:
+        """What the last validation measured beside val_loss."""
+        val_bpb = self._referee_loss.val_bpb
+        return {} if val_bpb is None else {"val_bpb": val_bpb}
 
     def _step_writer(self) -> StepWriter:
         record: Any = self.record | self._facts
@@ -292,6 +304,7 @@ class Run:
             tokens=lambda num_steps: metrics.tokens_in_steps(record["measured"], num_steps),
             lr=self._trainer.lr,
             speed=lambda train_s, num_steps: metrics.speed(record, train_s, num_steps),
+            metrics=[name for name in (goal_metric.VAL_BPB.name,) if self.config.goal.metric == name],
         )
 
     def _reached(self, val_loss: float) -> bool:
@@ -299,8 +312,8 @@ class Run:
         goal = self.config.goal
         if not goal.stop_at_target:
             return False
-        if goal.target_val_loss is not None:
-            return val_loss <= goal.target_val_loss
+        if goal.target_value is not None:
+            return goal.of.reaches(self._metrics().get(goal.of.name) or val_loss, goal.target_value)
         assert goal.target_gap_nats is not None  # else there is no target to stop at
         return bool(val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats)
 

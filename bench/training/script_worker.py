@@ -18,6 +18,7 @@ import pickle
 import re
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -60,7 +61,7 @@ def main(folder: str) -> None:
     flags["watch"]()
     exit_code = 0
     try:
-        run(script["path"], script["args"])
+        run(script)
     except BaseException as error:
         if write_failure(folder, rank, error):
             traceback.print_exc()
@@ -74,12 +75,28 @@ def main(folder: str) -> None:
     os._exit(exit_code)  # DDP over gloo aborts in its static destructors in about 1 exit of 20
 
 
-def run(path: str, args: list[str]) -> None:
-    """As `python PATH ARGS` runs it, in the working folder, by its name there as torchrun is given it."""
+def run(script: dict[str, Any]) -> None:
+    """As `python PATH ARGS` or `python -m MODULE ARGS` runs it in the working folder, or as the shell runs a command.
+
+    By its name there, as torchrun is given it.
+    """
     sys.dont_write_bytecode = True  # what lies beside the script is its own, and what it writes is kept
-    sys.argv[:] = [path, *args]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
-    runpy.run_path(path, run_name="__main__")
+    path, module, work = script["path"], script["module"], script["work"]
+    if script["imports_work"]:  # before an installed copy of the same package, in what it starts too
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [work, os.environ.get("PYTHONPATH")]))
+        sys.path.insert(1, work)
+    if script["command"]:
+        command = [*script["command"], *script["args"]]
+        exit_code = subprocess.call(command, stdin=subprocess.DEVNULL)
+        if exit_code < 0:  # as a shell says it
+            raise SystemExit(f"{command[0]} was ended by {signal.Signals(-exit_code).name}")
+        sys.exit(exit_code)
+    sys.argv[:] = [path, *script["args"]]
+    sys.path[0] = work if module else os.path.dirname(os.path.abspath(path))
+    if module:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(path, run_name="__main__")
 
 
 def redirect(pipe: str) -> None:

@@ -4,6 +4,7 @@ Legend: B sequences, T tokens.
 """
 
 import contextlib
+import copy
 import itertools
 import math
 import numbers
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench.config import user_code
 from bench.config.schema import Config
 from bench.config.stages import num_micro_steps
 from bench.data.loader import Loader
@@ -45,7 +47,7 @@ class Trainer:
         # what is set here and in model.choose_kernels(), and not by a contestant
         self.own_flags = ["dynamo.recompile_limit"] * bool(config.hardware.compile)
         self.own_flags += ["inductor.deterministic"] * config.hardware.deterministic
-        self.optimizer = self._optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
+        self.optimizer = self._optim.optimizer(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         rank_and_device = (ranks.rank, ranks.world_size, ranks.device)
         self.val_rows = val_rows(config, val_shards, *rank_and_device)
@@ -173,6 +175,8 @@ class Trainer:
         started_s = time.perf_counter()
         weights = {name: value.clone() for name, value in self.weights().items()}
         place = self.loader.state_dict()
+        is_own = user_code.is_import_path(self._optim.name)  # whose state may begin with anything
+        state = copy.deepcopy(self.optimizer.state_dict()) if is_own else {}
         self._is_warming_up, first_s, second_s = True, 0.0, 0.0
         with causality.forked_rng(self.ranks.device):
             for portion in self._distinct():
@@ -183,7 +187,10 @@ class Trainer:
             self._staged.at(0)
             causal = self._check_causality(has_noise=True)
             self.model.load_state_dict(weights)
-            _zero_state(self.optimizer.state_dict())
+            if is_own:
+                self.optimizer.load_state_dict(state)
+            else:
+                _zero_state(self.optimizer.state_dict())
             self.optimizer.zero_grad(set_to_none=True)
             self.loader.load_state_dict(place)
             self._staged.at(0)

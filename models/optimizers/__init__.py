@@ -18,11 +18,18 @@ class Config:
     schedule: schedules.Config  # how the learning rate goes over a run
 
     def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
-        """The optimizer of a models.base.LanguageModel; each of its param_groups has lr and peak_lr.
+        """The optimizer of a models.base.LanguageModel; each of its param_groups has lr, and may have peak_lr.
 
         It has step(), zero_grad(), param_groups, state_dict() and load_state_dict(), as torch's have.
         """
         raise NotImplementedError
+
+    def optimizer(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
+        """build(), with the peak_lr of every group that has none: its lr."""
+        optimizer = self.build(model, rank, world_size, device_type)
+        for group in optimizer.param_groups:
+            group.setdefault("peak_lr", group["lr"])
+        return optimizer
 
     def part_names(self) -> tuple[str, ...]:
         """Names in .parts of what build() gives, which stages may name; (): it is all one."""

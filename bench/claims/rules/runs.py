@@ -240,8 +240,10 @@ def the_hardware_is_that_of_the_track(claim: Claim) -> Judged:
             return f"it ran on {device}, the track's device is {wanted.device}"
         if wanted.gpu is not None and set(gpus) != {wanted.gpu}:
             return f"it ran on {', '.join(sorted(set(gpus))) or 'no GPU'}, the track's GPU is {wanted.gpu}"
-        if wanted.num_gpus is not None and (len(gpus), run.record["world_size"]) != (wanted.num_gpus, wanted.num_gpus):
-            return f"{len(gpus)} GPUs and {run.record['world_size']} ranks instead of {wanted.num_gpus}"
+        num_ranks = run.record["world_size"]
+        num_ranks = len(gpus) if num_ranks is None and run.is_log else num_ranks  # a log may not print it
+        if wanted.num_gpus is not None and (len(gpus), num_ranks) != (wanted.num_gpus, wanted.num_gpus):
+            return f"{len(gpus)} GPUs and {num_ranks} ranks instead of {wanted.num_gpus}"
         return None
 
     first = row_of(claim.runs[0].record)

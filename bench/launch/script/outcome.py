@@ -271,7 +271,7 @@ class OpenedFiles:
                     doubts.append(f"it never opened the track's {split} shards: {so}, or opened them unseen")
         if overwritten := sorted(written & (self._ours["train"] | self._ours["val"])):
             doubts.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
-        homes = (self._work, self._script.path.parent)  # of copies, and of the sources themselves
+        homes = (self._work, self._script.root)  # of copies, and of the sources themselves
         names = [name.removeprefix("script/") for name in self._script.sources]
         known = {os.path.realpath(home / name) for home in homes for name in names}
         unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - known
@@ -314,7 +314,7 @@ class OpenedFiles:
         return sorted(file["t_ns"] for file in reads if file.get("t_ns"))
 
     def _short(self, path: str) -> str:
-        beside = os.path.realpath(self._script.path.parent)
+        beside = os.path.realpath(self._script.root)
         for folder, name in ((str(self._work), "work"), (beside, "beside the script")):
             if path.startswith(folder + os.sep):
                 return f"{name}/{path[len(folder) + 1 :]}"

@@ -1,14 +1,16 @@
-"""Somebody's own training script as a run: its settings, checked; the environment it gets; what its record says.
+"""Somebody's own training program as a run: its settings, checked; the environment it gets; what its record says.
 
 ./run.sh run script=train_gpt.py      docs/SCRIPTS.md is the guide
+./run.sh run script.root=nanochat script.module=scripts.base_train script.torchrun=false
 """
 
 import functools
 import hashlib
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from bench.base import credentials, private
 from bench.base.paths import REPO, user_path
 from bench.config import schema, user_code
+from bench.launch.script import revision
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
@@ -39,8 +42,11 @@ WALL_PROTOCOL = TIMING_PROTOCOL | {
 class Script:
     """A script that may be started."""
 
-    typed: str  # its path as the user gave it
-    path: Path
+    typed: str  # what is started, as the user gave it
+    own: str  # as user_code.sources() reads it: PATH:__main__, ROOT/./FILE:__main__
+    module: str | None  # as python -m starts it
+    command: tuple[str, ...] | None  # any program, with {seed} in it; None: Python starts the script
+    torchrun: bool  # whether it gets torchrun's environment
     python: str  # the interpreter
     args: tuple[str, ...]  # with {seed} in it
     env: Mapping[str, str]
@@ -51,12 +57,34 @@ class Script:
 
     @functools.cached_property
     def sources(self) -> Mapping[str, Path]:
-        return self.copied if self.copied is not None else user_code.script_sources(self.path)
+        return self.copied if self.copied is not None else user_code.sources([self.own])
 
     @property
-    def main(self) -> Path:
-        """The script itself among its sources."""
-        return self.sources[f"script/{self.path.name}"]
+    def root(self) -> Path:
+        """The folder of its sources, which it is started in a copy of."""
+        return user_code.script_of(self.own)[0]
+
+    @property
+    def is_rooted(self) -> bool:
+        """Whether the root was given: then modules are imported from it too."""
+        return user_code.script_of(self.own)[2]
+
+    @property
+    def file(self) -> str:
+        """The name of what is started, from root; "" of a command that starts no file there."""
+        return user_code.script_of(self.own)[1]
+
+    @property
+    def title(self) -> str:
+        """What a record calls it: train_gpt.py, scripts.base_train, bash."""
+        return self.module or PurePosixPath(self.file or (self.command or ("",))[0]).name
+
+    @property
+    def starts(self) -> list[str]:
+        """Those of its sources that are started, as far as the settings say."""
+        words = set(re.findall(r"[\w./-]+", " ".join(self.command or ())))
+        named = {os.path.normpath(word) for word in words} | {f"{word.replace('.', '/')}.py" for word in words}
+        return [name for name in self.sources if name.removeprefix("script/") in {self.file, *named}]
 
     @functools.cached_property
     def sha256_by_name(self) -> dict[str, str]:
@@ -65,14 +93,16 @@ class Script:
 
     def facts(self) -> dict[str, Any]:
         """What run.json["script"] says before the run."""
-        return {
-            "file": self.path.name,
+        of_start: dict[str, Any] = {} if self.module is None else {"module": self.module}
+        of_start |= {} if self.command is None else {"command": private.redact_all(list(self.command), REPO)}
+        return of_start | {
+            "file": self.file or self.title,
             "args": private.redact_all(list(self.args), REPO),
             "python": None if self.python == sys.executable else private.redact(self.python, REPO),
             "env": private.redact_all(dict(self.env), REPO),
             "data": str(self.data),
             "sha256_by_file": self.sha256_by_name,
-            "no_part_of_the_identity": user_code.EXCLUDED,
+            "no_part_of_the_identity": user_code.EXCLUDED_BELOW_ROOT if self.is_rooted else user_code.EXCLUDED,
         }
 
 
@@ -83,12 +113,19 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     ValueError for the user.
     """
     settings = config.script
-    if settings is None or settings.path is None:
+    if settings is None:
         return None
     _set_instruments(config, overrides)
-    path, python = Path(os.path.normpath(user_path(settings.path).absolute())), _python(settings.python)
-    if not path.is_file():
-        raise ValueError(f"script={settings.path}: there is no such file: give the training script, e.g. train_gpt.py")
+    given_root = None if settings.root is None else Path(os.path.normpath(user_path(settings.root).absolute()))
+    typed, own = _started(settings)
+    root, _, is_rooted = user_code.script_of(own)
+    python = _python(settings.python, given_root)
+    torchrun = settings.command is None if settings.torchrun is None else settings.torchrun
+    if not torchrun:
+        if config.hardware.num_processes not in (None, 1):
+            remedy = "it starts what it needs itself: remove it, or let torchrun start them"
+            raise ValueError(f"hardware.num_processes={config.hardware.num_processes}: without torchrun {remedy}")
+        config.hardware.num_processes = 1
     settings.env = {name: _value(name, value) for name, value in (settings.env or {}).items()} or None
     data = PurePosixPath(settings.data or DATA)
     if data.is_absolute() or ".." in data.parts or not data.name:
@@ -100,9 +137,14 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
         dialect = str(user_path(dialect).absolute())
         dialects.read_yaml(dialect, f"script.dialect={settings.dialect}")
         settings.dialect = private.redact(dialect, REPO)
-    args = tuple(settings.args or ())
-    script = Script(settings.path, path, python, args, settings.env or {}, dialect, data, bool(settings.raw_data))
-    settings.path = private.redact(str(path), REPO)
+    args, command = tuple(settings.args or ()), None if settings.command is None else tuple(settings.command)
+    env, raw_data = settings.env or {}, bool(settings.raw_data)
+    script = Script(typed, own, settings.module, command, torchrun, python, args, env, dialect, data, raw_data)
+    if is_rooted:
+        settings.root = private.redact(str(given_root), REPO)
+    if settings.path is not None:
+        settings.path = script.file if is_rooted else private.redact(str(root / script.file), REPO)
+    settings.torchrun = None if torchrun == (command is None) else torchrun  # the default is one config with one id
     settings.python = None if settings.python is None else private.redact(python, REPO)
     settings.raw_data = settings.raw_data or None  # false is the default: one config with one id
     return script
@@ -120,10 +162,55 @@ def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
     config.instruments = {name: settings for name, settings in config.instruments.items() if name in INSTRUMENTS}
 
 
-def _python(word: str | None) -> str:
+def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
+    """-> what is started as the user gave it, and Script.own.  ValueError: it is not there."""
+    if settings.root is None:
+        if settings.rev is not None:
+            raise ValueError(f"script.rev={settings.rev}: give script.root=DIR, the program's repository")
+        if settings.path is None:
+            what = "module" if settings.module else "command"
+            raise ValueError(f"script.{what}: give script.root=DIR, the folder in which its author starts it")
+        path = user_path(settings.path)
+        if not path.is_file():
+            remedy = "give the training script, e.g. train_gpt.py"
+            raise ValueError(f"script={settings.path}: there is no such file: {remedy}")
+        return settings.path, f"{settings.path}{user_code.SCRIPT_MAIN}"
+    root = Path(os.path.normpath(user_path(settings.root).absolute()))
+    if not root.is_dir():
+        raise ValueError(f"script.root={settings.root}: there is no such folder: give the program's repository")
+    where = settings.root
+    if settings.rev is not None:
+        root, settings.rev = revision.checked_out(root, settings.rev)
+        where = str(root)
+    if settings.command is not None:
+        if not settings.command:
+            raise ValueError("script.command: is empty: give the program and its words, script.command='bash train.sh'")
+        typed, names = " ".join(settings.command), [os.path.normpath(settings.command[0])]
+        if not (root / names[0]).is_file():
+            names = [""]  # bash, make: found by PATH
+            if shutil.which(settings.command[0]) is None:
+                remedy = f"is neither a file in {settings.root} nor a program on PATH"
+                raise ValueError(f"script.command={typed}: {settings.command[0]} {remedy}")
+    elif settings.module is not None:
+        typed, stem = settings.module, settings.module.replace(".", "/")
+        names = [f"{stem}.py", f"{stem}/__main__.py"]
+    else:
+        typed = settings.path or ""
+        names = [os.path.relpath(os.path.normpath(root / os.path.expanduser(typed)), root)]
+    name = next((name for name in names if not name or (root / name).is_file()), None)
+    if name is None or name.startswith(".."):
+        what, where = ("script.module", "there") if settings.module else ("script", "there, from where its path counts")
+        raise ValueError(
+            f"{what}={typed}: script.root={settings.root} has no file {names[0]}: give one that is {where}"
+        )
+    return typed, f"{where}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
+
+
+def _python(word: str | None, root: Path | None) -> str:
     """The interpreter, absolute; a link of a virtual environment stays one."""
     if word is None:
-        return sys.executable
+        of_root = root and root / ".venv" / "bin" / "python"  # as uv makes it
+        return str(of_root) if of_root and of_root.exists() else sys.executable
     found = shutil.which(os.path.expanduser(word)) or shutil.which(str(user_path(word)))
     if found is None:
         raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
@@ -142,11 +229,18 @@ def _value(name: str, value: object) -> str:
 
 def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict[str, Any] | None) -> dict[str, Any]:
     """What bench/training/script_worker.py reads of the launch file."""
+
+    def filled(words: Sequence[str]) -> list[str]:
+        return [word.replace("{seed}", str(seed)) for word in words]
+
     return {
-        "path": str(work / script.path.name),
-        "args": [arg.replace("{seed}", str(seed)) for arg in script.args],
+        "path": str(work / script.file),
+        "module": script.module,
+        "command": script.command and filled(script.command),
+        "args": filled(script.args),
         "work": str(work),
-        "beside": str(script.path.parent),
+        "imports_work": script.is_rooted,
+        "beside": str(script.root),
         "pipes": pipes,
         "profile": profile,
     }

@@ -25,10 +25,12 @@ def make(folder: Path, script: Script, dataset: Dataset, data_root: Path) -> Pat
     """FOLDER/work, as script and its dataset need it.  Returns its absolute path."""
     work = (folder / WORK).absolute()
     copies = {name.removeprefix("script/"): path for name, path in script.sources.items()}
-    _link_all(script.path.parent, work, Path(), copies, script.data)
+    _link_all(script.root, work, Path(), copies, script.data)
     for name, path in copies.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, work / name)
+        if os.access(script.root / name, os.X_OK):
+            (work / name).chmod(0o755)
     data = work / script.data
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
@@ -83,10 +85,10 @@ def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, 
 
     Of any other source beside it, which may be anybody's, a record holds the name and the hash.
     """
-    homes = [os.path.realpath(folder / WORK), os.path.realpath(script.path.parent)]
+    homes = [os.path.realpath(folder / WORK), os.path.realpath(script.root)]
     names = (os.path.relpath(path, home) for path in opened for home in homes if path.startswith(home + os.sep))
     paths = [script.sources[f"script/{name}"] for name in names if f"script/{name}" in script.sources]
-    used = user_code.used_by_script(script.main, script.sources, paths)
+    used = user_code.used_by_script(script.starts, script.sources, paths)
     for name in used:
         copy = folder / "code" / name
         for source in (folder / WORK / name.removeprefix("script/"), script.sources[name]):

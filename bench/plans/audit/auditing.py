@@ -24,7 +24,7 @@ from bench.plans.audit.counterfactual import NotPossible
 from bench.record import certificates, failures, run_folder, step_files
 from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
 
-LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "+script")
+LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "script.root=", "+script")
 Run = dict[str, Any]  # a record; of a complete one no section is None
 Say = Callable[[str, str], None]
 
@@ -85,8 +85,11 @@ def _job(folder: Path, run: Run, say: Say) -> Job:
     overrides += [f"hardware.num_processes={hardware['num_processes']}"]
     overrides = list(dict.fromkeys(overrides))
     if run.get("script"):
-        script = yaml_file.read(folder / "config.yaml")["script"]["path"]
-        overrides.append(f"script={REPO / script[2:] if script.startswith('./') else os.path.expanduser(script)}")
+        script = yaml_file.read(folder / "config.yaml")["script"]
+        for key in ("path", "root"):
+            if word := script.get(key):
+                is_inside = word.startswith("./")  # of the checkout
+                overrides.append(f"script.{key}={REPO / word[2:] if is_inside else os.path.expanduser(word)}")
     job = prepare(overrides, say=lambda text: say("data", text))
     if job.script:
         differing = job.script.sha256_by_name != run["script"]["sha256_by_file"]

@@ -57,9 +57,15 @@ def refuse_unanswerable(on: str, facts: Facts) -> None:
             raise ValueError(f"on=loss: {why}: give goal.stop_at_target=false, or on=time_to_target")
 
 
+def target_of(row: Mapping[str, Any]) -> float | None:
+    """Of a row as this code makes it, or an older revision's."""
+    target: float | None = row.get("target", row.get("target_val_loss"))
+    return target
+
+
 def _lacks_target(facts: Facts) -> Iterator[str]:
     """Why the arms have no target in common: a sentence, or nothing."""
-    targets = {name: (known.get("row") or {}).get("target_val_loss") for name, known in facts.items()}
+    targets = {name: target_of(known.get("row") or {}) for name, known in facts.items()}
     for name, target in targets.items():
         if target is None:
             yield f"{name} has no target loss"

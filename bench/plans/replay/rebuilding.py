@@ -101,9 +101,12 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
     for word in recorded.overrides:
         key, is_set, value = word.partition("=")
         given.add(key.lstrip("+~"))
-        if is_set and key.lstrip("+") in ("script", "script.path") and value not in ("null", ""):
+        is_script = key.lstrip("+") in ("script", "script.path") and not recorded.config["script"].get("root")
+        if is_set and is_script and value not in ("null", ""):
             word = f"script={own / Path(value).name}"
-        if not word.startswith(("seed=", "exporters")):  # the replay is nobody's result
+        elif is_set and key == "script.root":
+            word = f"script.root={own}"
+        if not word.startswith(("seed=", "exporters", "script.rev=")):  # the replay is nobody's result
             kept.append(word)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in given}

@@ -8,13 +8,14 @@ import contextlib
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from bench.base import utc
+from bench.machine import code_state
 from bench.record.importers import lines
 from bench.record.importers.lines import Array, Columns, Metrics
 from bench.record.importers.records import Run
@@ -35,9 +36,11 @@ SEED = re.compile(rb"\n(?:Using seed=|args: \{(?:[^\n]*, )?'seed': )(\d{1,20})\b
 PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{1,12}) ([MG])iB")
 RULE = b"=" * 40
 PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # how code may begin
+FILE = re.compile(r"^-{40}\n# (\S+)\n-{40}$", re.M)  # before each further file that a script embeds
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
 # what may differ in the code of repeats: a literal seed, the name of the run
 OF_ONE_RUN = re.compile(rb"""(?i)(\b(?:manual_)?seed\b\W{1,5})\d+|(\brun_id\s*=\s*)(?:"[^"\n]*"|'[^'\n]*')""")
+SCRIPT = "train_gpt.py"
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 UNTIMED_STEPS = 10
 MEANINGS = (
@@ -71,6 +74,20 @@ def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
     unmatched = [(first_number + line, text) for line, text in metrics.unmatched]
     counts = {"num_repeated": metrics.num_repeated, "num_tail_lines": len(metrics.tails)}
     return runs, {"unmatched": unmatched, "format_id": _format(metrics)} | counts
+
+
+def sources(data: bytes) -> dict[str, str]:
+    """{file: its text} of the code that a log embeds, the script first, as train_gpt.py; {} where it embeds none."""
+    code = (_source(lines.plain(data))[0] or b"").decode("utf-8", "replace")
+    script, *others = FILE.split(code)
+    has_code = any(not line.startswith("#") for line in code.split("\n") if line.strip())
+    return {SCRIPT: script} | dict(zip(others[::2], others[1::2])) if has_code else {}
+
+
+def code_key(files: Mapping[str, str]) -> str:
+    """What repeats of one code share: a literal seed, the run's name, comments and docstrings may differ."""
+    texts = (OF_ONE_RUN.sub(rb"\g<1>\g<2>0", text.encode()) for _, text in sorted(files.items()))
+    return hashlib.sha256(b"\0".join(map(code_state.normalised, texts))).hexdigest()
 
 
 def _split(metrics: Metrics) -> list[range]:

@@ -20,7 +20,7 @@ import torch.distributed._tools.fake_collectives  # gives collectives a rule for
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 ROUND_BYTES = 512  # what CUDA's caching allocator rounds to
 SINCE = {"aten::_scaled_mm": (8, 9)}  # compute capability that an operator needs, whatever torch was built with
@@ -73,6 +73,8 @@ class Watch:
 
     def install(self) -> None:
         """For the rest of this process."""
+        torch.optim.optimizer._foreach_supported_types.append(FakeTensor)  # else they go one by one
+        torch.utils._foreach_utils._foreach_supported_types.append(FakeTensor)
         self._watch_recompiles()
         for operator in (flex_attention, flex_attention_backward):  # they look their rule up by the mode's class
             operator.python_key_table[_Mode] = operator.python_key_table[FakeTensorMode]

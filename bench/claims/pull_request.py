@@ -1,0 +1,275 @@
+"""A record pull request -> what a maintainer would paste into its thread.  ./run.sh pr FOLDER
+
+The logs of the pull request are grouped by the code that they embed; the baseline is the group that its folder's or
+file's name calls so, or whose code an earlier record has.  The rules are the track's (track.rules.pull_request), each
+answered by the check of the same name here from bench/claims/rules/ (judge), bench/compare/ and both sources.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from bench.base import stats
+from bench.base.text_table import counted, some
+from bench.claims.rules import pull_requests
+from bench.claims.rules.pull_requests import FAIL, NOT_SHOWN, PASS, READER, Answer, Log, PullRequest, Side
+from bench.compare import eligibility, target, wording
+from bench.record import clock_lines
+from bench.record.importers.modded_nanogpt import SCRIPT
+from bench.record.rows import Row, row_of
+from bench.report import verdicts
+from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict, code
+
+BASELINE = re.compile(r"baseline|master|(?:^|[-_/.])(?:base|main|prior|old|control|comparison)(?:$|[-_/.\d])", re.I)
+OWN = re.compile(r"this|candidate|(?:^|[-_/])(?:ours|pr|new|record)(?:$|[-_/.\d])", re.I)
+MAX_LINES, MAX_N = 12, 100
+
+
+# ---- which logs are whose
+
+
+def sides_of(
+    logs: Sequence[Log],
+    known: Mapping[str, str],
+    script_key: str,
+    wants: Callable[[Row], bool],
+    candidate: str,
+    base: str,
+) -> tuple[Side, list[Side], list[Side]]:
+    """Logs -> (candidate, its baselines, the likeliest first, others).
+
+    known: {code_key: an earlier record}; script_key: of the pull request's own script; wants: whether a row is of the
+    track's hardware; candidate, base: globs of paths that the user gave, "" for none.  ValueError: there is no
+    candidate, or nothing fits a glob.
+    """
+    groups: dict[_Kind, list[Log]] = {}
+    for log in logs:
+        given = next((glob for glob in (candidate, base) if glob and PurePath(log.path).match(glob)), "")
+        kind = _Kind(
+            given,
+            str(PurePath(log.path).parent),
+            bool(BASELINE.search(log.path)),
+            log.code_key,
+            _device(log),
+            _steps(log),
+        )
+        groups.setdefault(_Kind(given) if given else kind, []).append(log)
+    folders = [kind.folder for kind in groups]
+    sides = {}
+    for kind, group in groups.items():
+        stem = PurePath(group[0].path).stem if folders.count(kind.folder) > 1 else ""
+        name = kind.given or "/".join(part for part in (kind.folder, stem) if part not in ("", ".")) or "logs"
+        once = eligibility.index_of_runs([row_of(log.record) for log in group])
+        sides[kind] = Side(name, [group[number] for number in once], known.get(group[0].code_key, ""))
+    for glob in filter(None, (candidate, base)):
+        if _Kind(glob) not in sides:
+            raise ValueError(f"{glob}: no complete log of the pull request fits it: give a glob such as 'this_pr/*'")
+
+    def likeliness(kind: _Kind) -> tuple[Any, ...]:
+        is_own = any(OWN.search(log.path) for log in sides[kind].logs)
+        return (
+            wants(sides[kind].rows[0]),
+            kind.code_key == script_key,
+            is_own,
+            len(sides[kind].logs) > 1,
+            _natural(sides[kind].name),
+        )
+
+    bases = [kind for kind in sides if not kind.given and (kind.is_base or sides[kind].known_as)]
+    own = [kind for kind in sides if kind not in bases and kind.given != (base or None)]
+    if not own:
+        why = "every log is a baseline's by its name or its code"
+        raise ValueError(f"{why}: --candidate GLOB names the pull request's own")
+    found = _Kind(candidate) if candidate else max(own, key=likeliness)
+    device = sides[found].rows[0]["device"]
+    bases = [_Kind(base)] if base else [kind for kind in bases if kind.device == device]
+    bases.sort(key=lambda kind: (not sides[kind].known_as, -kind.steps, -len(sides[kind].logs)))
+    others = [side for kind, side in sides.items() if kind != found and kind not in bases]
+    return sides[found], [sides[kind] for kind in bases], others
+
+
+class _Kind(NamedTuple):
+    """What logs of one side share."""
+
+    given: str  # the user's glob; "" where none was given for it
+    folder: str = ""
+    is_base: bool = False  # by its name
+    code_key: str = ""
+    device: str | None = None
+    steps: int = 0
+
+
+def _device(log: Log) -> str | None:
+    return row_of(log.record)["device"]
+
+
+def _steps(log: Log) -> int:
+    return (log.record["imported"] or {}).get("declared_steps") or 0
+
+
+def _natural(name: str) -> list[Any]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+# ---- the answer
+
+
+def document_of(pull: PullRequest) -> Document:
+    """Verdict first; then the rules, the numbers, the runs, what is outside the clock, the source, what is missing."""
+    rules = pull.track.rules.pull_request
+    answers = {name: pull_requests.CHECKS[name](pull) for name in rules}
+    if answers.get("systems_waiver", (FAIL, ""))[0] == READER:  # then the rule may not be asked at all
+        answers["mean_loss"] = (READER, answers["mean_loss"][1])
+    if answers.get("mean_loss", ("", ""))[0] == NOT_SHOWN:
+        answers.pop("systems_waiver", None)
+    blocks: list[Block] = [
+        Table(("rule", "answer", "evidence"), [[rules[name], *answer] for name, answer in answers.items()]),
+        Section("Missing, and what supplies it", [Bullets(missing(pull, answers))]),
+        *([verdicts.numbers(pull.compared["arms"][0], {pull.candidate.name: pull.compared})] if pull.compared else []),
+        Section("Runs", [_runs(pull), Lines(_notes(pull), is_soft=True)]),
+        Section("Outside the clock, by the source", outside(pull)),
+        _source(pull),
+    ]
+    data = {
+        "candidate": pull.candidate.name,
+        "baseline": pull.baseline and pull.baseline.name,
+        "answers": {name: list(answer) for name, answer in answers.items()},
+        "judge": pull.judged,
+        "compared": pull.compared,
+    }
+    return Document(f"{pull.name}: judged from its logs", [_verdict(pull, answers)], blocks, data)
+
+
+def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
+    names = {
+        word: [name.replace("_", " ") for name, answer in answers.items() if answer[0] == word]
+        for word in (FAIL, NOT_SHOWN, READER)
+    }
+    what, gain = f"{counted(len(pull.candidate.logs), 'run')} of {pull.candidate.name}", pull_requests.gain_of(pull)
+    if pull.baseline and (pull.compared or {}).get("time", {}).get("change_pct") is not None:
+        what += (
+            f", {gain} faster than {pull.baseline.name}" if pull.is_same_pr else f", {gain} below {pull.baseline.name}"
+        )
+    if names[FAIL]:
+        return Verdict(f"{what}: {', '.join(names[FAIL])} {'fails' if len(names[FAIL]) == 1 else 'fail'}", "refused")
+    if names[NOT_SHOWN]:
+        return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown")
+    left = f"; for a reader: {', '.join(names[READER])}" if names[READER] else ""
+    drift = ((pull.compared or {}).get("time") or {}).get("drift_pct")
+    more = ["The runs were not interleaved: that it is faster rests on a machine that did not drift."] if drift else []
+    return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", more=more)
+
+
+def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
+    """What would settle the open rules, each with its command."""
+    found, word = [], f"./run.sh pr {pull.words}"
+    time = (pull.compared or {}).get("time") or {}
+    if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
+        found.append(f"an interleaved race of both on one node: {word} --rerun FOLDER")
+    if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER):
+        losses = [row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None]
+        needed = needed_runs(losses, pull_requests.goal_of(pull), pull.track.p_value)
+        more = (
+            f"at this mean and spread about {needed} runs show it"
+            if needed
+            else "more runs of this mean cannot show it"
+        )
+        found.append(
+            f"p < {pull.track.p_value:g} of the mean val_loss: {more}; the race above makes them, with n={needed or 10}"
+        )
+    if any(rule["passed"] is False for rule in pull.judged):
+        failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
+        found += [f"judge refuses: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
+    if not pull.candidate.sources:
+        found.append("the source: let the script write itself into its log, as train_gpt.py does")
+    return found
+
+
+def needed_runs(losses: Sequence[float], goal: float | None, p_value: float) -> int | None:
+    """How many runs of this mean and spread a t test needs for p_value; None: the mean is not below, or over MAX_N."""
+    sd = stats.sd(losses)
+    if goal is None or sd is None or (gap := goal - stats.mean(losses)) <= 0:
+        return None
+    sizes = range(max(2, len(losses) + 1), MAX_N + 1)
+    return next((n for n in sizes if gap * math.sqrt(n) >= stats.student_t_quantile(1 - p_value, n - 1) * sd), None)
+
+
+def outside(pull: PullRequest) -> list[Block]:
+    """Statements that run outside the clock and that the baseline has not there."""
+    if pull.statements is None:
+        return [Lines(["not known: the source of a side is not known, or keeps no clock of its own"], is_soft=True)]
+    new = clock_lines.newly_untimed(*pull.statements)
+    if not new:
+        return [Lines(["nothing that the baseline does not do there as well"])]
+    same: dict[tuple[bool, str, str, str], list[int]] = {}
+    for line, was_timed in new:
+        same.setdefault((not was_timed, line.phase, line.definition, line.text), []).append(line.number)
+    rows = [
+        [
+            *(some(list(map(str, numbers)), 3), phase),
+            "new or changed" if is_new else "MOVED out of the timed region",
+            *(definition, code(pull_requests.shortly(text))),
+        ]
+        for (is_new, phase, definition, text), numbers in sorted(same.items(), key=lambda item: (item[0][0], item[1]))
+    ]
+    heads = ("line", "runs", "against the baseline", "in", "statement")
+    moved = sum(not is_new for is_new, *_ in same)
+    head = (
+        f"{counted(len(same), 'statement')} that the baseline has not there; it runs {moved} of them inside its clock"
+    )
+    return [Lines([head]), Table(heads, rows, [True, False, False, False, False], "", MAX_LINES, " statements")]
+
+
+def _runs(pull: PullRequest) -> Table:
+    sides = [("this", pull.candidate)] + ([("baseline", pull.baseline)] if pull.baseline else [])
+    sides += [("not judged", side) for side in pull.others] + [("baseline too", side) for side, _ in pull.controls]
+    rows = []
+    for role, side in sides:
+        first, times = side.rows[0], [row["train_s"] for row in side.rows if row["train_s"] is not None]
+        losses = [row["val_loss"] for row in side.rows if row["val_loss"] is not None]
+        test = target.loss_test(losses, pull_requests.goal_of(pull), pull.track.p_value)
+        seeds = [str(row["seed"]) for row in side.rows if row["seed"] is not None]
+        environment = side.logs[0].record["environment"]
+        rows.append(
+            [
+                *(role, side.name, str(len(side.logs)), str(first["num_steps"] or "")),
+                f"{stats.mean(times):.2f}" if times else None,
+                *(f"{test['mean']:.5f}" if test["mean"] is not None else None, wording.p_words(test["p"])),
+                some(seeds, 3) if seeds else "not printed",
+                *(first["device"], environment.get("torch"), side.logs[0].code_key[:8]),
+            ]
+        )
+    heads = ("", "logs", "n", "steps", "mean train, s", "mean val_loss", "p", "seeds", "GPUs", "torch", "code")
+    return Table(heads, rows, [False, False, True, True, True, True, True, False, False, False, False])
+
+
+def _notes(pull: PullRequest) -> list[str]:
+    passed = [rule["passed"] for rule in pull.judged]
+    unknown = f"{passed.count(None)} are not known from logs or do not apply"
+    notes = [f"judge: {passed.count(True)} rules hold, {passed.count(False)} fail, {unknown}"]
+    if pull.num_incomplete:
+        notes.append(f"{counted(pull.num_incomplete, 'log')} without a complete run, in no number")
+    if pull.script_differs:
+        differing = counted(pull.script_differs, "line")
+        notes.append(f"the pull request's script differs from the one that its logs embed by {differing}")
+    if pull.baseline and not pull.baseline.known_as and pull.num_earlier:
+        notes.append(f"the baseline's code is in the logs of none of the {pull.num_earlier} records before")
+    return notes
+
+
+def _source(pull: PullRequest) -> Section:
+    rows = [[name, f"+{added}", f"-{removed}"] for name, (added, removed) in pull_requests.changes_of(pull).items()]
+    lines = pull.statements
+    changed = []
+    if lines:
+        known = {(line.definition, line.text) for line in lines[1]}
+        changed = sorted(
+            {line.definition for line in lines[0] if (line.definition, line.text) not in known and line.definition}
+        )
+    touched = [Lines([f"changed in {SCRIPT}: {some(changed, 20)}"])] if changed else []
+    return Section(
+        "Source, against the baseline's",
+        [Table(("file", "added", "removed"), rows, [False, True, True]), *touched] if rows else [],
+    )

@@ -1,0 +1,278 @@
+"""The rules of a record's pull request: a check for each name in track.rules.pull_request -> an answer, with evidence.
+
+What judge and compare found of its logs is taken as it stands; of the sources that the logs embed, the statements that
+differ from the baseline's are looked at, by name.  A person must answer what no log can.
+"""
+
+import ast
+import difflib
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+from bench.base import stats
+from bench.base.text_table import counted, some
+from bench.claims.rules import rulebook
+from bench.compare import eligibility, wording
+from bench.compare.selection import Arm
+from bench.config import schema
+from bench.record import clock_lines
+from bench.record.importers.modded_nanogpt import SCRIPT
+from bench.record.rows import Row, row_of
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
+
+PASS, FAIL, NOT_SHOWN, READER = "pass", "FAIL", "not shown", "reader"  # READER: no log can answer, a person must
+CONFIG = re.compile(r"\b(?:torch\._)?(inductor|dynamo)\.config\.([\w.]+)\s*=(?!=)")
+VARIABLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()\W*(TORCH(?:INDUCTOR|DYNAMO|_COMPILE)_\w+)")
+MAX_CHARS = 100  # of a statement that is shown
+Answer = tuple[str, str]  # PASS, FAIL, NOT_SHOWN or READER, and the evidence
+
+
+@dataclass
+class Log:
+    """A complete run of a log."""
+
+    path: str  # below the pull request's folder
+    record: Record
+    steps: list[StepRow]
+    sources: dict[str, str]  # that it embeds, {file: text}
+    code_key: str  # modded_nanogpt.code_key(); "" where it embeds none
+
+
+@dataclass
+class Side:
+    """Logs of one code on one kind of machine, in one folder."""
+
+    name: str
+    logs: list[Log]
+    known_as: str = ""  # the earlier record whose code it is; "" for none that is known
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row_of(log.record) for log in self.logs]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        return self.logs[0].sources
+
+    @property
+    def arm(self) -> Arm:
+        records = {log.record["run_id"]: {**log.record, "steps": log.steps} for log in self.logs}
+        return Arm(self.name, self.rows, [None] * len(self.logs), cast(dict[str, dict[str, Any]], records))
+
+
+@dataclass
+class PullRequest:
+    """What is judged.  baseline None: there is none; is_same_pr: the pull request brought the baseline's logs."""
+
+    name: str
+    track: schema.TrackConfig
+    candidate: Side
+    baseline: Side | None
+    is_same_pr: bool
+    others: list[Side] = field(default_factory=list)
+    num_incomplete: int = 0
+    num_earlier: int = 0  # records before it whose code was looked at
+    script_differs: int = 0  # lines of the pull request's script that are not those that its logs embed
+    judged: list[rulebook.Result] = field(default_factory=list)
+    compared: Mapping[str, Any] | None = None  # bench.compare.verdict.Comparison; None: nothing to compare with
+    controls: list[tuple[Side, Mapping[str, Any]]] = field(default_factory=list)  # with the other baselines
+    words: str = ""  # how this was called, for the commands that are proposed
+
+    @functools.cached_property
+    def statements(self) -> tuple[list[clock_lines.Line], list[clock_lines.Line]] | None:
+        """Of both scripts; None: a source is not known, is no Python or keeps no clock."""
+        sides = (self.candidate, self.baseline) if self.baseline else ()
+        found = [clock_lines.lines_of(side.sources[SCRIPT]) if side.sources else None for side in sides]
+        return (found[0], found[1]) if len(found) == 2 and found[0] and found[1] else None
+
+
+def streams(pull: PullRequest) -> Answer:
+    """The statements that name the data pipeline are the baseline's."""
+    if pull.statements is None:
+        return READER, "the sources of both are not known"
+    patterns, (own, theirs) = pull.track.rules.data_names, pull.statements
+    known = {(line.definition, line.text) for line in theirs}
+    new = [line for line in own if (line.definition, line.text) not in known and _names_any(line, patterns)]
+    gone = {(line.definition, line.text) for line in theirs if _names_any(line, patterns)}
+    gone -= {(line.definition, line.text) for line in own}
+    if not new and not gone:
+        return PASS, f"no statement that names the data pipeline ({some(patterns, 3)}) differs from the baseline's"
+    lines = [f"line {line.number}: {shortly(line.text)}" for line in new] or [shortly(text) for _, text in gone]
+    return (
+        READER,
+        f"{counted(len(new) + len(gone), 'statement')} that name the data pipeline differ: {some(lines, 3, '; ')}",
+    )
+
+
+def mean_loss(pull: PullRequest) -> Answer:
+    """The mean val_loss is below the target, by the track's own test."""
+    found = next(rule for rule in pull.judged if rule["rule"] == "the target is reached")
+    if found["passed"]:
+        return PASS, found["evidence"]
+    return NOT_SHOWN, found["evidence"]
+
+
+def systems_waiver(pull: PullRequest) -> Answer:
+    """Where rule 2 is not shown: whether the waiver for changes of systems alone is possible at all."""
+    if mean_loss(pull)[0] == PASS:
+        return PASS, "not needed"
+    loss, steps = (pull.compared or {}).get("val_loss") or {}, (pull.compared or {}).get("steps")
+    if not loss.get("ci95_nats") or not steps:
+        return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"
+    if steps[0] != steps[1] or None in steps:
+        return FAIL, f"{steps[1]} steps, the baseline {steps[0]}: the ML was touched"
+    low, high = loss["ci95_nats"]
+    if low > 0:
+        return FAIL, f"its losses are higher than the baseline's: {wording.interval([low, high], 5, ' nats')}"
+    return READER, f"equal steps, and losses within {wording.interval([low, high], 5, ' nats')} of the baseline's: " + (
+        "a person must say that the change is of systems alone"
+    )
+
+
+def flags(pull: PullRequest) -> Answer:
+    """No flag of inductor or torch.compile that the track does not allow, but those that the baseline sets as well."""
+    if not pull.candidate.sources:
+        return READER, "its logs embed no source"
+    base = flags_of(pull.baseline.sources) if pull.baseline else {}
+    own, allowed = flags_of(pull.candidate.sources), pull.track.rules.compile_flags or ["*"]
+    more = {name: line for name, line in own.items() if not any(fnmatchcase(name, a) for a in allowed)}
+    extra = [f"{name} (line {line})" for name, line in more.items() if name not in base]
+    if extra:
+        return FAIL, f"its source sets {some(extra, 4)}"
+    kept = f"; {some(sorted(more), 3)} as in the baseline" if more else ""
+    return PASS, f"its source sets {'no other' if own else 'none'}{kept}; what it sets unseen, a rerun shows"
+
+
+def same_hardware(pull: PullRequest) -> Answer:
+    """It is faster than the baseline on the same node."""
+    if pull.compared is None:
+        return NOT_SHOWN, "there are no logs of a baseline"
+    time = pull.compared["time"]
+    if time["change_pct"] is None:
+        return NOT_SHOWN, f"{_printed(pull)}, not comparable: {'; '.join(pull.compared['reasons'][:2])}"
+    drift_pct, edges = time["drift_pct"] or 0.0, time["ci95_pct"]
+    means = " to ".join(f"{mean_s:.2f} s" for mean_s in time["mean_s"])
+    change = f"{means}, {time['change_pct']:+.2f} %"
+    if not pull.is_same_pr:
+        return NOT_SHOWN, f"the baseline's logs are not of this pull request, so maybe of another machine: {change}"
+    if edges is None:
+        return NOT_SHOWN, f"{change}: one run of a side has no spread"
+    own = [edges[0] + drift_pct, edges[1] - drift_pct]
+    change += f" (95 % interval {wording.interval(own, 2, ' %')}, p = {wording.p_words(time['p']) or '-'})"
+    if own[0] > 0:
+        return FAIL, f"it is slower than its baseline: {change}"
+    if own[1] >= 0:
+        return NOT_SHOWN, change
+    whose = f", the code of {pull.baseline.known_as}" if pull.baseline and pull.baseline.known_as else ""
+    drift = f"; not interleaved, what sessions alone do is up to {drift_pct:.2g} %" if drift_pct else ""
+    return PASS, f"{change}{whose}{drift}"
+
+
+def diff_size(pull: PullRequest) -> Answer:
+    """How many lines the change costs."""
+    changes = changes_of(pull)
+    if not changes:
+        return READER, "the sources of both are not known"
+    added, removed = (sum(counts[number] for counts in changes.values()) for number in (0, 1))
+    return READER, f"+{added} -{removed} lines for {gain_of(pull)}"
+
+
+def loss_buffer(pull: PullRequest) -> Answer:
+    """How far below the target the mean is, and how much of that the change spends."""
+    loss = (pull.compared or {}).get("val_loss") or {}
+    mean, goal = (
+        stats.mean(row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None),
+        goal_of(pull),
+    )
+    if goal is None:
+        return PASS, "the track has no target"
+    left = f"{abs(goal - mean):.5f} nats {'below' if mean <= goal else 'ABOVE'} {goal:g}"
+    if loss.get("change_nats") is None:
+        return READER, f"{left}; what the baseline leaves is not known"
+    spent, edges = loss["change_nats"], loss["ci95_nats"]
+    text = f"{left}, the baseline {goal - loss['mean'][0]:+.5f}: {'spends' if spent > 0 else 'gains'} {abs(spent):.5f}"
+    for side, other in pull.controls:
+        time_pct, nats = other["time"]["change_pct"], other["val_loss"]["change_nats"]
+        if time_pct is not None and nats is not None:
+            text += f"; against {side.name} {time_pct:+.2f} % at {nats:+.5f} nats"
+    is_spent = edges is not None and edges[0] > 0 and spent > pull.track.rules.loss_buffer_nats / 2
+    return (READER if is_spent or mean > goal else PASS), text
+
+
+CHECKS: dict[str, Callable[[PullRequest], Answer]] = {
+    check.__name__: check
+    for check in (streams, mean_loss, systems_waiver, flags, same_hardware, diff_size, loss_buffer)
+}
+
+
+def flags_of(sources: Mapping[str, str]) -> dict[str, int]:
+    """{flag: its line} that the text of these sources sets, named as bench/training/compile_flags.py names them."""
+    found: dict[str, int] = {}
+    for text in sources.values():
+        for alias, module in re.findall(r"^\s*import torch\._(\w+)\.config as (\w+)", text, re.M):
+            text = re.sub(rf"\b{module}\.(?=\w+\s*=)", f"{alias}.config.", text)
+        for module, alias in re.findall(r"^\s*from torch\._(\w+) import config(?: as (\w+))?", text, re.M):
+            text = re.sub(rf"(?<![.\w]){alias or 'config'}\.(?=\w+\s*=)", f"{module}.config.", text)
+        for number, line in enumerate(text.splitlines(), 1):
+            line = line.partition("#")[0]
+            found |= {f"{module}.{name}": number for module, name in CONFIG.findall(line)}
+            found |= {f"env.{name}": number for name in VARIABLE.findall(line)}
+        found |= {f"compile.{name}": line for name, line in _compile_options(text)}
+    return found
+
+
+def _compile_options(text: str) -> list[tuple[str, int]]:
+    try:
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    named = [
+        (call, keyword) for call in calls if ast.unparse(call.func) == "torch.compile" for keyword in call.keywords
+    ]
+    return [(f"{keyword.arg}", call.lineno) for call, keyword in named if keyword.arg in ("mode", "options", "backend")]
+
+
+def changes_of(pull: PullRequest) -> dict[str, tuple[int, int]]:
+    """{file: (lines added, lines removed)} from the baseline's source to the candidate's; {} where one is unknown."""
+    if not pull.baseline or not pull.baseline.sources or not pull.candidate.sources:
+        return {}
+    a, b, counts = pull.baseline.sources, pull.candidate.sources, {}
+    for name in sorted(a.keys() | b.keys()):
+        lines = list(difflib.unified_diff(a.get(name, "").splitlines(), b.get(name, "").splitlines(), lineterm="", n=0))
+        if lines:
+            counts[name] = (sum(line[0] == "+" for line in lines[2:]), sum(line[0] == "-" for line in lines[2:]))
+    return counts
+
+
+def _names_any(line: clock_lines.Line, patterns: Sequence[str]) -> bool:
+    words = {line.definition, *re.findall(r"\w+", line.text)}
+    return any(fnmatchcase(word, pattern) for word in words for pattern in patterns)
+
+
+def shortly(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"
+
+
+def goal_of(pull: PullRequest) -> float | None:
+    return pull.candidate.rows[0]["target"]
+
+
+def _means_s(pull: PullRequest) -> tuple[float, float] | None:
+    """Of baseline and candidate, as their logs print them; None: one is not known."""
+    sides = [eligibility.times_s(side.rows) for side in (pull.baseline, pull.candidate) if side]
+    return (stats.mean(sides[0]), stats.mean(sides[1])) if len(sides) == 2 and all(sides) else None
+
+
+def _printed(pull: PullRequest) -> str:
+    means_s = _means_s(pull)
+    return "{:.2f} s to {:.2f} s as printed".format(*means_s) if means_s else "no times"
+
+
+def gain_of(pull: PullRequest) -> str:
+    means_s = _means_s(pull)
+    return f"{means_s[0] - means_s[1]:.2f} s" if means_s else "an unknown gain"

@@ -1,0 +1,266 @@
+"""Judge a record's pull request.  ./run.sh pr FOLDER|NUMBER [--clone DIR] [--rerun DIR [--go] [-- SETTING...]]
+
+FOLDER: the logs of a pull request, as modded-nanogpt asks for them, in folders or not, and its script if it is there.
+NUMBER: a pull request of the clone --clone, which has refs/pull/NUMBER/head, or its merged commit.
+Prints Markdown for the thread: the verdict first, each rule of the track with its answer and evidence, what is missing
+and the command that supplies it, numbers, runs, what runs outside the clock, what changed in the source.
+
+The baseline: logs of the same pull request whose path says so or whose code is an earlier record's; else the logs of
+the record before, from the folder that FOLDER lies in or from the clone.  --candidate and --baseline name them.
+--rerun DIR writes both sources and prints the race that decides on this machine; --go starts it, with SETTINGs
+(n=10 track=... ) of ./run.sh race after --.
+"""
+
+import argparse
+import shlex
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bench.base import atomic
+from bench.base.paths import shown, user_path
+from bench.claims import claim as claims
+from bench.claims import pull_request
+from bench.claims.rules import pull_requests, rulebook
+from bench.claims.rules.pull_requests import Log, PullRequest, Side
+from bench.cli import arguments, import_logs
+from bench.compare import comparison
+from bench.config import groups
+from bench.machine import git
+from bench.record import metrics, run_folder
+from bench.record.importers import dialects, modded_nanogpt
+from bench.record.rows import Row
+
+NUM_EARLIER = 12  # earlier records whose code may be the baseline's
+SUFFIX = ".txt"
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 the rules that logs can answer are met, 1 one is not met or not shown, 2 usage error."""
+    argv, settings = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    args = _parser().parse_args(argv)
+    if (args.go or settings) and not args.rerun:
+        raise ValueError(f"{'--go' if args.go else settings[0]}: --rerun DIR says where the sources are to be written")
+    with tempfile.TemporaryDirectory(prefix="speedrun-pr-") as scratch:
+        folder, name = _folder(args, Path(scratch))
+        pull = _read(args, folder, name, Path(scratch))
+    pull.words = shlex.join(word for word in argv if word not in ("--json", "--html"))
+    document = pull_request.document_of(pull)
+    if args.out:
+        atomic.write_out(user_path(args.out), document.markdown() + "\n", "--out")
+        print(shown(user_path(args.out)))
+    elif not args.rerun:
+        print(document.json() if args.json else document.markdown())
+    if args.rerun:
+        words = _written(pull, user_path(args.rerun), folder) + (settings or [f"n={pull.track.repeats}"])
+        print(shlex.join(["./run.sh", "race", *words]))
+        if args.go:
+            from bench.cli import race
+
+            return race.main(words)
+    return 0 if document.verdicts[0].word == "meets_the_rules" else 1
+
+
+def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> PullRequest:
+    """The pull request of this folder, compared and judged."""
+    track = args.track or next(
+        (ours for theirs, ours in groups.UPSTREAM_TRACKS.items() if theirs in folder.parts), "gpt2_small"
+    )
+    standard = claims.standard(track)
+    logs, num_incomplete = _logs(folder, track, standard.goal.target_val_loss)
+    if not logs:
+        raise ValueError(
+            f"{shown(folder)}: it holds no log of a complete run: a pull request brings its logs ({SUFFIX})"
+        )
+    script = next((path for path in sorted(folder.rglob(modded_nanogpt.SCRIPT))), None)
+    text = script.read_text(errors="replace") if script else None
+    by_text = {
+        log.code_key
+        for log in logs
+        if text is not None and log.sources.get(modded_nanogpt.SCRIPT, "").strip() == text.strip()
+    }
+    earlier = list(_earlier(folder))
+    known = {key: record.name for record, files in reversed(earlier) for key in [modded_nanogpt.code_key(files)]}
+    rules = standard.track.rules
+
+    def wants(row: Row) -> bool:
+        return rules.gpu is None or row["device"] == f"{rules.num_gpus or 1} x {rules.gpu}"
+
+    candidate, bases, others = pull_request.sides_of(
+        logs, known, next(iter(by_text), ""), wants, args.candidate or "", args.baseline or ""
+    )
+    pull = PullRequest(
+        name, standard.track, candidate, bases[0] if bases else None, bool(bases), others, num_incomplete, len(earlier)
+    )
+    if pull.baseline is None and earlier:
+        before = earlier[0][0]
+        found, _ = _logs(before, track, standard.goal.target_val_loss)
+        found = [log for log in found if log.code_key == modded_nanogpt.code_key(earlier[0][1])]
+        pull.baseline = Side(before.name, found, before.name) if found else None
+    if text is not None and candidate.sources:
+        theirs = Side("", [Log("", logs[0].record, [], {modded_nanogpt.SCRIPT: text}, "")])
+        embedded = {modded_nanogpt.SCRIPT: candidate.sources[modded_nanogpt.SCRIPT]}
+        own = Side("", [Log("", logs[0].record, [], embedded, "")])
+        differing = pull_requests.changes_of(PullRequest(name, standard.track, own, theirs, True))
+        pull.script_differs = sum(map(sum, differing.values()))
+    claim = claims.from_folders(_folders_of(candidate, scratch / "runs"), track=track)
+    pull.judged = rulebook.check(claim)
+    pull.compared, *_ = [_compared(base, candidate) for base in [pull.baseline] if base] or [None]
+    pull.controls = [(base, _compared(base, candidate)) for base in bases[1:]]
+    return pull
+
+
+def _compared(base: Side, candidate: Side) -> Any:
+    found = dict(comparison.compare_arms([base.arm, candidate.arm], diagnose=False)[0][1])
+    return found | {"arms": [base.name, candidate.name]}
+
+
+def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list[Log], int]:
+    """(the complete runs of the logs in a folder, how many logs have none)."""
+    found, incomplete, keys = [], 0, dict[str | None, str]()
+    for path, _ in dialects.files_of([folder]):
+        runs, _ = dialects.read_file(path, part_of=folder.resolve())
+        complete = [(run, steps) for run, steps in runs if run["status"] == "complete"]
+        incomplete += bool(runs) - bool(complete)
+        sources = modded_nanogpt.sources(path.read_bytes()) if complete else {}
+        for run, steps in complete:
+            run["track"], run["goal"] = track, (run["goal"] or {}) | {"target_val_loss": target_val_loss}
+            digest = run["code"]["source_sha256"]
+            if digest not in keys:
+                keys[digest] = modded_nanogpt.code_key(sources) if sources else ""
+            run["code"]["source_sha256"] = keys[digest] or digest  # a literal seed makes no other code
+            run["metrics"] = metrics.metrics(run, steps)
+            found.append(Log(path.relative_to(folder.resolve()).as_posix(), run, steps, sources, keys[digest]))
+    return found, incomplete
+
+
+def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The records before this one, where it lies beside them: (folder, the sources that its first log embeds).
+
+    modded-nanogpt names their folders by date.
+    """
+    if folder.parent.name not in groups.UPSTREAM_TRACKS:
+        return
+    before = sorted(
+        (path for path in folder.parent.iterdir() if path.is_dir() and path.name < folder.name), reverse=True
+    )
+    for path in before[:NUM_EARLIER]:
+        logs = (
+            log
+            for log in sorted(path.rglob(f"*{SUFFIX}"))
+            if not pull_request.BASELINE.search(str(log.relative_to(path)))
+        )
+        files = next((files for log in logs if (files := modded_nanogpt.sources(log.read_bytes()))), None)
+        if files:
+            yield path, files
+
+
+def _folders_of(side: Side, results: Path) -> list[Path]:
+    for log in side.logs:
+        import_logs.write(log.record, log.steps, results)
+    return list(run_folder.find_runs([results]))
+
+
+def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
+    """Writes the sources of both sides below a folder -> the arms and the track of the race."""
+    if pull.baseline is None:
+        raise ValueError(
+            f"--rerun {shown(into)}: there is no baseline: --baseline GLOB names its logs, --clone DIR the records"
+        )
+    arms = []
+    for arm, side in (("Baseline", pull.baseline), ("Candidate", pull.candidate)):
+        if not side.sources:
+            raise ValueError(f"--rerun {shown(into)}: the logs of {side.name} embed no source that could be run")
+        home = into / arm.lower()
+        for name, text in side.sources.items():
+            if (path := home / PurePosixPath(name).name).exists() and path.read_text() != text:
+                raise ValueError(f"{shown(path)}: is there already, with other contents: name another folder")
+            home.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(path, text)
+        arms.append(f"{arm}=script={home / modded_nanogpt.SCRIPT}")
+    return [*arms, f"track={pull.candidate.logs[0].record['track']}"]
+
+
+# ---- a pull request of a clone
+
+
+def _folder(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
+    """(the folder of the logs, the name of the pull request)."""
+    if not args.what.isdigit() or user_path(args.what).is_dir():
+        path = user_path(args.what).resolve()
+        if not path.is_dir():
+            raise ValueError(f"{args.what}: no such folder; give the folder of the logs, or a number with --clone DIR")
+        return path, path.name
+    if not args.clone:
+        fetch = f"git fetch origin pull/{args.what}/head:refs/pull/{args.what}/head"
+        raise ValueError(f"{args.what}: --clone DIR names a clone that has this pull request ({fetch})")
+    return _exported(user_path(args.clone), args.what, scratch), f"Pull request {args.what}"
+
+
+def _exported(clone: Path, number: str, scratch: Path) -> Path:
+    """The record's folder of a pull request, and the first logs of the records before it, written to scratch."""
+    ref = f"refs/pull/{number}/head"
+    head = git.ask(clone, "rev-parse", "--verify", "-q", ref)
+    merged = git.ask(clone, "log", "--all", "-n1", "--format=%H", "--fixed-strings", f"--grep=(#{number})")
+    tip = (head or merged or "").strip()
+    if not tip:
+        have = f"it has no {ref} and no commit that names (#{number})"
+        raise ValueError(f"--clone {shown(clone)}: {have}: git fetch origin pull/{number}/head:{ref} there")
+    main_line = git.ask(clone, "merge-base", tip, "HEAD") if head else None
+    base = (main_line or "").strip() or f"{tip}^"
+    if base == tip:
+        base = f"{tip}^"
+    try:
+        added = git.run(
+            clone, "diff", "--name-only", "--no-renames", "--diff-filter=A", base, tip, "--", "records"
+        ).splitlines()
+        parts = [PurePosixPath(name).parts for name in added if name.endswith(SUFFIX)]
+        folders = sorted(
+            {"/".join(part[:3]) for part in parts if len(part) > 3},
+            key=lambda name: -sum(name in each for each in added),
+        )
+        if not folders:
+            raise ValueError(
+                f"{number}: the pull request adds no log ({SUFFIX}) below records/: give the folder of its logs"
+            )
+        listed = git.run(clone, "ls-tree", "-r", "--name-only", base, f"{folders[0].rpartition('/')[0]}/").splitlines()
+        logs = {
+            "/".join(PurePosixPath(name).parts[:3]): name
+            for name in reversed(listed)
+            if name.endswith(SUFFIX) and not pull_request.BASELINE.search(name)
+        }
+        before = [name for name in sorted(logs, reverse=True) if name < folders[0]][:NUM_EARLIER]
+        _write_tree(clone, tip, [folders[0]], scratch)
+        _write_tree(clone, base, before[:1] + [logs[name] for name in before[1:]], scratch)
+    except git.Failed as error:
+        raise ValueError(f"--clone {shown(clone)}: {error}") from None
+    return scratch / folders[0]
+
+
+def _write_tree(clone: Path, commit: str, paths: Iterable[str], into: Path) -> None:
+    for line in git.run(clone, "ls-tree", "-r", commit, "--", *paths).splitlines():
+        (_, kind, digest), name = line.partition("\t")[0].split(), line.partition("\t")[2]
+        if kind != "blob" or not name.endswith((SUFFIX, ".py", ".log")):
+            continue
+        path = into / name
+        if not path.resolve().is_relative_to(into.resolve()):
+            raise ValueError(f"{name}: leads out of its folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(git.run(clone, "cat-file", "blob", digest, errors="replace"))
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("./run.sh pr", main=main)
+    parser.add_argument("what", metavar="FOLDER|NUMBER", help="the folder of its logs, or its number in --clone")
+    parser.add_argument("--clone", metavar="DIR", help="a clone of the project; nothing is fetched")
+    parser.add_argument(
+        "--track", metavar="NAME", choices=groups.choices("track"), help="by default that of the folder's path"
+    )
+    parser.add_argument("--candidate", metavar="GLOB", help="the logs that are judged, below FOLDER: 'this_pr/*'")
+    parser.add_argument("--baseline", metavar="GLOB", help="the logs of the baseline, below FOLDER")
+    parser.add_argument("--rerun", metavar="DIR", help="write both sources there and print the race that decides")
+    parser.flag("--go", help="with --rerun: start that race here")
+    parser.add_argument("--out", metavar="FILE", help="write the Markdown there instead")
+    parser.flag("--json", help="an object instead of Markdown")
+    return parser

@@ -1,0 +1,194 @@
+"""Which lines of a training script run outside its own clock, as its source says.  Pure; nothing is run.
+
+The clock of modded-nanogpt, nanoGPT and their like is read by the script itself: it is started by a line
+`t0 = time.perf_counter()` and stopped by one that takes the difference and adds it to a total.  In the order of the
+source each statement of the script's main part is therefore before the clock's first start, timed, in a pause, or after
+its last stop.  A function runs where its name is used, and what that function uses with it.
+
+A reader's aid and no proof: what a script calls by getattr, in a subprocess or from a compiled extension is not seen.
+"""
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+BEFORE, TIMED, PAUSE, AFTER = "before the clock starts", "timed", "in a pause of the clock", "after the clock"
+UNTIMED = (BEFORE, PAUSE, AFTER)
+CLOCKS = {"perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns"}
+DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FREE = (ast.Import, ast.ImportFrom, ast.Pass, ast.Break, ast.Continue, ast.Global)  # they do no work of their own
+
+
+class Line(NamedTuple):
+    """A statement of a script."""
+
+    phase: str  # one of BEFORE, TIMED, PAUSE, AFTER
+    number: int  # of its first line, from 1
+    text: str  # as Python writes it, whatever its layout
+    definition: str  # the function or class that it is in; "" for the main part
+
+
+def lines_of(source: str) -> list[Line] | None:
+    """Every statement with the phase that it runs in; None: no Python, or no clock is started in its main part.
+
+    Of a definition that several phases use, TIMED comes first: what is called inside the clock, too, is paid for there.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    main = [
+        body for body in (tree.body, *_mains(tree)) if _edges(each for each in _flat(body) if not hasattr(each, "body"))
+    ]
+    if not main:
+        return None
+    statements, definitions = list(_flat(main[-1])), _definitions(tree)
+    if main[-1] is not tree.body:  # what stands at the top of the file runs before its main function does
+        statements = [*_flat(tree.body), *statements]
+    phases = _phases(statements)
+    reached: dict[str, set[str]] = {}
+    for statement, phase in zip(statements, phases, strict=True):
+        _reach(_names(statement), phase, definitions, reached)
+    found = [Line(phase, each.lineno, _text(each), "") for each, phase in zip(statements, phases, strict=True)]
+    for name, nodes in definitions.items():
+        of_name = reached.get(name, {TIMED})
+        phase = next(phase for phase in (TIMED, PAUSE, BEFORE, AFTER) if phase in of_name)
+        inside = (each for node in nodes if node.body is not main[-1] for each in _flat(node.body, DEFINED))
+        found += [Line(phase, each.lineno, _text(each), name) for each in inside]
+    return sorted((line for line in found if line.text), key=lambda line: line.number)
+
+
+def newly_untimed(candidate: Sequence[Line], baseline: Sequence[Line]) -> list[tuple[Line, bool]]:
+    """[(statement that runs outside the clock and that the baseline has not there, whether the baseline times it)].
+
+    A changed statement counts as new.  Its number is the candidate's.
+    """
+    untimed = {line.text for line in baseline if line.phase in UNTIMED}
+    timed = {line.text for line in baseline if line.phase == TIMED}
+    new = (line for line in candidate if line.phase in UNTIMED and line.text not in untimed)
+    return [(line, line.text in timed) for line in new]
+
+
+def edges_of(source: str) -> tuple[set[int], set[int]]:
+    """(the lines that start the clock, those that stop it), of the whole file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    edges = _edges(each for each in statements if not hasattr(each, "body"))
+    return {line for line, is_start in edges.items() if is_start}, {
+        line for line, is_start in edges.items() if not is_start
+    }
+
+
+def _mains(tree: ast.Module) -> list[list[ast.stmt]]:
+    return [node.body for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    """{name: its functions, methods and classes}: methods of one name are told apart by nothing."""
+    found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINED):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
+def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINED) -> Iterator[ast.stmt]:
+    """Simple statements and the heads of compound ones, in the order of the source, without definitions in them."""
+    for node in body:
+        if isinstance(node, (*skipped, *FREE)):
+            continue
+        yield node
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            for inner in getattr(node, part, ()):
+                yield from _flat(
+                    getattr(inner, "body", [inner]) if not isinstance(inner, ast.stmt) else [inner], skipped
+                )
+
+
+def _head(node: ast.stmt) -> list[ast.AST]:
+    """A statement without the statements in it."""
+    if not hasattr(node, "body"):
+        return [node]
+    parts = (getattr(node, name, None) for name in ("test", "iter", "target", "subject"))
+    return [part for part in parts if part is not None] + [item.context_expr for item in getattr(node, "items", ())]
+
+
+def _text(node: ast.stmt) -> str:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)  # a docstring
+    return "" if is_text else " ".join(ast.unparse(part) for part in _head(node))
+
+
+def _names(node: ast.stmt | Sequence[ast.stmt]) -> set[str]:
+    nodes = [part for each in ([node] if isinstance(node, ast.stmt) else node) for part in _head(each)]
+    inner = [each for part in nodes for each in ast.walk(part)]
+    names = {each.id for each in inner if isinstance(each, ast.Name)}
+    return names | {each.attr for each in inner if isinstance(each, ast.Attribute)}
+
+
+def _reach(
+    names: set[str], phase: str, definitions: Mapping[str, Sequence[ast.stmt]], reached: dict[str, set[str]]
+) -> None:
+    waiting = [name for name in names if name in definitions]
+    while waiting:
+        name = waiting.pop()
+        if phase in reached.setdefault(name, set()):
+            continue
+        reached[name].add(phase)
+        for node in definitions[name]:
+            inner = _names(list(_flat(getattr(node, "body"))))  # noqa: B009
+            if isinstance(node, ast.ClassDef):  # making one runs __init__; its methods run where they are named
+                inner = {"__init__"} & {each.name for each in node.body if isinstance(each, DEFINED)}
+            waiting += [other for other in inner if other in definitions]
+
+
+def _edges(statements: Iterable[ast.stmt]) -> dict[int, bool]:
+    """{line of an edge: whether it starts the clock}.
+
+    A difference is taken between a reading and the earlier one that a name keeps: there the clock was started, and
+    where the later one was read it is stopped.  A difference that is only printed, or kept as an approx_ time, is none.
+    """
+    reads: dict[str, list[int]] = {}
+    differences: list[tuple[ast.stmt, ast.BinOp]] = []
+    for node in statements:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if not isinstance(node, (ast.Assign, ast.AugAssign)) or target is None:
+            continue
+        if isinstance(target, ast.Name) and (_is_reading(node.value) or getattr(node.value, "id", None) in reads):
+            reads.setdefault(target.id, []).append(node.lineno)
+        elif "approx" not in ast.unparse(target):
+            inner = (
+                each for each in ast.walk(node.value) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub)
+            )
+            differences += [(node, each) for each in inner]
+    starts, stops = set[int](), set[int]()
+    for node, difference in differences:
+        earlier, later = getattr(difference.right, "id", None), getattr(difference.left, "id", None)
+        if earlier in reads and (later in reads or _is_reading(difference.left)):
+            starts |= {*reads[earlier]}
+            stops |= {*reads[later]} if later in reads else {node.lineno}
+    return dict.fromkeys(stops, False) | dict.fromkeys(starts - stops, True)
+
+
+def _is_reading(node: ast.AST) -> bool:
+    func = getattr(node, "func", None)
+    return getattr(func, "attr", getattr(func, "id", None)) in CLOCKS
+
+
+def _phases(statements: Sequence[ast.stmt]) -> list[str]:
+    """The phase of each statement, in the order of the source; a loop's body is taken once."""
+    edges = _edges(each for each in statements if not hasattr(each, "body"))
+    last = max((line for line, is_start in edges.items() if not is_start), default=0)
+    ends = (
+        each.end_lineno or 0 for each in statements if isinstance(each, (ast.For, ast.While)) and each.lineno < last
+    )
+    end = max((end for end in ends if end >= last), default=last)  # of the loop in which the clock is stopped last
+    found, phase = [], BEFORE
+    for node in statements:
+        found.append(AFTER if last and node.lineno > end else phase)
+        if (is_start := None if hasattr(node, "body") else edges.get(node.lineno)) is not None:
+            phase = TIMED if is_start else PAUSE
+    return found

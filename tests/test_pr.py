@@ -1,0 +1,273 @@
+"""./run.sh pr: pull requests of planted logs, each with one thing wrong, and what it answers."""
+
+import json
+import subprocess
+
+import pytest
+
+from bench.cli import pr
+from bench.record import clock_lines
+from bench.record.importers import modded_nanogpt
+
+SCRIPT = """import time, torch
+import torch._dynamo.config
+torch._dynamo.config.recompile_limit = 64
+
+class Args:
+    train_files: str = "data/train_*.bin"
+    lr: float = 0.1
+
+def table(width):
+    rows = [width * n for n in range(5)]
+    return rows
+
+def batch(train_files):
+    return open(train_files)
+
+model = table(3)
+train_loader = batch(Args.train_files)
+seed = 1
+training_time_ms = 0
+t0 = time.perf_counter()
+for step in range(11):
+    if step == 10:
+        training_time_ms += 1000 * (time.perf_counter() - t0)
+        val_loss = sum(model)
+        t0 = time.perf_counter()
+        break
+    model[0] += 1
+    approx_ms = training_time_ms + 1000 * (time.perf_counter() - t0)
+print("done")
+"""
+SMI = "| {n}  NVIDIA H100 80GB HBM3          On  |"
+FASTER, SLOWER = [70.1, 70.2, 70.0, 70.15, 70.05], [71.1, 71.2, 71.0, 71.15, 71.05]
+LOSSES = [3.2770, 3.2781, 3.2775, 3.2768, 3.2779]
+
+
+def log(source, time_s, loss, minute, num_gpus=8):
+    """A log as train_gpt.py writes it."""
+    smi = "\n".join(SMI.format(n=n) for n in range(num_gpus))
+    lines = [f"step:{step}/10 val_loss:{value:.4f} train_time:{1000 * time_s * step / 10:.0f}ms step_avg:1ms"
+             for step, value in ((0, 10.8), (5, 4 + time_s % 1), (10, loss))]  # fmt: skip
+    head = f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nMon Feb  2 03:{minute:02}:00 2026\n{smi}"
+    return "\n".join([source, "=" * 100, head, "=" * 100, *lines, ""])
+
+
+@pytest.fixture
+def planted(tmp_path):
+    def plant(candidate=SCRIPT, baseline=SCRIPT, times=FASTER, losses=LOSSES, folders=("baseline", "this_pr")):
+        sides = [(folders[0], baseline, SLOWER, LOSSES)] * bool(baseline) + [(folders[1], candidate, times, losses)]
+        for number, (name, source, times_s, of_side) in enumerate(sides):
+            for run, (time_s, loss) in enumerate(zip(times_s, of_side, strict=False)):
+                path = tmp_path / "pull" / name / f"{run}.txt"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = log(source.replace("seed = 1", f"seed = {run}"), time_s, loss + number / 1e4, 10 * number + run)
+                path.write_text(text)
+        return tmp_path / "pull"
+
+    return plant
+
+
+def answers(folder, capsys, *options):
+    code = pr.main([str(folder), "--json", *options])
+    found = json.loads(capsys.readouterr().out)
+    return code, {name: answer[0] for name, answer in found["answers"].items()}, found
+
+
+CHANGED = SCRIPT.replace("model[0] += 1", "model[0] += 2")
+
+
+def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
+    code, words, found = answers(planted(CHANGED), capsys)
+    assert code == 0 and found["candidate"] == "this_pr" and found["baseline"] == "baseline"
+    assert words == {
+        **dict.fromkeys(("streams", "mean_loss", "systems_waiver", "flags", "same_hardware", "loss_buffer"), "pass"),
+        "diff_size": "reader",
+    }
+    assert found["answers"]["diff_size"][1].startswith("+1 -1 lines for 1.00 s")
+    assert found["compared"]["time"]["change_pct"] == pytest.approx(100 * (70.1 / 71.1 - 1), abs=0.001)
+    failed = [rule["rule"] for rule in found["judge"] if rule["passed"] is False]
+    assert failed == ["there are enough runs"]
+
+
+def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a_command(planted, capsys):
+    folder = planted(CHANGED)
+    assert pr.main([str(folder)]) == 0
+    title, _, verdict, *rest = capsys.readouterr().out.splitlines()
+    assert title == "# pull: judged from its logs"
+    assert verdict.startswith("verdict: **MEETS THE RULES**  5 runs of this_pr, 1.00 s faster than baseline")
+    assert any(f"./run.sh pr {folder} --rerun FOLDER" in line for line in rest)
+
+
+@pytest.mark.parametrize(
+    ("what", "planted_as", "rule", "word", "evidence"),
+    [
+        ("slower", {"times": [72.1, 72.2, 72.0, 72.15, 72.05]}, "same_hardware", "FAIL", "slower than its baseline"),
+        ("no faster", {"times": SLOWER}, "same_hardware", "not shown", "71.10 s to 71.10 s, +0.00 %"),
+        ("no baseline", {"baseline": ""}, "same_hardware", "not shown", "no logs of a baseline"),
+        ("one run", {"losses": LOSSES[:1]}, "mean_loss", "not shown", "one run has no spread"),
+        ("over the target", {"losses": [3.281, 3.2812, 3.2809, 3.2811, 3.281]}, "loss_buffer", "reader", "ABOVE 3.28"),
+        (
+            "another stream",
+            {"candidate": SCRIPT.replace("data/train_*", "data/easy_*")},
+            "streams",
+            "reader",
+            "train_files: str = 'data/easy_*.bin'",
+        ),
+        (
+            "another batch function",
+            {"candidate": SCRIPT.replace("open(train_files)", "open(train_files, 'rb')")},
+            "streams",
+            "reader",
+            "return open(train_files, 'rb')",
+        ),
+        (
+            "a flag of inductor",
+            {"candidate": SCRIPT.replace("seed = 1", "torch._inductor.config.max_autotune = True\nseed = 1")},
+            "flags",
+            "FAIL",
+            "inductor.max_autotune",
+        ),
+        (
+            "a flag by another name",
+            {"candidate": "from torch._inductor import config as c\nc.fast = 1\n" + SCRIPT},
+            "flags",
+            "FAIL",
+            "inductor.fast",
+        ),
+        (
+            "a mode of compile",
+            {"candidate": SCRIPT.replace("model = table(3)", "model = torch.compile(table(3), mode='max-autotune')")},
+            "flags",
+            "FAIL",
+            "compile.mode",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_one_thing_wrong_is_found(planted, capsys, what, planted_as, rule, word, evidence):
+    code, words, found = answers(planted(**planted_as), capsys)
+    assert words[rule] == word and evidence in found["answers"][rule][1], found["answers"]
+    assert code == (1 if word in ("FAIL", "not shown") else code)
+
+
+def test_the_waiver_needs_equal_steps_and_losses_that_are_no_higher(planted, capsys):
+    higher = [3.2800, 3.2812, 3.2805, 3.2801, 3.2809]
+    _, words, found = answers(planted(CHANGED, losses=higher), capsys)
+    assert words["mean_loss"] == "not shown" and "systems_waiver" not in words
+    close = [3.2799, 3.2781, 3.2799, 3.2768, 3.2799]
+    _, words, found = answers(planted(CHANGED, losses=close), capsys)
+    assert words["systems_waiver"] == words["mean_loss"] == "reader", found["answers"]
+    assert "a person must say" in found["answers"]["systems_waiver"][1]
+
+
+def test_what_moves_out_of_the_timed_region_is_named_with_its_line(planted, capsys):
+    base = SCRIPT.replace("    model[0] += 1", "    rows = table(9)\n    model[0] += 1")
+    moved = SCRIPT.replace("t0 = time.perf_counter()\nfor", "rows = table(9)\nt0 = time.perf_counter()\nfor")
+    pr.main([str(planted(moved, base))])
+    text = capsys.readouterr().out
+    number = 1 + moved.splitlines().index("rows = table(9)")
+    row = next(line for line in text.splitlines() if "rows = table(9)" in line)
+    assert "3 statements that the baseline has not there; it runs 3 of them inside its clock" in text  # two in table()
+    assert [cell.strip() for cell in row.split("|")[1:5]] == [
+        str(number), "before the clock starts", "MOVED out of the timed region", ""]  # fmt: skip
+
+
+def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, capsys):
+    folder = planted(CHANGED, folders=("one", "two"))
+    code, words, found = answers(folder, capsys, "--baseline", "one/*")
+    assert (code, found["candidate"], found["baseline"]) == (0, "two", "one/*")
+    with pytest.raises(ValueError, match="three/.*: no complete log of the pull request fits it"):
+        pr.main([str(folder), "--baseline", "three/*"])
+    with pytest.raises(ValueError, match="it holds no log of a complete run|it holds no log"):
+        (folder / "empty").mkdir()
+        pr.main([str(folder / "empty")])
+
+
+def test_the_rerun_writes_both_sources_and_the_race(planted, capsys, tmp_path):
+    assert pr.main([str(planted(CHANGED)), "--rerun", str(tmp_path / "race"), "--", "n=3"]) == 0
+    command = capsys.readouterr().out.split()
+    assert command[:3] == ["./run.sh", "race", f"Baseline=script={tmp_path}/race/baseline/train_gpt.py"]
+    assert command[-2:] == ["track=gpt2_small", "n=3"]
+    assert (tmp_path / "race/candidate/train_gpt.py").read_text().strip() == CHANGED.replace(
+        "seed = 1", "seed = 0"
+    ).strip()
+    with pytest.raises(ValueError, match="embed no source|there is no baseline"):
+        pr.main([str(planted(CHANGED, "")), "--candidate", "*/*", "--rerun", str(tmp_path / "race")])
+
+
+@pytest.fixture
+def clone(planted, tmp_path):
+    """A clone with one record, and a pull request that brings another and no baseline's logs."""
+    where = tmp_path / "clone"
+    home = where / "records" / "track_1_short"
+
+    def git(*words):
+        author = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *author, *words], cwd=where, check=True, capture_output=True)
+
+    home.mkdir(parents=True)
+    git("init", "-q", "-b", "master")
+    planted(SCRIPT, "", SLOWER, folders=("", "2026-01-01_First")).joinpath("2026-01-01_First").rename(
+        home / "2026-01-01_First"
+    )
+    git("add", "."), git("commit", "-qm", "first")
+    planted(CHANGED, "", folders=("", "2026-02-02_Second")).joinpath("2026-02-02_Second").rename(
+        home / "2026-02-02_Second"
+    )
+    (
+        git("add", "."),
+        git("commit", "-qm", "second"),
+        git("update-ref", "refs/pull/7/head", "HEAD"),
+        git("reset", "-q", "--hard", "HEAD~1"),
+    )
+    return where
+
+
+def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_the_same_node(clone, capsys):
+    code = pr.main(["7", "--clone", str(clone), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["baseline"]) == (1, "2026-01-01_First")
+    word, evidence = found["answers"]["same_hardware"]
+    assert word == "not shown" and "71.10 s to 70.10 s" in evidence
+    for number, why in (("8", "no refs/pull/8/head and no commit"), ("9", "fetch origin pull/9/head")):
+        with pytest.raises(ValueError, match=why):
+            pr.main([number, "--clone", str(clone)])
+    with pytest.raises(ValueError, match="--clone DIR names a clone"):
+        pr.main(["7"])
+
+
+# ---- lines outside the clock, and code that is one
+
+
+@pytest.mark.parametrize(
+    ("clock", "is_timed"),
+    [
+        ("t0 = time.time()\nwork()\nt1 = time.time()\ndt = t1 - t0\nmore()", True),
+        ("t0 = time.perf_counter_ns()\nwork()\nms = time.perf_counter_ns() - t0\nmore()", True),
+        ("t0 = time.time()\nmore()\nt1 = time.time()\ndt = t1 - t0\nwork()", False),
+    ],
+    ids=["a difference of two names", "of a reading and a name", "after it"],
+)  # fmt: skip
+def test_the_phase_of_a_line_follows_the_scripts_own_clock(clock, is_timed):
+    lines = clock_lines.lines_of(f"import time\ndef work():\n    return 1\ndef more():\n    return 2\n{clock}\n")
+    phases = {line.definition: line.phase for line in lines if line.definition}
+    assert (phases["work"] == clock_lines.TIMED) == is_timed and phases["more"] != phases["work"]
+
+
+def test_a_script_without_a_clock_or_without_python_has_no_phases():
+    assert clock_lines.lines_of("x = 1\n") is None and clock_lines.lines_of("x = = 1") is None
+
+
+def test_one_code_is_known_by_its_statements_not_by_its_comments_or_its_seed():
+    keys = {
+        modded_nanogpt.code_key({"train_gpt.py": text})
+        for text in (SCRIPT, SCRIPT + "# more\n", SCRIPT.replace("seed = 1", "seed = 2"))
+    }
+    assert len(keys) == 1 and modded_nanogpt.code_key({"train_gpt.py": CHANGED}) not in keys
+
+
+def test_every_file_that_a_log_embeds_is_a_source():
+    both = f"{SCRIPT}\n{'-' * 40}\n# triton_kernels.py\n{'-' * 40}\n\nkernel = 1\n"
+    found = modded_nanogpt.sources(log(both, 70, 3.27, 1).encode())
+    assert list(found) == ["train_gpt.py", "triton_kernels.py"] and found["triton_kernels.py"].strip() == "kernel = 1"

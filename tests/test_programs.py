@@ -1,0 +1,203 @@
+"""Programs started as their authors start them: python -m from their root, without torchrun, or as a command."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import real_runs
+import scripted
+
+from bench.cli import main as program
+from bench.config import compose, user_code
+from bench.launch.script import output, revision
+from bench.machine import code_state
+from bench.plans.race import plan
+from bench.record import step_files, verification
+
+PACKAGE = scripted.SCRIPTS / "package"
+FREE = ["track=free", "hardware=cpu", "instruments=[]"]
+STARTS = {
+    "module": ["script.module=scripts.base_train", "script.torchrun=false", "script.args=6"],
+    "path": ["script=scripts/base_train.py", "script.torchrun=false", "script.args=6"],
+    "command": ["script.command=./train.sh 6"],
+}
+
+
+def run(results, root, *words, expect=0, **env):
+    done = real_runs.bench(results, "run", *FREE, f"script.root={root}", *words, **env)
+    assert done.returncode == expect, done.stdout + done.stderr + real_runs.logs(results)
+    (folder,) = real_runs.folders(results)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    ran = {}
+
+    def of(start):
+        if start not in ran:
+            ran[start] = run(tmp_path_factory.mktemp(start), PACKAGE, *STARTS[start])
+        return ran[start]
+
+    return of
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_program_runs_as_its_author_starts_it(started, start):
+    record, rows = real_runs.run_json(started(start)), step_files.read(started(start))
+    assert (record["status"], record["script"]["dialect"], record["world_size"]) == ("complete", "nanogpt", 1)
+    assert [row["step"] for row in rows] == list(range(1 if start == "command" else 0, 8))
+    machine = ("telemetry", "machine", "outside clock")
+    assert [one for one in record["doubts"] if one["instrument"] not in machine and "machine" not in one["doubt"]] == []
+    assert [rule for rule in verification.report(started(start))["rules"] if not rule["passed"]] == []
+    arch = {"module": "scripts.base_train", "path": "base_train.py", "command": "train.sh"}[start]
+    assert record["model"] == {"arch": arch} and record["data"]["source"] == "script"
+
+
+def test_the_code_below_its_root_is_its_identity_and_what_it_used_is_kept(started):
+    names = ["configs/debug.toml", "engine/__init__.py", "engine/data/__init__.py", "engine/steps.py"]
+    names = [f"script/{name}" for name in [*names, "scripts/base_train.py", "train.sh"]]
+    record = real_runs.run_json(started("module"))
+    assert sorted(record["script"]["sha256_by_file"]) == names
+    assert sorted(record["script"]["used"]) == names[:-1]
+    assert record["script"]["module"] == "scripts.base_train"
+    for name in names[:-1]:
+        assert (started("module") / "code" / name).read_bytes() == (PACKAGE / name.removeprefix("script/")).read_bytes()
+    assert real_runs.run_json(started("command"))["script"]["used"] == {"script/train.sh": "the script"}
+
+
+def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(tmp_path):
+    root = tmp_path / "mine"
+    shutil.copytree(PACKAGE, root)
+    own = [f"{root}/./scripts/base_train.py:__main__"]
+
+    def identity():
+        return code_state.source_sha256(own=user_code.sources(own))
+
+    identities = [identity()]
+    (root / "out-package").mkdir()
+    (root / "out-package" / "old.py").write_text("1")
+    (root / "data").mkdir()
+    (root / "data" / "prepare.py").write_text("1")
+    assert [identity()] == identities
+    for name in ("engine/data/__init__.py", "configs/debug.toml"):
+        (root / name).write_text((root / name).read_text() + "\nother = 1\n")
+        identities.append(identity())
+    assert len(set(identities)) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["script.module=scripts.base_train"], "script.module: give script.root=DIR"),
+        (["script.root=ROOT"], "there is no script: give script=PATH/train_gpt.py, or script.root=DIR with"),
+        (["script.root=ROOT/none", "script.module=a"], "there is no such folder: give the program's repository"),
+        (["script.root=ROOT", "script.module=scripts.other"], "script.root=ROOT has no file scripts/other.py"),
+        (["script.root=ROOT", "script=other.py"], "script=other.py: script.root=ROOT has no file other.py"),
+        (["script.root=ROOT", "script=../odd/train.py"], "has no file ../odd/train.py: give one that is there"),
+        (["script.root=ROOT", "script.command=no-such-program 1"], "neither a file in ROOT nor a program on PATH"),
+        (["script.root=ROOT", "script.command=[]"], "script.command: is empty"),
+        (["script.root=ROOT", "script.args=--x 'y"], "No closing quotation"),
+        (["script.root=ROOT", "script.module=a", "script.command=b"], "script.module and script.command each say"),
+        (["script.root=ROOT", "script.command=./train.sh", "model=modern"], "has its own model and optimizer"),
+        (
+            ["script.root=ROOT", "script.command=./train.sh", "hardware.num_processes=2"],
+            "hardware.num_processes=2: without torchrun it starts what it needs itself",
+        ),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    assert program.main(["run", *FREE, *[word.replace("ROOT", str(PACKAGE)) for word in words]]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert message.replace("ROOT", str(PACKAGE)) in shown and "Traceback" not in shown
+    assert real_runs.folders(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "args"),
+    [
+        ("script.args=--lr=3 --name='a b'", ["--lr=3", "--name=a b"]),
+        ("script.args=['--lr=3', '4']", ["--lr=3", "4"]),
+        ("script.args=config/a.py", ["config/a.py"]),
+    ],
+)
+def test_arguments_are_split_as_a_shell_splits_them(word, args):
+    assert compose.compose(["script=train.py", word]).script.args == args
+
+
+@pytest.mark.slow
+def test_a_program_races_an_edited_copy_of_its_root(tmp_path):
+    mine = tmp_path / "mine"
+    shutil.copytree(PACKAGE, mine)
+    (mine / "configs" / "debug.toml").write_text("step_s = 0.01")
+    (mine / "engine" / "data" / "__init__.py").write_text("VAL_LOSS = 5.9")
+    words = [f"A=script.root={PACKAGE}", f"B=script.root={mine}", *STARTS["module"], *FREE, "n=2", "--json"]
+    done = real_runs.bench(tmp_path / "results", "race", *words, "--anyway", timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    against = json.loads(done.stdout)["result"]["against"]["B"]
+    assert against["comparable"], against
+    assert against["time"]["change_pct"] < -20 and against["val_loss"]["change_nats"] == pytest.approx(-0.1)
+
+
+def test_a_line_that_is_overwritten_has_the_time_at_which_it_came(tmp_path):
+    (tmp_path / "logs").mkdir()
+    kept = SimpleNamespace(lines=[], late_ns={})
+    looks_like = re.compile("^step")
+    with open(os.devnull) as null:
+        rank = output._Rank(os.dup(null.fileno()), tmp_path / "logs" / "rank0.log", looks_like, kept)
+    for t_ns, data in enumerate((b"begin\n", b"\rstep 0 |  ", b"\rstep 1", b" | \rstep 2 |", b"\r\nval_bpb: 1\r\n"), 1):
+        rank.take(data, t_ns)
+    rank.close()
+    assert kept.lines[:3] == [(1, "begin"), (2, "step 0 |  "), (4, "step 1 | ")]
+    assert kept.lines[3] == (4, "step 2 |") and kept.lines[-1] == (5, "val_bpb: 1")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """The package in a repository of its own, with prepared data, at a second revision that is 0.1 nats better."""
+    root = tmp_path_factory.mktemp("programs") / "package"
+    shutil.copytree(PACKAGE, root)
+
+    def git(*words):
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *names, *words], cwd=root, check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    git("tag", "v1")
+    (root / "engine" / "data" / "__init__.py").write_text("VAL_LOSS = 5.9")
+    git("commit", "-qam", "second")
+    (root / "data").mkdir()
+    (root / "data" / "train.bin").write_bytes(b"made")
+    (root / "engine" / "steps.py").write_text("raise SystemExit('not committed')")
+    return root
+
+
+def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path, repository, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    folder, commit = revision.checked_out(repository, "v1")
+    assert revision.checked_out(repository, commit) == (folder, commit)
+    assert (folder / "engine" / "data" / "__init__.py").read_bytes() == (
+        PACKAGE / "engine/data/__init__.py"
+    ).read_bytes()
+    assert (folder / "data" / "train.bin").read_bytes() == b"made"
+    with pytest.raises(ValueError, match=r"script.rev=v9: git in .* has no such revision"):
+        revision.checked_out(repository, "v9")
+    wanted = plan.parse_request([f"script.root={repository}", "A.rev=v1", "B.rev=HEAD", *STARTS["module"]])
+    assert [arm["rev"] for arm in wanted["arms"].values()] == [None, None]
+    assert wanted["arms"]["A"]["overrides"][-1] == "script.rev=v1"
+
+
+@pytest.mark.slow
+def test_two_revisions_of_a_program_race(tmp_path, repository):
+    words = ["A.rev=v1", "B.rev=HEAD", f"script.root={repository}", *STARTS["module"], *FREE, "n=2", "--json"]
+    done = real_runs.bench(tmp_path / "results", "race", *words, "--anyway", timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    against = json.loads(done.stdout)["result"]["against"]["B"]
+    assert against["comparable"] and against["val_loss"]["change_nats"] == pytest.approx(-0.1)
