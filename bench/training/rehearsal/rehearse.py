@@ -158,7 +158,9 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
     shapes: dict[Any, Any] = {}
     for portion in trainer.timeline.portions:
         shapes.setdefault((portion.shape, portion.window_tokens), portion)
-    per_step, num_tensors, single = {}, len(list(trainer.model.parameters())), {}
+    per_step: dict[int, dict[str, int]] = {}
+    single: dict[str, int] = {}
+    num_tensors = len(list(trainer.model.parameters()))
     for portion in shapes.values():
         calls, launches = watch.calls.copy(), watch.launches.total()
         _step(trainer, watch, portion.first_step, "step", validates=False)

@@ -73,8 +73,9 @@ class Watch:
 
     def install(self) -> None:
         """For the rest of this process."""
-        torch.optim.optimizer._foreach_supported_types.append(FakeTensor)  # else they go one by one
-        torch.utils._foreach_utils._foreach_supported_types.append(FakeTensor)
+        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # else they go one by one
+            foreach: Any = importlib.import_module(module)
+            foreach._foreach_supported_types.append(FakeTensor)
         self._watch_recompiles()
         for operator in (flex_attention, flex_attention_backward):  # they look their rule up by the mode's class
             operator.python_key_table[_Mode] = operator.python_key_table[FakeTensorMode]
