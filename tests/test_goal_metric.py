@@ -13,10 +13,12 @@ from bench.compare import target
 from bench.config import schema
 from bench.data import shards
 from bench.data.sources import datasets
-from bench.launch import initial_record
 from bench.launch.prepare import prepare
-from bench.record import step_files, verification
+from bench.record import metrics, step_files, verification
+from bench.record import rows as rows_module
+from bench.record.importers import dialects
 from bench.training import weights
+from bench.training.finish_line import FinishLine
 from bench.training.model import build_model
 
 NOTHING = {"target_val_loss": None, "target_gap_nats": None, "stop_at_target": False}
@@ -109,7 +111,7 @@ def test_runs_of_different_metrics_are_not_compared():
 
 def test_the_goal_of_val_loss_is_recorded_as_before():
     config = prepare(["track=cpu_nano", "hardware=cpu"], check_own=False, say=str).config
-    assert initial_record.goal_facts(config.goal) == {} and metric.of_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
+    assert metric.goal_facts(config.goal.of, None) == {} and metric.of_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
 
 
 @pytest.mark.parametrize(
@@ -134,3 +136,183 @@ def test_a_metric_that_cannot_be_had_is_refused_before_anything_is_trained(words
     with pytest.raises(ValueError) as refused:
         prepare(["track=cpu_nano", "hardware=cpu", *words], check_own=False, say=str)
     assert str(refused.value).startswith(sentence)
+
+
+# ---- metrics that are printed
+
+AUTORESEARCH = """Vocab size: 8,192
+\rstep 00000 (0.0%) | loss: 9.01 | lrm: 1.00 | dt: 900ms | tok/sec: 1,000 | mfu: 1.0% | epoch: 1 | remaining: 300s    \
+\rstep 00001 (0.0%) | loss: 8.50 | lrm: 1.00 | dt: 300ms | tok/sec: 3,000 | mfu: 3.0% | epoch: 1 | remaining: 300s
+---
+val_bpb:          0.997900
+training_seconds: 300.1
+total_seconds:    325.9
+peak_vram_mb:     45060.2
+num_steps:        2
+"""
+GOLF = """train_batch_tokens:524288 train_seq_len:1024
+seed:1337
+step:13600/20000 train_loss:2.0234 train_time:592147ms step_avg:43.54ms
+step:13780/20000 val_loss:2.0606 val_bpb:1.2172 train_time:600038ms step_avg:43.54ms
+stopping_early: wallclock_cap train_time:600038ms step:13780/20000
+Total submission size: 67272625 bytes
+Total submission size int8+zlib: 15863489 bytes
+DIAGNOSTIC post_ema val_loss:1.9155 val_bpb:1.1344 eval_time:2059ms
+final_int8_zlib_roundtrip_exact stride:64 val_loss:2.07269931 val_bpb:1.22436570
+"""
+NEW_GOLF = """  seed: 42
+4900/20000 train_loss: 2.4294 train_time: 9.8m tok/s: 8000000
+4900/20000 val_loss: 2.3541 val_bpb: 1.0757
+stopping_early: wallclock_cap train_time: 599623ms step: 4900/20000
+diagnostic pre-quantization post-ema val_loss:2.33055251 val_bpb:1.06490240 eval_time:7779ms
+Total submission size quantized+brotli: 15952086 bytes
+quantized_ttt_phased val_loss:2.32247803 val_bpb:1.06128183 eval_time:519546ms
+"""
+SLOWRUN = """Batch size: 524,288 tokens, grad accum: 1 steps
+Step 00000 | Val BPB: 3.200000 | Val Loss: 10.900000
+step 00001 (0.50%) | loss: 9.100000 | dt: 812.30ms | tok/sec: 645,280 | bf16_mfu: 40.00%
+step 00002 (1.00%) | loss: 8.100000 | dt: 800.00ms | tok/sec: 655,360 | bf16_mfu: 40.00% | eta: 46.1m
+Step 00002 | Epoch 1 | Val BPB: 1.050000 | Val Loss: 3.410000
+  [equal] Val BPB: 1.040000 | Val Loss: 3.402000
+Total training time: 47.12m
+Min val Loss: 3.402000
+"""
+NANOCHAT = """step 00000/2 (0.00%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280
+step 00001/2 (50.00%) | loss: 8.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280
+Step 00002 | Validation bpb: 0.745000
+Step 00002 | CORE metric: 0.2585
+Total training time: 182.49m
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "name", "score", "steps", "train_s", "row"),
+    [
+        ("autoresearch", AUTORESEARCH, "val_bpb", 0.9979, 2, 300.1, {}),
+        (
+            "parameter-golf",
+            GOLF,
+            "val_bpb",
+            1.2243657,
+            13780,
+            600.038,
+            {"artifact_bytes": 15863489, "val_loss": 2.07269931},
+        ),
+        ("parameter-golf", NEW_GOLF, "val_bpb", 1.06128183, 4900, 599.623, {"artifact_bytes": 15952086}),
+        ("slowrun", SLOWRUN, "val_loss", 3.402, 2, 2827.2, {"val_bpb": 1.04}),
+        ("nanochat", NANOCHAT, "val_bpb", 0.745, 2, 10949.4, {"core": 0.2585}),
+    ],
+)
+def test_a_neighbours_log_is_read_with_the_metric_that_it_goes_by(
+    tmp_path, form, text, name, score, steps, train_s, row
+):
+    (tmp_path / "a.log").write_text(text)
+    assert dialects.detect(text.replace("\r", "\n").splitlines()) == form
+    [(run, rows)], facts = dialects.read_file(tmp_path / "a.log", form)
+    found = rows_module.row_of(run)
+    assert (facts["unmatched"], run["status"]) == ([], "complete")
+    assert (found["metric"], found["num_steps"]) == (name, steps)
+    assert (found["score"], found["train_s"]) == (pytest.approx(score), pytest.approx(train_s))
+    assert rows[-1] | row == rows[-1]
+
+
+PRINTS = """import sys, time
+for step in range(1, 5):
+    time.sleep(0.05)
+    print(f"step:{step}/4 train_loss:{5 - step} train_time:{50 * step}ms step_avg:50.00ms", flush=True)
+    print(f"step:{step}/4 val_loss:{5 - step} train_time:{50 * step}ms step_avg:50.00ms", flush=True)
+    print(f"accuracy after {step}: {step / 10}", flush=True)
+"""
+
+
+def test_a_metric_of_ones_own_is_found_by_its_pattern_in_what_a_script_prints(tmp_path):
+    (tmp_path / "prints.py").write_text(PRINTS)
+    own = ["track=free", "goal.metric=accuracy", "goal.metric_direction=higher", "goal.target=0.4"]
+    words = [*own, f"script={tmp_path / 'prints.py'}", r"goal.metric_pattern='accuracy after \d+: (?P<value>\S+)'"]
+    done = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words)
+    assert done.returncode == 0 and "complete: accuracy 0.4, val_loss 1.0000" in done.stdout, done.stdout + done.stderr
+    (folder,) = real_runs.folders(tmp_path / "results")
+    assert real_runs.run_json(folder)["metrics"]["target_reached"] is True
+    assert step_files.validations(folder, "accuracy") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    never = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words[4:5], "track=free", "goal.metric=core")
+    assert never.returncode == 1
+    assert (
+        "the script printed no core, which the goal is of; it printed val_loss: give goal.metric=val_loss"
+        in never.stdout
+    )
+
+
+def test_two_patterns_of_a_dialect_that_match_one_line_read_neither(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        "step: 'iter (?P<step>\\d+)'\nval: 'iter (?P<step>\\d+) val (?P<val_bpb>\\S+)'\n"
+    )
+    reader = dialects.reader_of(str(tmp_path / "own.yaml"))
+    assert reader.row("iter 3") == {"step": 3}
+    assert reader.row("iter 3 val 1.2") is None and reader.ambiguous == "iter 3 val 1.2"
+
+
+# ---- budgets
+
+
+def clocked(step_s, budget_s, val_every_steps=1000, slower_from=None):
+    """Steps after which a run of this pace is validated, and what its schedule was told."""
+    goal = schema.GoalConfig(num_steps=10_000, val_tokens=1, val_every_steps=val_every_steps, time_budget_s=budget_s)
+    stops, horizons, train_s = [0], [], 0.0
+    line = FinishLine(goal, 1.0, 1, lambda own_s: own_s, lambda *known: horizons.append(known))
+    while (stop := line.next_stop(stops[-1], train_s)) is not None:
+        train_s += sum(step_s * (2 if slower_from and step > slower_from else 1) for step in range(stops[-1], stop))
+        stops.append(stop)
+    return stops, horizons, train_s
+
+
+def test_a_run_by_the_clock_ends_before_its_budget_does_and_its_schedule_knows_when():
+    stops, horizons, train_s = clocked(0.01, 5.0)
+    assert stops[:4] == [0, 1, 10, 100] and len(stops) == 6 and 490 <= stops[4] <= 492 and 4.98 < train_s <= 5.0
+    assert horizons[-2] == (stops[4], pytest.approx(500, abs=1))
+    stops, horizons, train_s = clocked(0.01, 5.0, val_every_steps=50)
+    assert stops[:5] == [0, 1, 10, 50, 100] and 4.97 < train_s <= 5.0
+    assert 4.0 < clocked(0.01, 5.0, 50, slower_from=100)[2] <= 5.0
+
+
+def test_a_budget_shorter_than_a_step_is_refused():
+    with pytest.raises(ValueError, match="goal.time_budget_s=0.005: the first step took 0.01 s: give more"):
+        clocked(0.01, 0.005)
+    words = ["track=cpu_nano", "hardware=cpu", "goal=budget", "goal.target_val_loss=null"]
+    with pytest.raises(ValueError, match=r"goal.token_budget=1000: a step has 1024 tokens .*: give as many or more"):
+        prepare([*words, "goal.token_budget=1000"], check_own=False, say=str)
+    with pytest.raises(ValueError, match="goal.token_budget=5000: goal.time_budget_s is set too: keep one of them"):
+        prepare([*words, "goal.token_budget=5000", "goal.time_budget_s=3"], check_own=False, say=str)
+    assert prepare([*words, "goal.token_budget=5000"], check_own=False, say=str).config.goal.num_steps == 4
+    goal = schema.GoalConfig(num_steps=10, val_tokens=1, val_every_steps=5, flop_budget=7.9)
+    known = []
+    assert FinishLine(goal, 2.0, 1, float, lambda *told: known.append(told)).num_steps == 3 and known == [(0, 3)]
+    with pytest.raises(ValueError, match=r"goal.flop_budget=7.9: a step of 4 tokens has 8 FLOPs: give more"):
+        FinishLine(goal, 2.0, 4, float, print)
+
+
+def test_the_best_validation_within_the_budget_counts():
+    losses = {1: 5.0, 10: 3.0, 20: 3.2, 29: 3.1, 30: 2.9}  # a second a step
+    rows = [{"step": step, "val_loss": losses.get(step), "step_ms": 1e3} for step in range(1, 31)]
+    run = {"measured": {"batch_tokens": 8}, "model": {"flops_per_token": 2.0}, "goal": NOTHING}
+
+    def score(**budget):
+        return metrics._best_within(run | {"goal": NOTHING | {"budget": budget}}, rows)
+
+    assert (score(time_s=30.0), score(time_s=29.98), score(time_s=29.9)) == (2.9, 2.9, 3.0)  # 0.1 % late counts
+    assert (score(tokens=8 * 30), score(tokens=8 * 30 - 1), score(flops=16.0)) == (2.9, 3.0, 5.0)
+    assert score(time_s=0.5) is None
+    printed = [row | {"train_time_ms": row["step"] * 500.0} for row in rows]
+    assert metrics._best_within(run | {"goal": NOTHING | {"budget": {"time_s": 15.0}}}, printed) == 2.9
+
+
+def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
+    of_goal = NOTHING | {"budget": {"time_s": 300.0}}
+    a, b = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=of_goal)
+    for number, run in enumerate(a + b):
+        run["metrics"] |= {"num_steps": 100 + number, "score": (3.3 if run in a else 3.2) + 0.001 * (number % 4)}
+    found = comparing.compare(a, b, on="loss")
+    assert found["verdict"] == "better" and found["words"].startswith("B is better than A: -0.10000 nats of val_loss")
+    words = 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
+    assert found["reasons"][0] == words
+    b[0]["goal"] = of_goal | {"budget": {"time_s": 600.0}}
+    assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"

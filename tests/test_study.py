@@ -122,7 +122,19 @@ def test_a_budget_of_tokens_holds_the_race_too(tmp_path, monkeypatch):
     bench = Bench(tmp_path, monkeypatch)
     tokens = 2 * (4 + 1 + 3) * 120 * 1024  # a race with its warm-ups and three trials of each arm
     assert cli.main([*WORDS[:2], *WORDS[3:], f"budget={tokens}tokens"]) == 0 and len(bench.trials) == 6
-    assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "1h", 12.9) == 7
+
+
+def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, monkeypatch, end_after=3)  # a run takes 30 s
+    words = [*WORDS[:2], *WORDS[3:], f"budget={2 * 30 * (4 + 1) + 2 * 30 * 4 + 20}s"]
+    assert cli.main(words) == 1 and len(bench.trials) == 3  # one arm is a trial ahead
+    assert cli.main(words) == 0
+    assert [sum(name == arm for arm, *_ in bench.trials) for name in BEST_LR] == [4, 4]
+    assert sweep.read_study(folder_of(bench))["num_trials"] == 4
+    with pytest.raises(ValueError, match="budget=5m: a trial of each arm and the race with its warm-ups are 12 runs"):
+        cli.main([*words[:-1], "budget=5m"])  # by the runs that are known: before anything is trained
+    assert len(bench.trials) == 8
+    assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "9h", 99.0) == study.MAX_TRIALS
 
 
 def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_path, monkeypatch, capsys):
@@ -201,6 +213,7 @@ def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
                 "seed": 10 + place,
                 "started_at": at,
                 "val_loss": loss,
+                "score": loss,
             }
             rows.append(BASE | facts | {"train_s": train_s, "num_disturbed_steps": 0, "target_val_loss": None})
             curves[f"{arm}{place}"] = curve(loss, train_s)

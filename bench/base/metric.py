@@ -41,7 +41,8 @@ VAL_LOSS = Metric("val_loss", "nats", margin=0.002)
 VAL_BPB = Metric("val_bpb", "bits per byte", margin=0.0006)
 # Its scores of one model differ by 0.0028 from one evaluation of a sample to the next: nanochat#733
 CORE = Metric("core", "", "higher", margin=0.003)
-METRICS = {metric.name: metric for metric in (VAL_LOSS, VAL_BPB, CORE)}
+ARTIFACT_BYTES = Metric("artifact_bytes", "bytes", margin=0.0)  # of a model and its code, compressed
+METRICS = {metric.name: metric for metric in (VAL_LOSS, VAL_BPB, CORE, ARTIFACT_BYTES)}
 COMPUTED = (VAL_LOSS.name, VAL_BPB.name)  # of our own models
 
 
@@ -54,6 +55,17 @@ def of_goal(goal: Mapping[str, Any] | None) -> Metric:
     """run.json["goal"] of any version -> its metric."""
     found: Mapping[str, Any] = (goal or {}).get("metric") or {}
     return named(found.get("name"), found.get("unit"), found.get("direction"))
+
+
+def goal_facts(metric: Metric, target: float | None, budget: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Of run.json["goal"] what says another metric than val_loss, and a budget; {} without either."""
+    spent = {"budget": dict(budget)} if budget else {}
+    if metric == VAL_LOSS:
+        return spent
+    return spent | {
+        "metric": {"name": metric.name, "unit": metric.unit, "direction": metric.direction},
+        "target": target,
+    }
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:

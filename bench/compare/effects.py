@@ -254,6 +254,7 @@ def val_loss(
     refused += ["numbers of validation tokens differ"] * (len(counts) > 1)
     if len(names_of_metrics := sorted({metric_of([row]).name for row in complete})) > 1:
         refused.append(f"the goals are of different metrics ({', '.join(names_of_metrics)})")
+    refused += ["the budgets differ"] * (len({row.get("budget") for row in complete}) > 1)
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
     values = [[metric.sign * score for score in target.mean_losses(of_arm)] for of_arm in groups]  # less is better

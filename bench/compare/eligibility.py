@@ -213,6 +213,13 @@ def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
+    budgets = sorted({row.get("budget") or "" for row in a + b})
+    if any(budgets):
+        if len(budgets) > 1:
+            yield "refusal", f"the budgets differ ({_some(budget or 'none' for budget in budgets)}): give all the same"
+        else:
+            yield "of time", f"all runs have a budget of {budgets[0]}: what they reach in it is compared (on=loss)"
+        return
     for column, name, unit in AMOUNTS:
         amounts = [_known(row[column] for row in rows) for rows in (a, b)]
         if len(set.union(*amounts)) > 1:  # true of a run that has not begun, too

@@ -32,10 +32,11 @@ WITHOUT_REDUCER = {
     "frozen_steps": "frozen_steps leaves gradients out",
     "untied": "before it the embedding has no gradient",
 }
+BUDGETS = ("time_budget_s", "token_budget", "flop_budget")
 # what a track fixes with its target: which metric it is of, and when a run must have reached it
 FINISH_LINE = (
     *("goal.metric", "goal.metric_unit", "goal.metric_direction", "goal.metric_pattern", "goal.target"),
-    *("goal.time_budget_s", "goal.token_budget", "goal.flop_budget"),
+    *(f"goal.{name}" for name in BUDGETS),
 )
 UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
 BLOCKS_GIB = 0.4  # a sequence of 1,024 tokens through 12 layers of width 768
@@ -61,6 +62,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     else:
         _resolve_model(config, config.model, vocab_size)
         _resolve_batch(config, machine.gpu_memory_gib)
+        _resolve_budget(config)
         config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
     for refusal in _refusals(config):
         _refuse(*refusal)
@@ -265,6 +267,20 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
     _refuse(where, seq_len, f"{needs}; hardware.micro_batch_seqs=1 starts it without this estimate")
 
 
+def _resolve_budget(config: schema.Config) -> None:
+    """A budget of tokens is a number of steps, which the schedule knows from the start."""
+    goal, batch_tokens = config.goal, config.data.batch_tokens
+    if goal.budget and config.stages:
+        unit = next(name for name in BUDGETS if getattr(goal, name) is not None)
+        remedy = "stages are parts of a run of goal.num_steps: give that, without a budget"
+        _refuse(f"goal.{unit}", getattr(goal, unit), remedy)
+    if goal.token_budget is not None:
+        if goal.token_budget < batch_tokens:
+            why = f"a step has {batch_tokens} tokens (data.batch_tokens)"
+            _refuse("goal.token_budget", goal.token_budget, f"{why}: give as many or more, or smaller steps")
+        goal.num_steps = goal.token_budget // batch_tokens
+
+
 def _refusals(config: schema.Config) -> Iterator[Refusal]:
     """What a config in which everything is filled in cannot be."""
     yield from refusals_of_ranks(config.instruments, config.hardware.num_processes or 1)
@@ -311,10 +327,23 @@ def _refusals_of_metric(goal: schema.GoalConfig, is_script: bool) -> Iterator[Re
         if not is_script and metric.name not in COMPUTED:
             known = f"our own models are measured in {' and '.join(COMPUTED)}"
             yield "goal.metric", metric.name, f"{known}: choose one of them; others are what a script prints"
+    budgets = [name for name in BUDGETS if getattr(goal, name) is not None]
+    if len(budgets) > 1:
+        yield f"goal.{budgets[1]}", getattr(goal, budgets[1]), f"goal.{budgets[0]} is set too: keep one of them"
+    if is_script and goal.flop_budget is not None:
+        yield "goal.flop_budget", goal.flop_budget, "a script does not say its FLOPs: use goal.time_budget_s"
     for name in ("metric_unit", "metric_direction", "metric_pattern"):
         value = getattr(goal, name)
         if value is not None and metric in METRICS.values():
             yield f"goal.{name}", value, f"{metric.name} has its own: remove it, or name a metric of your own"
+    if goal.metric_pattern is not None:
+        try:
+            groups = set(re.compile(goal.metric_pattern).groupindex)
+            why = "" if "value" in groups <= {"value", "step"} else "give it the group (?P<value>...), and perhaps step"
+        except re.error as error:
+            why = f"it is not a regular expression ({error})"
+        if why:
+            yield "goal.metric_pattern", goal.metric_pattern, why
     if metric not in METRICS.values() and goal.metric_pattern is None and is_script:
         remedy = "nothing is known of it: give goal.metric_pattern='WORDS (?P<value>\\S+)', or one of"
         yield "goal.metric", metric.name, f"{remedy} {', '.join(METRICS)}"

@@ -122,11 +122,21 @@ class GoalConfig:
     # metric that is known by name
     metric_pattern: str | None = None
     target: float | None = None  # value of another metric than val_loss to reach; null: no such target
+    # seconds of training, by the run's clock; the best validation until then counts; null: no such budget
+    time_budget_s: Positive | None = None
+    token_budget: PositiveInt | None = None  # the same in tokens of training; null: no such budget
+    flop_budget: Positive | None = None  # the same in FLOPs of training, by flops_per_token; null: no such budget
 
     @property
     def of(self) -> Metric:
         """What the goal is measured in."""
         return named(self.metric, self.metric_unit, self.metric_direction)
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """{time_s, tokens or flops: how much}; {} without one."""
+        known = {"time_s": self.time_budget_s, "tokens": self.token_budget, "flops": self.flop_budget}
+        return {unit: amount for unit, amount in known.items() if amount is not None}
 
     @property
     def target_value(self) -> float | None:

@@ -11,14 +11,16 @@ import json
 import math
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.base import atomic
+from bench.base.metric import VAL_LOSS
 from bench.base.paths import REPO
 from bench.base.stats import ALPHA
 from bench.base.text_table import counted
-from bench.base.units import format_about_s, seconds_of
+from bench.base.units import seconds_of
 from bench.config import groups, multirun, overrides, schema
 from bench.config.typed import leaves
 from bench.launch.console import say
@@ -32,6 +34,7 @@ from bench.record.rows import row_of
 
 STEP = math.sqrt(10)  # factor between the first values
 DIGITS = 3  # of a value
+MAX_TRIALS = 16  # of an arm, where a number is not given: its last values differ by less than seeds do
 OURS = ("tune", "budget", "n", "alpha", "seed")
 EXAMPLE = "./run.sh study optim=adamw,mine tune=optim.lr budget=2h"
 BUDGET = re.compile(r"(\d+)trials?|(\d+(?:\.\d+)?)([kMG]?)tokens")
@@ -59,16 +62,20 @@ def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool)
     study, budget = _parsed(words)
     arms = {name: [*study["common"], *arm] for name, arm in study["arms"].items()}
     equal = f"{study['tune']}={next(iter(study['starts'].values()))}"  # arms that differ in this alone are one
-    facts = arm_process.facts_of_arms({name: (REPO, [*arm, equal]) for name, arm in arms.items()}, results)
+    both = arms | {f"{name} with {equal}": [*arm, equal] for name, arm in arms.items()}
+    all_facts = arm_process.facts_of_arms({name: (REPO, arm) for name, arm in both.items()}, results)
+    facts = {name: all_facts[name] for name in arms}
     tracks = list(dict.fromkeys(known["track"] for known in facts.values()))
     if len(tracks) > 1:
         raise ValueError(f"track={' and '.join(tracks)}: the arms of a study run on one track")
     planning.refuse_laxer(tracks[0], {"alpha": study["alpha"] / 2})
     if not anyway:
-        planning.refuse_identical(facts)
+        planning.refuse_identical({name: known for name, known in all_facts.items() if name not in arms})
         planning.refuse_incomparable(facts, {})
     question.refuse_unanswerable("loss", facts)
     row = next(iter(facts.values()))["row"]
+    if row.get("metric", VAL_LOSS.name) != VAL_LOSS.name:
+        raise ValueError(f"goal.metric: it is {row['metric']}, and a study searches by val_loss: leave it out")
     study["tokens"] = row["num_steps"] * row["batch_tokens"]
     what = [sorted(words), [known["source_sha256"] for known in facts.values()]]
     sweep_id = f"study-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]}"
@@ -76,10 +83,9 @@ def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool)
         study = sweep.read_study(results / sweep.FOLDER / sweep_id)
     budget_s = _of_budget(study, budget) if study["num_trials"] is None else None
     if budget_s is not None:
-        ids = [schema.config_id(requested_config(arm)) for arm in arms.values()]
-        known_s = earlier_s(tracks, ids)
-        if set(ids) <= known_s.keys():
-            study["num_trials"] = num_trials(study, budget, budget_s / sum(known_s[config_id] for config_id in ids))
+        ids = [known["config_id"] for known in facts.values()]
+        if (known_s := earlier_s(tracks, ids)).keys() >= set(ids):
+            num_trials(study, budget, budget_s / sum(known_s[config_id] for config_id in ids))
     folder = sweep.begin(results, sweep_id, command, [], budget_s)
     atomic.write_json(folder / sweep.STUDY, study)
     return folder, budget_s
@@ -159,7 +165,7 @@ def _of_budget(study: sweep.Study, budget: str) -> float | None:
 
 def num_trials(study: sweep.Study, budget: str, num_rounds: float) -> int:
     """Of each arm, beside the race.  num_rounds: how often a run of each arm fits in the budget.  ValueError: none."""
-    number = int(num_rounds) - study["n"] - 1
+    number = min(MAX_TRIALS, int(num_rounds) - study["n"] - 1)
     if number < 1:
         num_runs = len(study["arms"]) * (study["n"] + 2)
         least = f"{(study['n'] + 2) / num_rounds:.2g} times as much" if num_rounds else "more"
@@ -177,11 +183,11 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
     if study["num_trials"] is None:
         assert budget_s is not None
         _search(folder, study, runs, 1)
-        records = [run_folder.read(point.folder) for point in sweep.points(folder) if point.folder]
-        round_s = sum(row_of(run)["wall_s"] or 0.0 for run in records[: len(study["arms"])])
-        study["num_trials"] = num_trials(study, format_about_s(budget_s), budget_s / round_s)
+        mean_s = sum(walls_s := _walls_s(folder)) / len(walls_s)
+        number = num_trials(study, f"{budget_s:.0f}s", budget_s / mean_s / len(study["arms"]))
+        study["num_trials"] = min(map(len, _search(folder, study, runs, number, budget_s).values()))
         atomic.write_json(folder / sweep.STUDY, study)
-    tried = _search(folder, study, runs, study["num_trials"])
+    tried = _search(folder, study, runs, study["num_trials"] or 0)
     for name, losses in tried.items():
         best = sweep.best_of(losses)
         if math.isinf(losses[best]):
@@ -202,19 +208,32 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
     return runner.go(race, results, anyway=True, is_new=True)
 
 
-def _search(folder: Path, study: sweep.Study, runs: Points, number: int | None) -> dict[str, dict[float, float]]:
-    """Until every arm has so many trials -> sweep.trials()."""
-    assert number is not None
-    tried = sweep.trials(folder, study)
-    if num_left := sum(max(0, number - len(losses)) for losses in tried.values()):
-        each = f"{counted(number, 'trial')} of each arm, {study['tokens']:,} tokens each"
-        say("study", f"{each}, by {study['tune']}; then a race with {study['n']} fresh seeds of the best of each")
-        with runs.searching(num_left):
-            while todo := [name for name, losses in tried.items() if len(losses) < number]:
-                points = [_point(study, name, tried[name]) for name in todo]
-                runs.all(points, len(sweep.points(folder)), {"parallel": None, "stop_above_nats": None})
-                tried = sweep.trials(folder, study)
+def _search(
+    folder: Path, study: sweep.Study, runs: Points, number: int, budget_s: float | None = None
+) -> dict[str, dict[float, float]]:
+    """Until every arm has so many trials, or no more fit in a budget that the race is part of -> sweep.trials()."""
+    tried, num_arms = sweep.trials(folder, study), len(study["arms"])
+    if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
+        return tried
+    each = f"{counted(number, 'trial')} of each arm, {study['tokens']:,} tokens each"
+    say("study", f"{each}, by {study['tune']}; then a race with {study['n']} fresh seeds of the best of each")
+    before_s, began_s = sum(_walls_s(folder)), time.monotonic()
+    with runs.searching(num_left):
+        while (fewest := min(map(len, tried.values()))) < number:
+            todo = [name for name, losses in tried.items() if len(losses) == fewest]
+            if budget_s is not None and len(todo) == num_arms:
+                spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # with the runs' launches
+                if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # for one more trial of each arm and the race
+                    break
+            points = [_point(study, name, tried[name]) for name in todo]
+            runs.all(points, len(sweep.points(folder)), {"parallel": None, "stop_above_nats": None})
+            tried = sweep.trials(folder, study)
     return tried
+
+
+def _walls_s(folder: Path) -> list[float]:
+    """Seconds from start to end of each trial."""
+    return [row_of(run_folder.read(point.folder))["wall_s"] or 0.0 for point in sweep.points(folder) if point.folder]
 
 
 def _point(study: sweep.Study, name: str, tried: Mapping[float, float]) -> list[str]:

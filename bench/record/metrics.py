@@ -12,6 +12,9 @@ from bench.machine import peak_rates
 from bench.record.shape import Facts, Section
 from bench.record.step_files import StepRow
 
+# by which a budget may be overrun: programs look at their clock after a step, and one of 600 s ends at 600.1 s
+BUDGET_SLACK_FRAC = {"time_s": 1e-3, "tokens": 0.0, "flops": 1e-9}
+
 
 def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     """run: "measured", "model", "environment", "world_size", "data", perhaps "goal"; steps: rows of steps.csv."""
@@ -29,12 +32,13 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
     timed_ms = unflagged_step_ms(steps) if train_s is not None else []
     goal_metric, goal = metric.of_goal(run.get("goal")), run.get("goal") or {}
-    score = val_loss if goal_metric == metric.VAL_LOSS else _last(steps, goal_metric.name)
+    names_score = goal_metric != metric.VAL_LOSS or bool(goal.get("budget"))
+    score = _best_within(run, steps) if goal.get("budget") else _last(steps, goal_metric.name)
     reached = target_reached(goal, score, gap_nats) if train_s is not None else None
     return {
         "num_steps": num_steps,
         "val_loss": val_loss,
-        **({} if goal_metric == metric.VAL_LOSS else {"score": score}),
+        **({"score": score} if names_score else {}),
         "train_s": train_s,
         "num_flagged_steps": num_flagged_steps,
         **speed(run, timed_s, num_timed_steps, [row["step"] for row in _flagged(steps, num_untimed_steps)]),
@@ -192,13 +196,33 @@ def score_words(run: Facts) -> str:
     loss, found = run["metrics"].get("val_loss"), metric.of_goal(run.get("goal"))
     words = [] if loss is None else [f"val_loss {loss:.4f}"]
     if (score := run["metrics"].get("score")) is not None:
-        words = [f"{found.name} {score:.6g}", *words]
+        within = " within its budget" if (run.get("goal") or {}).get("budget") else ""
+        words = [f"{found.name} {score:.6g}{within}", *(f"{word} at the end" if within else word for word in words)]
     return ", ".join(words) or f"no {found.name}"
 
 
 def last_val_loss(steps: Sequence[StepRow]) -> float | None:
     """The last validation's loss, nats per token; None if there was none or it is not a number."""
     return _last(steps, metric.VAL_LOSS.name)
+
+
+def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
+    """The best value of the goal's metric among the validations within its budget; None of none."""
+    goal = run["goal"]
+    found, budget, spent_s = metric.of_goal(goal), goal["budget"], 0.0
+    most = {unit: amount * (1 + BUDGET_SLACK_FRAC[unit]) for unit, amount in budget.items()}
+    values = []
+    for row in steps:
+        spent_s += s_from_ms(row.get("step_ms") or 0.0)
+        printed_ms = row.get("train_time_at_val_ms") or row.get("train_time_ms")
+        tokens = tokens_in_steps(run["measured"], row["step"])
+        flops = (tokens or 0) * (run["model"].get("flops_per_token") or 0)
+        own_s = spent_s if printed_ms is None else s_from_ms(printed_ms)
+        used = {"time_s": own_s if row.get("train_s") is None else row["train_s"], "tokens": tokens, "flops": flops}
+        value = row.get(found.name)
+        if value is not None and math.isfinite(value) and all((used[unit] or 0.0) <= most[unit] for unit in budget):
+            values.append(value)
+    return found.best(values)
 
 
 def _last(steps: Sequence[StepRow], name: str) -> float | None:

@@ -90,6 +90,7 @@ class Counted(TypedDict):
     metric_unit: str
     metric_direction: str
     target: float | None  # of that metric, to be reached
+    budget: str | None  # JSON of what the best score is taken within, {"time_s": 300.0}; None: the last score counts
     stop_at_target: bool | None
     val_tokens: int | None
     setting: str  # JSON of setting()
@@ -209,6 +210,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "metric_unit": goal_metric.unit,
         "metric_direction": goal_metric.direction,
         "target": target,
+        "budget": encoded(goal["budget"]) if goal.get("budget") else None,
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
         "setting": encoded(setting(run)),

@@ -30,6 +30,7 @@ from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
 from bench.training import causality, compile_flags, distributed, gather_result, imported, look, side_effects, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
+from bench.training.finish_line import FinishLine
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
 from bench.training.memory import peaks_for
@@ -138,6 +139,13 @@ class Run:
             rows=self.rows,
             metrics=self._metrics,
         )
+        finish_line = FinishLine(
+            goal,
+            self._facts["model"]["flops_per_token"],
+            self._facts["measured"]["batch_tokens"],
+            lambda train_s: max(distributed.gather(train_s)),
+            trainer.set_horizon,
+        )
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
         trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
@@ -159,11 +167,12 @@ class Run:
                 trainer.step,
                 self._referee_loss.evaluate,
                 self._reached,
-                goal.num_steps,
+                finish_line.num_steps,
                 goal.val_every_steps,
                 clock,
                 instruments,
                 stop_after,
+                finish_line.next_stop if goal.time_budget_s is not None else None,
             )
             self._stopped_at = num_steps if num_steps == stop_after and num_steps < goal.num_steps else None
             own_cpu_s = self.ranks.node, meter.own_cpu_s()
@@ -304,7 +313,10 @@ class Run:
             tokens=lambda num_steps: metrics.tokens_in_steps(record["measured"], num_steps),
             lr=self._trainer.lr,
             speed=lambda train_s, num_steps: metrics.speed(record, train_s, num_steps),
-            metrics=[name for name in (goal_metric.VAL_BPB.name,) if self.config.goal.metric == name],
+            metrics=[
+                *(name for name in (goal_metric.VAL_BPB.name,) if self.config.goal.metric == name),
+                *["train_s"] * (self.config.goal.time_budget_s is not None),
+            ],
         )
 
     def _reached(self, val_loss: float) -> bool:
@@ -327,24 +339,28 @@ def train(
     clock: Clock,
     instruments: Any,
     stop_after: int | None = None,
+    next_stop: Callable[[int, float], int | None] | None = None,
 ) -> tuple[int, float]:
     """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
 
     stop_after: end right after so many steps, fewer than num_steps, without a last validation; None: do not.
+    next_stop: (steps done, train_s) -> the steps after which to validate next, None: the run is over.
 
     step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every
     val_every_steps and at the end, while the clock stands still.  instruments see every edge (instruments/base.py).
     """
     clock.start()
-    steps_done = 0
+    steps_done, stop = 0, 0
     while True:
         is_last = steps_done == num_steps
-        if is_last or steps_done % val_every_steps == 0:
+        if is_last or (steps_done % val_every_steps == 0 if next_stop is None else steps_done == stop):
             with clock.paused("validation"):  # syncs first: the steps before it are in train_s, validation is not
                 instruments.on_phase("validation")
                 val_loss = evaluate()
                 instruments.on_validation(steps_done, val_loss, clock.train_s)
-                is_over = is_last or reached(val_loss)
+                following = None if next_stop is None else next_stop(steps_done, clock.train_s)
+                is_over = is_last or reached(val_loss) or (next_stop is not None and following is None)
+                stop = following or 0
                 if is_over:
                     clock.stop()
             if is_over:

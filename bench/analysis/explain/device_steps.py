@@ -19,6 +19,7 @@ from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 
 LAUNCH_BELOW_NS = 200_000  # after its call has returned, a kernel that has not begun by then waits for something else
+TEMPLATE = "at::native::"  # of kernels such as elementwise_kernel<128, 4, ...>
 Wait = tuple[int, int, int]  # of a device row: ns that it waited, late rank, call
 Waits = dict[int, Wait]  # by device row
 PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
@@ -79,6 +80,11 @@ class Device:
     def name(self, number: int) -> str:
         """Of the number-th of .rows."""
         return self.rank.names[self.rank.name[self.rows[number]]]
+
+    def title(self, number: int) -> str:
+        """name(), but of a template of torch's own, which many operators share, the operator that launched it."""
+        name, operator = self.name(number), int(self.operators[number])
+        return name if operator < 0 or TEMPLATE not in name else self.rank.names[self.rank.name[operator]]
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
@@ -151,7 +157,7 @@ def _running(
         known.add(index, operator, where, ns)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
-        pieces.add(index, parts.Piece(part, device.name(number), where), ns, count)
+        pieces.add(index, parts.Piece(part, device.title(number), where), ns, count)
 
 
 class _Threads:
@@ -195,7 +201,7 @@ def _idle(
     if number is not None and called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
-        names = f"before {device.name(number)}", device.where[number]
+        names = f"before {device.title(number)}", device.where[number]
         until = high
         if part == parts.LAUNCH:
             until = min(high, max(called, int(rank.end[call])) + LAUNCH_BELOW_NS)
