@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import forked
+import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 BATCH_TOKENS = 512  # 8 sequences * 64: also for 8 ranks
@@ -28,15 +29,24 @@ def environment(results, **more):
 
 
 def bench(results, *words, timeout_s=240, **env):
-    """python -m bench WORDS -> CompletedProcess with text output."""
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *words],
-        cwd=REPO,
-        env=environment(results, **env),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    """python -m bench WORDS -> CompletedProcess with text output.
+
+    One that takes longer is ended by SIGTERM, on which each rank leaves its stacks, and fails with its logs.
+    """
+    command = [sys.executable, "-m", "bench", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=REPO, env=environment(results, **env), text=True, **pipes) as process:
+        try:
+            output = process.communicate(timeout=timeout_s)
+            return subprocess.CompletedProcess(command, process.returncode, *output)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                output = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output = process.communicate()
+            pytest.fail(f"{' '.join(words)} took over {timeout_s} s:\n{output}\n{logs(results)}")
 
 
 def started(results, *words, changed=None, **env):

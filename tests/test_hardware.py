@@ -27,12 +27,19 @@ T = 1e12
         ("NVIDIA L4", 121),
         ("NVIDIA L40", 181),
         ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 5090", 209.5),
         ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4080", 97.5),
+        ("NVIDIA GeForce RTX 3090 Ti", 80),
         ("NVIDIA GeForce RTX 3090", 71),
+        ("AMD Instinct MI300X", 1307.4),
+        ("AMD Instinct MI300X VF", 1307.4),  # as a virtual machine sees a whole one
+        ("AMD Instinct MI355X", 2500),
+        ("AMD Instinct MI250X", 191.5),  # one of the two dies
     ],
 )
 def test_dense_bf16_peak_by_full_name(name, bf16_t):
-    assert peak_rates.peak_flops(name, "bf16") == bf16_t * T
+    assert peak_rates.peak_flops(name, "bf16") == pytest.approx(bf16_t * T, rel=5e-3)  # as rounded on the sheet
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def test_dense_bf16_peak_by_full_name(name, bf16_t):
         "NVIDIA A100-SXM-64GB",  # a custom A100 with more cores
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 3080",  # two chips of one name
         "AMD EPYC",
         "Some GPU of 2031",
     ],

@@ -81,7 +81,7 @@ def test_a_track_that_judges_steps_says_so(monkeypatch):
 
 def test_runs_that_stop_at_their_target_each_reach_it():
     def stopped(reached):
-        row = {"batch_tokens": 8, "val_loss": 2.1, "stop_at_target": True, "target_reached": reached}
+        row = {"batch_tokens": 8, "score": 2.1, "stop_at_target": True, "target_reached": reached}
         arms = [[row | {"num_steps": steps} for steps in of_arm] for of_arm in ((90, 100), (80,))]
         return questions.kind_of(arms, "AB", 2.1, "time", True, True, 0.5)
 

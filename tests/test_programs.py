@@ -1,7 +1,11 @@
 """Programs started as their authors start them: python -m from their root, without torchrun, or as a command."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 import real_runs
@@ -9,7 +13,9 @@ import scripted
 
 from bench.cli import main as program
 from bench.config import compose, user_code
+from bench.launch.script import output, revision
 from bench.machine import code_state
+from bench.plans.race import plan
 from bench.record import step_files, verification
 
 PACKAGE = scripted.SCRIPTS / "package"
@@ -136,3 +142,62 @@ def test_a_program_races_an_edited_copy_of_its_root(tmp_path):
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"], against
     assert against["time"]["change_pct"] < -20 and against["val_loss"]["change_nats"] == pytest.approx(-0.1)
+
+
+def test_a_line_that_is_overwritten_has_the_time_at_which_it_came(tmp_path):
+    (tmp_path / "logs").mkdir()
+    kept = SimpleNamespace(lines=[], late_ns={})
+    looks_like = re.compile("^step")
+    with open(os.devnull) as null:
+        rank = output._Rank(os.dup(null.fileno()), tmp_path / "logs" / "rank0.log", looks_like, kept)
+    for t_ns, data in enumerate((b"begin\n", b"\rstep 0 |  ", b"\rstep 1", b" | \rstep 2 |", b"\r\nval_bpb: 1\r\n"), 1):
+        rank.take(data, t_ns)
+    rank.close()
+    assert kept.lines[:3] == [(1, "begin"), (2, "step 0 |  "), (4, "step 1 | ")]
+    assert kept.lines[3] == (4, "step 2 |") and kept.lines[-1] == (5, "val_bpb: 1")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """The package in a repository of its own, with prepared data, at a second revision that is 0.1 nats better."""
+    root = tmp_path_factory.mktemp("programs") / "package"
+    shutil.copytree(PACKAGE, root)
+
+    def git(*words):
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *names, *words], cwd=root, check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    git("tag", "v1")
+    (root / "engine" / "data" / "__init__.py").write_text("VAL_LOSS = 5.9")
+    git("commit", "-qam", "second")
+    (root / "data").mkdir()
+    (root / "data" / "train.bin").write_bytes(b"made")
+    (root / "engine" / "steps.py").write_text("raise SystemExit('not committed')")
+    return root
+
+
+def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path, repository, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    folder, commit = revision.checked_out(repository, "v1")
+    assert revision.checked_out(repository, commit) == (folder, commit)
+    assert (folder / "engine" / "data" / "__init__.py").read_bytes() == (
+        PACKAGE / "engine/data/__init__.py"
+    ).read_bytes()
+    assert (folder / "data" / "train.bin").read_bytes() == b"made"
+    with pytest.raises(ValueError, match=r"script.rev=v9: git in .* has no such revision"):
+        revision.checked_out(repository, "v9")
+    wanted = plan.parse_request([f"script.root={repository}", "A.rev=v1", "B.rev=HEAD", *STARTS["module"]])
+    assert [arm["rev"] for arm in wanted["arms"].values()] == [None, None]
+    assert wanted["arms"]["A"]["overrides"][-1] == "script.rev=v1"
+
+
+@pytest.mark.slow
+def test_two_revisions_of_a_program_race(tmp_path, repository):
+    words = ["A.rev=v1", "B.rev=HEAD", f"script.root={repository}", *STARTS["module"], *FREE, "n=2", "--json"]
+    done = real_runs.bench(tmp_path / "results", "race", *words, "--anyway", timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    against = json.loads(done.stdout)["result"]["against"]["B"]
+    assert against["comparable"] and against["val_loss"]["change_nats"] == pytest.approx(-0.1)

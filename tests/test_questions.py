@@ -137,7 +137,7 @@ def test_time_to_a_target_is_the_answer_on_time_where_both_reach_it():
 
 
 def row(num_steps, val_loss=4.0, **changes):
-    return {"num_steps": num_steps, "val_loss": val_loss, "stop_at_target": False, "target_reached": None} | changes
+    return {"num_steps": num_steps, "score": val_loss, "stop_at_target": False, "target_reached": None} | changes
 
 
 def stopped(num_steps, target_reached=True):

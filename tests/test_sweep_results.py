@@ -260,7 +260,7 @@ def test_an_axis_of_lists_has_a_heat_map(results):
     assert "--lr" in sweep_page.drawings(found)[0].markup
 
 
-def test_three_axes_are_parallel_coordinates(results):
+def test_of_three_axes_each_numeric_one_has_its_means(results):
     grid = {at: value for at, value in GRID.items() if at[2] == 0}
     folder = make(results, grid)
     muon = add(results, 50, 0.003, 2, 0, 3.5, 9.0, optim="muon")
@@ -273,9 +273,11 @@ def test_three_axes_are_parallel_coordinates(results):
     (folder / sweep.POINTS).write_text("\n".join(map(json.dumps, lines)))
     found = sweep_results.read(folder)
     assert found.keys == ["optim.lr", "model.num_layers", "optim"]
-    (drawing,) = sweep_page.drawings(found)
-    assert drawing.id == "parallel" and drawing.markup.count("<polyline") == 5
-    assert "optim muon, val_loss 3.5000" in drawing.markup
+    assert sweep_page.drawings(found) == []
+    assert [spec["title"] for spec in sweep_page.charts(found)] == [
+        "val_loss by optim.lr",
+        "val_loss by model.num_layers",
+    ]
 
 
 def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, capsys):

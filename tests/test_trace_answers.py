@@ -259,6 +259,16 @@ def test_advice_on_copies_knows_pageable_from_pinned_and_hidden_from_exposed(tmp
     assert said(write(tmp_path / "a.json", [*kernel, *copy(0, 100, "Memcpy DtoD (Device -> Device)")])) == ""
 
 
+def test_kernels_of_an_earlier_step_count_as_in_hta_and_are_named_with_the_step_without_them(tmp_path):
+    early = event("kernel", "early", 0, 500, pid=0, tid=7, device=0, stream=7, correlation=77)
+    mine = launched("gemm", 600, 300, 510, 2)
+    answer = analysed(write(tmp_path / "a.json", [step(7, 505, 450), early, *mine]))
+    assert (answer["temporal"]["span_us"], answer["earlier_rows"]) == (900.0, {"count": 1, "span_us": 300.0})
+    assert answer["advice"][0].startswith("1 of 2 kernels and copies were launched before the recording began")
+    assert "without them the step takes 0.30 ms" in answer["advice"][0]
+    assert analysed(write(tmp_path / "b.json", [step(7, 505, 450), *mine]))["earlier_rows"] is None
+
+
 def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
     """Two reads launch a copy, one is of a tensor of the host."""
     rows = [*launched("gemm", 0, 1000, 0, 1)]

@@ -50,7 +50,7 @@ def test_the_importer_reads_upstreams_mean_at_the_step_of_the_claim(number, step
 
 @pytest.mark.parametrize(("number", "step", "mean", "n", "found"), RESULTS)
 def test_each_result_is_judged_as_upstream_did_or_with_the_reason(number, step, mean, n, found):
-    rows = [{"seed": run["seed"], "provenance": "imported", "target_val_loss": 3.28} for run in found]
+    rows = [{"seed": run["seed"], "provenance": "imported", "target": 3.28} for run in found]
     decision = target.decide_z(rows, [run["curve"] for run in found], RULES)
     expected = None if number in NOT_SHOWN_UPSTREAM else OTHERWISE.get(number, (step, ""))[0]
     assert (decision["step"], decision["passed"]) == (expected, expected is not None), decision["words"]

@@ -178,5 +178,5 @@ def test_a_candidate_that_is_only_faster_does_not_win_where_steps_are_judged(res
 
 def test_a_track_without_a_target_keeps_no_record_and_says_why():
     assert not claims.has_target("gpt2_short") and claims.has_target("cpu_floor") and claims.has_target("steps")
-    row = {"status": "complete", "validity": "valid", "val_loss": 4.0, "target_val_loss": None, "stop_at_target": False}
+    row = {"status": "complete", "validity": "valid", "score": 4.0, "target": None, "stop_at_target": False}
     assert target.decide([row, row], 0.01)["passed"] is None

@@ -43,8 +43,8 @@ def test_a_load_that_was_not_measured_is_not_taken_for_none():
 
 
 def row(val_loss=1.95, **changes):
-    found = {"status": "complete", "validity": "valid", "val_loss": val_loss, "num_steps": 100}
-    return found | {"target_val_loss": 3.30, "stop_at_target": False, "target_reached": None} | changes
+    found = {"status": "complete", "validity": "valid", "score": val_loss, "num_steps": 100}
+    return found | {"target": 3.30, "stop_at_target": False, "target_reached": None} | changes
 
 
 def test_the_mean_must_be_shown_to_be_below_the_target():
@@ -73,7 +73,7 @@ def test_a_gap_is_a_target_above_the_floor():
     found = row_of(
         run_folder.read(COMPLETE) | {"goal": {"target_gap_nats": 0.25}, "data": {"floor_nats": 2.0, "source": "x"}}
     )
-    assert found["target_val_loss"] == 2.25
+    assert found["target"] == 2.25
 
 
 def test_one_run_gives_no_verdict():
@@ -83,7 +83,7 @@ def test_one_run_gives_no_verdict():
 def test_three_copies_of_one_loss_reach_no_target():
     answer = target.decide([row(3.2999, seed=seed) for seed in range(3)], 0.01)
     assert (answer["passed"], answer["p"]) == (False, None)
-    assert answer["words"].startswith("all 3 val_losses are 3.2999, as in copies or after coarse rounding")
+    assert answer["words"].startswith("all 3 values of val_loss are 3.2999, as in copies or after coarse rounding")
 
 
 def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
@@ -116,7 +116,7 @@ def test_a_failed_run_loses_the_track_even_if_all_others_passed():
 
 def test_runs_to_a_target_are_won_one_by_one():
     def to_target(reached):
-        return row(2.0, num_steps=260, stop_at_target=True, target_val_loss=2.1, target_reached=reached)
+        return row(2.0, num_steps=260, stop_at_target=True, target=2.1, target_reached=reached)
 
     assert target.decide([to_target(True), to_target(True)], 0.01)["passed"] is True
     lost = target.decide([to_target(True), to_target(False)], 0.01)

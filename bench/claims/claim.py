@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from bench.base.metric import of_goal
 from bench.compare import target
 from bench.config import compose, groups, schema
 from bench.plans.race import state
@@ -49,9 +50,9 @@ class Run:
         return (self.record.get("race") or {}).get("arm") or ""
 
     @functools.cached_property
-    def val_losses(self) -> dict[int, float]:
-        """{step: val_loss}.  ValueError: steps.csv cannot be read."""
-        return step_files.val_losses(self.folder)
+    def validations(self) -> dict[int, float]:
+        """{step: value of the goal's metric}.  ValueError: steps.csv cannot be read."""
+        return step_files.validations(self.folder, of_goal(self.record.get("goal")).name)
 
     @property
     def is_discarded(self) -> bool:
@@ -120,7 +121,7 @@ class Claim:
     @property
     def rows(self) -> list[Row]:
         """Of the claimed runs.  The target of a log is the track's."""
-        goal = {"target_val_loss": standard(self.track).goal.target_val_loss} if self.is_of_logs else {}
+        goal = {"target": standard(self.track).goal.target_value} if self.is_of_logs else {}
         return [cast(Row, {**row_of(run.record), **goal}) for run in self.runs]
 
     @functools.cached_property
@@ -128,7 +129,7 @@ class Claim:
         """Whether the runs reach the track's target, by its statistic.  By the z rule, AVERAGED where all print it."""
         losses_ids = [step_files.losses_id_of(run.folder) for run in self.runs]
         averaged = [averaged_of(run.record) for run in self.runs]
-        curves = lambda: averaged if all(averaged) else [run.val_losses for run in self.runs]  # noqa: E731
+        curves = lambda: averaged if all(averaged) else [run.validations for run in self.runs]  # noqa: E731
         found = target.decide_by(self.track_rules, self.rows, curves, losses_ids)
         if self.track_rules.rules.statistic == "z" and all(averaged):
             found["words"] += f"; by {AVERAGED}, which the logs go by"
@@ -237,8 +238,8 @@ def _without_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
     """Without logs of a run that is among them already, whatever was cut from one: (runs, names of the others)."""
     kept: list[Run] = []
     copies: list[str] = []
-    for run in sorted(runs, key=lambda run: -len(run.val_losses) if run.is_log else 0):
-        if run.is_log and any(other.is_log and are_one(run.val_losses, other.val_losses) for other in kept):
+    for run in sorted(runs, key=lambda run: -len(run.validations) if run.is_log else 0):
+        if run.is_log and any(other.is_log and are_one(run.validations, other.validations) for other in kept):
             copies.append(run.name)
         else:
             kept.append(run)
@@ -281,7 +282,7 @@ def track_rules(track: str) -> schema.TrackConfig:
 def has_target(track: str) -> bool:
     """Whether the track has a target loss, and so keeps records."""
     goal = standard(track).goal
-    return goal.target_val_loss is not None or goal.target_gap_nats is not None
+    return goal.target_value is not None or goal.target_gap_nats is not None
 
 
 def _add_race(claim: Claim, race_id: str, arm: str) -> None:

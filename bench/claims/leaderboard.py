@@ -72,7 +72,7 @@ class Entry:
 def _curve(folder: str) -> target.Curve:
     """A run's validations; none where its steps.csv is damaged."""
     with contextlib.suppress(ValueError):
-        return step_files.val_losses(folder)
+        return step_files.validations(folder)
     return {}
 
 

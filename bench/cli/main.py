@@ -15,6 +15,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "run": ("run", "run once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
     "race": ("race", "which of several is faster? planned, interleaved, judged"),
+    "study": ("study", "which optimizer or model is better, tuned with equal budgets?"),
     "ladder": ("ladder", "what did each record gain? the speedrun's records raced as a staircase"),
     "compare": ("compare", "is B faster than A? runs, races or logs"),
     "calibrate": ("calibrate", "the smallest difference this machine can measure"),
@@ -45,8 +46,9 @@ CHECKOUT_VERBS = {  # run.sh's own
 }
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG)
-INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
-SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
+INTRODUCED = ("run", "speedrun", "race", "study", "ladder", "calibrate")  # say which folders of the user's they use
+# nothing that ranks can do together
+SEVERAL_RUNS = ("speedrun", "race", "study", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh [verb] [...]

@@ -28,7 +28,8 @@ from bench.record.rows import Row
 
 Made = dict[str, Any]  # what --json prints
 
-PAGES = {"run.json": "run_page", sweep.NAME: "sweep_page", "race.json": "race_page"}  # file of a folder: its module
+# file of a folder: its module
+PAGES = {"run.json": "run_page", sweep.STUDY: "study_page", sweep.NAME: "sweep_page", "race.json": "race_page"}
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
 
 

@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
         losses_ids = [step_files.losses_id_of(run["folder"]) for run in runs]
         num_ever_started, judged = _judged(runs)
-        curves = lambda: [step_files.val_losses(run["folder"]) for run in runs]  # noqa: E731
+        name = job.config.goal.of.name
+        curves = lambda: [step_files.validations(run["folder"], name) for run in runs]  # noqa: E731
         decision = target.decide_by(job.config.track, rows, curves, losses_ids)
         answer = {**decision, "num_ever_started": num_ever_started}
     if args.json:
@@ -77,7 +78,7 @@ def _prepared(args: argparse.Namespace) -> Job:
     say("data", "looking for it; making it if that is possible here")
     job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
     if not any(word.startswith("look") for word in args.overrides):
-        job = job.with_look(True)  # on a CPU too
+        job = job.with_look(job.script is None)  # on a CPU too
     config, dataset = job.config, job.dataset
     size = format_bytes(job.data_bytes)
     say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {size}, checked")

@@ -70,8 +70,8 @@ def _rows(args: argparse.Namespace) -> tuple[list[TableRow], list[Condition]]:
 
 def _table(args: argparse.Namespace, rows: list[TableRow], conditions: list[Condition]) -> None:
     fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if args.group else COLUMNS
-    shown: Sequence[str] = table_text.GROUP_SHOWN if args.group else table_text.SHOWN
     rows = [*table_groups.groups(rows)] if args.group else rows
+    shown: Sequence[str] = table_text.with_metric(rows, table_text.GROUP_SHOWN if args.group else table_text.SHOWN)
     columns = Columns(rows, fixed)
     orders = columns.orders(args.sort, args.reverse)
     given = [key for names in args.columns for key in names.split(",") if key]

@@ -15,7 +15,7 @@ from bench.compare import clocks, eligibility, target
 from bench.compare.clocks import Arms
 from bench.compare.design import Design, Fit, fit, geometric_means
 from bench.config.schema import TrackRules
-from bench.record.rows import Row
+from bench.record.rows import Row, metric_of
 
 DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
 BASELINE_ALPHA = 0.01  # of the test that A differs from itself
@@ -73,7 +73,9 @@ class Time(Change):
 
 
 class Loss(TypedDict):
-    """Final val_loss in nats a token, one value a seed."""
+    """The goal's metric at the end, val_loss in nats a token or another in its unit, one value a seed."""
+
+    metric: NotRequired[list[str]]  # its name, unit and direction; missing: val_loss
 
     p_holm: NotRequired[float | None]  # p adjusted among several candidates, as the next; missing: there is one
     p_equivalent_holm: NotRequired[float | None]
@@ -245,13 +247,17 @@ def val_loss(
     Repeats of one seed or of one trajectory are not independent losses and count as one.
     """
     complete = [row for rows in arms for row in rows if eligibility.is_complete(row)]
+    metric = metric_of(complete)
     counts = {row["val_tokens"] for row in complete} - {None}
     data = {json.dumps(setting.get("val_data")) for setting in eligibility.settings_of(complete)} - {"null"}
     refused = ["validation data differ"] * (len(data) > 1)
     refused += ["numbers of validation tokens differ"] * (len(counts) > 1)
+    if len(names_of_metrics := sorted({metric_of([row]).name for row in complete})) > 1:
+        refused.append(f"the goals are of different metrics ({', '.join(names_of_metrics)})")
+    refused += ["the budgets differ"] * (len({row.get("budget") for row in complete}) > 1)
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
-    values = [target.mean_losses(of_arm) for of_arm in groups]
+    values = [[metric.sign * score for score in target.mean_losses(of_arm)] for of_arm in groups]  # less is better
     if design is not None and not design.is_sequential:
         design = None
     keys = [[eligibility.identity(runs[0]) if design else "" for runs in group] for group in groups]
@@ -259,10 +265,13 @@ def val_loss(
     test = fitted.test if fitted else None
     edges = fitted.interval() if fitted else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
-    judged = [target.loss_test(group, target_val_loss, p_value) for group in values]
+    judged = [
+        target.loss_test([metric.sign * loss for loss in group], target_val_loss, p_value, metric) for group in values
+    ]
     return {
-        "change_nats": test.difference if test else None,
-        "ci95_nats": list(edges) if edges and math.isfinite(edges[1]) else None,
+        "metric": [metric.name, metric.unit, metric.direction],
+        "change_nats": metric.sign * test.difference if test else None,
+        "ci95_nats": sorted(metric.sign * edge for edge in edges) if edges and math.isfinite(edges[1]) else None,
         "p": test.p if test else None,
         "n": [loss_test["n"] for loss_test in judged],
         "mean": [loss_test["mean"] for loss_test in judged],

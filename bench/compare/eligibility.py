@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.base import stats, utc
 from bench.base.text_table import counted, some
-from bench.record.rows import Row
+from bench.record.rows import Row, metric_of
 
 NOT_INTERLEAVED = {"order-unknown", "order-confounded", "runs-overlap"}  # flags of arms that get no firm verdict
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
@@ -190,7 +190,9 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         yield "remark", "the scripts brought data of their own: whether both read the same is not known"
     headlines = _known(row["headline"] for row in a + b)
     if headlines:
-        yield "remark", f"the authors of some logs compare by {_some(headlines)}; here val_loss is compared"
+        compared = metric_of(a).name
+        if headlines != {compared}:
+            yield "remark", f"the authors of some logs compare by {_some(headlines)}; here {compared} is compared"
 
 
 def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
@@ -211,6 +213,13 @@ def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
+    budgets = sorted({row.get("budget") or "" for row in a + b})
+    if any(budgets):
+        if len(budgets) > 1:
+            yield "refusal", f"the budgets differ ({_some(budget or 'none' for budget in budgets)}): give all the same"
+        else:
+            yield "of time", f"all runs have a budget of {budgets[0]}: what they reach in it is compared (on=loss)"
+        return
     for column, name, unit in AMOUNTS:
         amounts = [_known(row[column] for row in rows) for rows in (a, b)]
         if len(set.union(*amounts)) > 1:  # true of a run that has not begun, too
@@ -224,7 +233,7 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -> Iterator[str]:
     """Why runs of different amounts of training are not ways to one target: sentences."""
     both = [*arms[0], *arms[1]]
-    (target, *others) = {row["target_val_loss"] for row in both}
+    (target, *others), metric = {row["target"] for row in both}, metric_of(both)
     if others or target is None:
         why = "times over different amounts of training are not comparable"
         yield f"{ran}, and they have no shared target loss: {why}"
@@ -237,10 +246,10 @@ def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -
         steps = _known(row["num_steps"] for row in rows)
         if len(steps) > 1:
             yield f"{name} mixes runs of {_some(steps)} steps"
-        losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-        if not losses or stats.mean(losses) > target:
-            loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
-            yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
+        scores = [row["score"] for row in rows if row["score"] is not None]
+        if not scores or not metric.reaches(stats.mean(scores), target):
+            mean = f"{stats.mean(scores):.5f}" if scores else "unknown"
+            yield f"{ran}, and {name}'s mean {metric.name} {mean} does not reach the target {target:g}"
 
 
 def identity(row: Row) -> str:

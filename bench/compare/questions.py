@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
 from bench.base import stats
+from bench.base.metric import named
 from bench.compare import effects, eligibility
 from bench.compare.clocks import Arms
-from bench.record.rows import Row
+from bench.record.rows import Row, metric_of
 
 QUESTIONS = {  # word of on=: what it asks
     "time": "time, at equal losses",
@@ -47,7 +48,8 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
         missed = sum(not row["target_reached"] for rows in arms for row in rows)
         why = f"{missed} runs did not reach the target" if missed else None
     elif loss["below_target"] != [True, True]:
-        why = f"the mean val_loss of both arms is not shown to be below the target {loss['target']:g}"
+        metric = metric_of([*arms[0], *arms[1]])
+        why = f"the mean {metric.name} of both arms is not shown to be {metric.better} the target {loss['target']:g}"
     elif any(len(set(steps)) > 1 for steps in taken):
         why = "the runs of an arm took different numbers of steps"
     if why is None and min(map(len, taken)) < 2:
@@ -69,7 +71,7 @@ def of_steps(steps: Steps | None, is_at_a_look: bool) -> str:
 
 
 def of_loss(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
-    """The verdict on val_loss: equivalent inside the margin, else better (lower) or worse where p < alpha."""
+    """The verdict on the goal's metric: equivalent inside the margin, else better or worse where p < alpha."""
     if loss["verdict"] == "unknown" and loss["reasons"]:
         return "not_comparable"
     if loss["verdict"] == "waived":
@@ -83,7 +85,7 @@ def of_loss(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
     if p_equivalent is not None and p_equivalent < alpha:
         return "equivalent"
     if p is not None and p < alpha:
-        return "better" if loss["change_nats"] < 0 else "worse"
+        return "better" if named(*loss.get("metric", ())).sign * loss["change_nats"] < 0 else "worse"
     return "inconclusive"
 
 
@@ -101,8 +103,8 @@ def kind_of(
 ) -> tuple[str | None, str]:
     """Rows of the runs of both arms that have a time -> (one of KINDS or None, the sentence).
 
-    target: val_loss, None without a common one; judged: the track's, time or steps; has_times, has_losses: whether
-    these are compared; margin_pct: mean times that differ by less are equal.
+    target: of the goal's metric, None without a common one; judged: the track's, time or steps; has_times, has_losses:
+    whether these are compared; margin_pct: mean times that differ by less are equal.
     """
     steps = [_known_in(rows, "num_steps") for rows in arms]
     is_equal = len(set[int]().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2
@@ -137,12 +139,12 @@ def _to_target(steps: list[set[int]], reached: str, judged: str, is_equal: bool)
 
 def _reaches(rows: Sequence[Row], target: float | None) -> bool:
     """By the mean, as bench/compare/eligibility.py asks; of runs that stop at the target, each."""
-    losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-    if target is None or not losses:
+    scores = [row["score"] for row in rows if row["score"] is not None]
+    if target is None or not scores:
         return False
     if all(row["stop_at_target"] for row in rows):
         return all(row["target_reached"] for row in rows)
-    return stats.mean(losses) <= target
+    return metric_of(rows).reaches(stats.mean(scores), target)
 
 
 def _at(steps: list[set[int]]) -> str:

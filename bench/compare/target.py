@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TypedDict
 import yaml
 
 from bench.base import stats
+from bench.base.metric import VAL_LOSS, Metric
 from bench.compare import eligibility
 from bench.config import groups
 from bench.config.schema import TrackConfig, TrackRules
-from bench.record.rows import Row
+from bench.record.rows import Row, metric_of
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
 LIMITS = ("alpha", "loss_margin_nats", "equivalence_margin_pct")  # of track.rules: a plan may ask less, never more
@@ -35,7 +36,7 @@ class LossTest(TypedDict):
     sd: float | None
     t: float | None
     p: float | None
-    below: bool | None  # the mean is shown to be below the target
+    below: bool | None  # the mean is shown to be better than the target: below it, or above where higher is better
 
 
 class Decision(LossTest):
@@ -44,7 +45,7 @@ class Decision(LossTest):
     step: int | None  # the first that passes, by the z rule; None by the t test, which is of the last, and of none
 
 
-Curve = Mapping[int, float]  # {step: val_loss} of a run's validations
+Curve = Mapping[int, float]  # {step: value of the goal's metric} of a run's validations
 
 
 def p_value_of(track: str | None) -> float:
@@ -76,9 +77,13 @@ def track_settings(track: str | None) -> dict[str, Any]:
     return settings
 
 
-def loss_test(losses: Sequence[float], target_val_loss: float | None, p_value: float) -> LossTest:
-    """Losses of independent runs against a target; None: there is none."""
-    t, p = (None, None) if target_val_loss is None else stats.one_sample_t_less(losses, target_val_loss)
+def loss_test(
+    losses: Sequence[float], target_val_loss: float | None, p_value: float, metric: Metric = VAL_LOSS
+) -> LossTest:
+    """Losses of independent runs, or scores by another metric, against a target; None: there is none."""
+    t = p = None
+    if target_val_loss is not None:
+        t, p = stats.one_sample_t_less([metric.sign * loss for loss in losses], metric.sign * target_val_loss)
     below = None if p is None else p < p_value
     mean = stats.mean(losses) if losses else None
     return {"n": len(losses), "mean": mean, "sd": stats.sd(losses), "t": t, "p": p, "below": below}
@@ -129,7 +134,7 @@ def pairwise_margin_nats(new: StepMean, old: StepMean, nats_per_100_steps: float
 
 
 def _has_loss(row: Row) -> bool:
-    return row["val_loss"] is not None and eligibility.is_complete(row)
+    return row["score"] is not None and eligibility.is_complete(row)
 
 
 def z_p(margin_nats: float, z_sd_nats: float) -> float:
@@ -159,8 +164,8 @@ def independent(
 
 
 def mean_losses(groups: Sequence[Sequence[Row]]) -> list[float]:
-    """The mean val_loss of each group of independent()."""
-    return [stats.mean([row["val_loss"] for row in group if row["val_loss"] is not None]) for group in groups]
+    """The mean score of each group of independent()."""
+    return [stats.mean([row["score"] for row in group if row["score"] is not None]) for group in groups]
 
 
 def decide_by(
@@ -188,7 +193,7 @@ def decide_z(
     by_row = {id(row): curve for row, curve in zip(rows, curves, strict=True)}
     groups = independent(rows, losses_ids, lambda row: bool(by_row[id(row)]))
     each = [{at.step: at.mean for at in step_means([by_row[id(row)] for row in group])} for group in groups]
-    target_val_loss, means = rows[0]["target_val_loss"], step_means(each)
+    target_val_loss, means = rows[0]["target"], step_means(each)
     if fault := _z_fault(rows, curves, each, target_val_loss):
         nothing: LossTest = {"n": len(groups), "mean": None, "sd": None, "t": None, "p": None, "below": None}
         return {**nothing, "passed": None if target_val_loss is None else False, "words": fault, "step": None}
@@ -237,8 +242,8 @@ def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None]
 
     losses_ids: as independent() takes them; runs that are one give one loss.
     """
-    target_val_loss, groups = rows[0]["target_val_loss"], independent(rows, losses_ids)
-    tested = loss_test(mean_losses(groups), target_val_loss, p_value)
+    target_val_loss, groups = rows[0]["target"], independent(rows, losses_ids)
+    tested = loss_test(mean_losses(groups), target_val_loss, p_value, metric_of(rows))
     num_suspect = sum(row["validity"] == "suspect" for row in rows)
     doubt = f"; {num_suspect} of {len(rows)} runs are suspect: trust their losses, not their times"
     passed, sentence = _decided(rows, tested, target_val_loss, p_value)
@@ -263,11 +268,12 @@ def _decided(
         return None, "no target to reach: the losses above are the result"
     if tested["n"] < 2:
         return (None if len(rows) < 2 else False), "one run has no spread and gives no verdict"
+    metric = metric_of(rows)
     if tested["p"] is None:
-        same = f"all {tested['n']} val_losses are {tested['mean']:.6g}, as in copies or after coarse rounding"
-        return False, f"{same}: without a spread their mean cannot be tested"
+        same = f"all {tested['n']} values of {metric.name} are {tested['mean']:.6g}"
+        return False, f"{same}, as in copies or after coarse rounding: without a spread their mean cannot be tested"
     return tested["below"], (
-        f"mean val_loss {tested['mean']:.4f} (sd {tested['sd']:.4f}, n={tested['n']}) is "
-        f"{'below' if tested['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "
+        f"mean {metric.name} {tested['mean']:.4f} (sd {tested['sd']:.4f}, n={tested['n']}) is "
+        f"{'' if tested['below'] else 'not shown to be '}{metric.better} the target {target_val_loss:.6g}: "
         f"p={tested['p']:.2g}, needed p<{p_value}"
     )

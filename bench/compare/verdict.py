@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from bench.base import stats
+from bench.base.metric import VAL_LOSS, named
 from bench.compare import clocks, design, effects, eligibility, questions, target, wording
 from bench.compare.clocks import Arms
-from bench.record.rows import Row
+from bench.record.rows import Row, metric_of
 
 DEPENDS = "verdict-depends-on-exclusions"
 
@@ -139,8 +140,11 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         least_pct = effects.DRIFT_PCT if is_one_session else effects.SESSION_DRIFT_PCT
         drift_pct = given.drift_pct(is_one_session) if given.drift_pct else least_pct
     judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha, designed, drift_pct
-    target_val_loss = _first(given.target_val_loss, _common(arms, "target_val_loss"))
-    margin_nats: float = _first(given.loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
+    target_val_loss = _first(given.target_val_loss, _common(arms, "target"))
+    metric = metric_of(row for rows in arms for row in rows)
+    planned = plan.get("loss_margin_nats")  # what every plan has unless asked otherwise is of val_loss
+    planned = None if metric != VAL_LOSS and planned == effects.LOSS_MARGIN_NATS else planned
+    margin_nats: float = _first(given.loss_margin_nats, planned, metric.margin, 0.0)
     of_loss = target_val_loss, target.p_value_of(track), margin_nats
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
     comparison: Comparison = {
@@ -259,7 +263,11 @@ def _decide(comparison: Comparison) -> None:
     """Fill in answers, verdict and words, and flag a verdict that depends on the excluded runs."""
     loss, time_all = comparison["val_loss"], comparison["time_all"]
     of_steps = questions.of_steps(comparison["steps_to_target"], _is_at_a_look(comparison))
-    is_lower = (loss["change_nats"] or 0.0) < 0 or loss["below_target"] == [False, True] or of_steps == "better"
+    is_lower = (
+        named(*loss.get("metric", ())).sign * (loss["change_nats"] or 0.0) < 0
+        or loss["below_target"] == [False, True]
+        or of_steps == "better"
+    )
     hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
     flags = {
         DEPENDS: time_all is not None and of_time(comparison, time_all) != of_time(comparison, comparison["time"]),
@@ -327,7 +335,7 @@ def clocks_disagree(time: effects.Time) -> bool:
     return decide({**both, "outside": None}) not in (decide(both), "inconclusive")
 
 
-def _common(arms: Arms, column: Literal["track", "target_val_loss", "num_steps"]) -> Any:
+def _common(arms: Arms, column: Literal["track", "target", "num_steps"]) -> Any:
     """The value that all rows share, or None."""
     values = {row[column] for rows in arms for row in rows}
     return values.pop() if len(values) == 1 else None

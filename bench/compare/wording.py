@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.base import text_table
+from bench.base.metric import Metric, named
 from bench.compare import effects
 
 MEASURES = {  # key of the Comparison: (name, key of the means, their unit, decimals)
@@ -56,6 +57,16 @@ def unit_of(key: str) -> tuple[str, str, int]:
     return ("nats", "", 5) if key == "val_loss" else ("pct", " %", 2)
 
 
+def metric_of(comparison: Mapping[str, Any]) -> Metric:
+    """What is compared in the place of val_loss.  comparison: a Comparison of any version, or its Loss."""
+    return named(*((comparison.get("val_loss") or comparison).get("metric") or (None,)))
+
+
+def name_of(key: str, comparison: Mapping[str, Any]) -> str:
+    """What a measure is called: that of val_loss by the goal's metric."""
+    return metric_of(comparison).name if key == "val_loss" else MEASURES[key][0]
+
+
 def known(comparison: Mapping[str, Any]) -> list[str]:
     """Keys of what was measured of some run.  comparison: a Comparison of any version."""
     means = {key: (comparison.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
@@ -106,22 +117,26 @@ def p_sentence(p: float | None) -> str:
 
 def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
     """What is shown of the losses against the target and against the margin, or why they are not compared."""
+    metric = metric_of(loss)
     if loss.get("change_nats") is None:
-        return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
+        return [f"{metric.name} is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
     lines = []
     if loss.get("target") is not None and any(p is not None for p in loss["p_target"]):
         tests = [
-            f"{name} {p_sentence(p)}{' (below)' if below else ' (not shown)' if p is not None else ''}"
+            f"{name} {p_sentence(p)}{f' ({metric.better})' if below else ' (not shown)' if p is not None else ''}"
             for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
         ]
         needed = f"needed p < {loss['target_p_value']:g}"
-        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
-    rise, p = f"a rise of {loss['margin_nats']:g} nats", p_sentence(loss.get("p_not_worse"))
+        lines.append(
+            f"mean {metric.name} {metric.better} {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}"
+        )
+    way = "rise" if metric.sign > 0 else "fall"
+    rise, p = f"a {way} of {loss['margin_nats']:g} {metric.unit}".rstrip(), p_sentence(loss.get("p_not_worse"))
     sentences = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
-        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded ({p})",
-        "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
-        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded ({p})",
+        "not_worse": f"{arms[1]}'s {metric.name} is not worse: {rise} is excluded ({p})",
+        "worse": f"{arms[1]}'s {metric.name} is worse, and {rise} is not excluded",
+        "inconclusive": f"not shown that {arms[1]}'s {metric.name} is not worse: {rise} is not excluded ({p})",
     }
     return (
         lines + ([sentences[loss["verdict"]]] if loss["verdict"] in sentences else []) + list(loss.get("remarks") or ())
@@ -148,7 +163,9 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
     else:
         sentence = _sentence_of_times(comparison, verdict)
     if effects.NOT_COUNTED in comparison["flags"]:
-        what = "fewer steps are" if comparison["on"] == "steps_to_target" else "lower val_loss is"
+        metric = metric_of(comparison)
+        lower = f"{'lower' if metric.sign > 0 else 'higher'} {metric.name} is"
+        what = "fewer steps are" if comparison["on"] == "steps_to_target" else lower
         return f"{sentence}; {extra_words(comparison)}, so its {what} not counted"
     return sentence
 
@@ -165,13 +182,15 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
     if "not-at-a-planned-look" in comparison["flags"]:
         return _not_at_a_look(comparison)
     p = f"p = {loss['p']:.2g}" + ("" if loss.get("p_holm") is None else f", {loss['p_holm']:.2g} after Holm")
-    edges = interval(loss["ci95_nats"], 5, " nats") or "unbounded"
+    metric = metric_of(loss)
+    unit = f" {metric.unit}" if metric.unit else ""
+    edges = interval(loss["ci95_nats"], 5, unit) or "unbounded"
     numbers = f"95 % interval {edges}, {p}, n = {loss['n'][0]} and {loss['n'][1]}"
-    change = f"{loss['change_nats']:+.5f} nats of val_loss"
+    change = f"{loss['change_nats']:+.5f}{unit} of {metric.name}"
     if verdict in ("better", "worse"):
         return f"{b} is {verdict} than {a}: {change} ({numbers})"
     if verdict == "equivalent":
-        return f"{b} is as good as {a}: {change} is inside the margin of {loss['margin_nats']:g} nats ({numbers})"
+        return f"{b} is as good as {a}: {change} is inside the margin of {loss['margin_nats']:g}{unit} ({numbers})"
     return f"{b} against {a}: {change} ({numbers})"
 
 
@@ -309,5 +328,6 @@ def _words_of_losses(comparison: Mapping[str, Any]) -> str:
     }
     if loss["verdict"] not in of_losses:
         return why
-    change = "" if loss["change_nats"] is None else f"{loss['change_nats']:+.5f} nats, "
-    return f"time: {why}; val_loss: {of_losses[loss['verdict']]} ({change}margin {loss['margin_nats']:g})"
+    metric = metric_of(loss)
+    change = "" if loss["change_nats"] is None else f"{loss['change_nats']:+.5f} {metric.unit}".rstrip() + ", "
+    return f"time: {why}; {metric.name}: {of_losses[loss['verdict']]} ({change}margin {loss['margin_nats']:g})"

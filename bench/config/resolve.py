@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bench.base.metric import COMPUTED, METRICS, VAL_LOSS
 from bench.config import schema, typed, user_code
 from bench.config import stages as resolved_stages
 from bench.config.compose import track_values
@@ -31,6 +32,12 @@ WITHOUT_REDUCER = {
     "frozen_steps": "frozen_steps leaves gradients out",
     "untied": "before it the embedding has no gradient",
 }
+BUDGETS = ("time_budget_s", "token_budget", "flop_budget")
+# what a track fixes with its target: which metric it is of, and when a run must have reached it
+FINISH_LINE = (
+    *("goal.metric", "goal.metric_unit", "goal.metric_direction", "goal.metric_pattern", "goal.target"),
+    *(f"goal.{name}" for name in BUDGETS),
+)
 UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
 BLOCKS_GIB = 0.4  # a sequence of 1,024 tokens through 12 layers of width 768
 LOGITS_GIB = 0.2  # a sequence of 1,024 tokens, with 50,304 logits each
@@ -55,6 +62,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     else:
         _resolve_model(config, config.model, vocab_size)
         _resolve_batch(config, machine.gpu_memory_gib)
+        _resolve_budget(config)
         config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
     for refusal in _refusals(config):
         _refuse(*refusal)
@@ -206,7 +214,7 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits:
     resolve() refuses to train on such sequences.
     """
-    fixed_gib, seq_gib = _estimated_gib(config, seq_len)
+    fixed_gib, seq_gib = estimated_gib(config, seq_len)
     room = (USABLE_FRAC * (memory_gib or UNKNOWN_GIB) - fixed_gib) / seq_gib
     if rank_seqs <= room:
         return rank_seqs
@@ -214,7 +222,7 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     return max(fits, default=1)
 
 
-def _estimated_gib(config: schema.Config, seq_len: int) -> tuple[float, float]:
+def estimated_gib(config: schema.Config, seq_len: int) -> tuple[float, float]:
     """What a rank needs whatever its micro-batch, and what each of its sequences of seq_len tokens adds to that."""
     model, hardware = config.model, config.hardware
     assert model is not None and model.vocab_size is not None  # of no script, and resolved
@@ -239,7 +247,7 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
         f"stages[{index}].seq_len": stage.seq_len or data.seq_len for index, stage in enumerate(config.stages or ())
     }
     where, seq_len = max((lengths or {"data.seq_len": data.seq_len}).items(), key=lambda item: item[1])
-    fixed_gib, seq_gib = _estimated_gib(config, seq_len)
+    fixed_gib, seq_gib = estimated_gib(config, seq_len)
     usable_gib = USABLE_FRAC * memory_gib
     if fixed_gib + seq_gib <= usable_gib:
         return
@@ -259,10 +267,25 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
     _refuse(where, seq_len, f"{needs}; hardware.micro_batch_seqs=1 starts it without this estimate")
 
 
+def _resolve_budget(config: schema.Config) -> None:
+    """A budget of tokens is a number of steps, which the schedule knows from the start."""
+    goal, batch_tokens = config.goal, config.data.batch_tokens
+    if goal.budget and config.stages:
+        unit = next(name for name in BUDGETS if getattr(goal, name) is not None)
+        remedy = "stages are parts of a run of goal.num_steps: give that, without a budget"
+        _refuse(f"goal.{unit}", getattr(goal, unit), remedy)
+    if goal.token_budget is not None:
+        if goal.token_budget < batch_tokens:
+            why = f"a step has {batch_tokens} tokens (data.batch_tokens)"
+            _refuse("goal.token_budget", goal.token_budget, f"{why}: give as many or more, or smaller steps")
+        goal.num_steps = goal.token_budget // batch_tokens
+
+
 def _refusals(config: schema.Config) -> Iterator[Refusal]:
     """What a config in which everything is filled in cannot be."""
     yield from refusals_of_ranks(config.instruments, config.hardware.num_processes or 1)
     yield from _refusals_of_clocks(config)
+    yield from _refusals_of_metric(config.goal, config.script is not None)
     if config.script is None:
         yield from _refusals_of_goal(config.goal, config.data.source)
         yield from _refusals_of_stages(config, config.stages or [])
@@ -292,14 +315,49 @@ def _refusals_of_clocks(config: schema.Config) -> Iterator[Refusal]:
             yield f"instruments.{name}.first_s", listed[0]["first_s"], remedy
 
 
+def _refusals_of_metric(goal: schema.GoalConfig, is_script: bool) -> Iterator[Refusal]:
+    metric = goal.of
+    if metric.name == VAL_LOSS.name and goal.target is not None:
+        yield "goal.target", goal.target, "of val_loss it is goal.target_val_loss: give that, or name a goal.metric"
+    if metric.name != VAL_LOSS.name:
+        for name in ("target_val_loss", "target_gap_nats"):
+            if (target := getattr(goal, name)) is not None:
+                remedy = f"the goal is {metric.name}: give goal.target=NUMBER and goal.{name}=null"
+                yield f"goal.{name}", target, remedy
+        if not is_script and metric.name not in COMPUTED:
+            known = f"our own models are measured in {' and '.join(COMPUTED)}"
+            yield "goal.metric", metric.name, f"{known}: choose one of them; others are what a script prints"
+    budgets = [name for name in BUDGETS if getattr(goal, name) is not None]
+    if len(budgets) > 1:
+        yield f"goal.{budgets[1]}", getattr(goal, budgets[1]), f"goal.{budgets[0]} is set too: keep one of them"
+    if is_script and goal.flop_budget is not None:
+        yield "goal.flop_budget", goal.flop_budget, "a script does not say its FLOPs: use goal.time_budget_s"
+    for name in ("metric_unit", "metric_direction", "metric_pattern"):
+        value = getattr(goal, name)
+        if value is not None and metric in METRICS.values():
+            yield f"goal.{name}", value, f"{metric.name} has its own: remove it, or name a metric of your own"
+    if goal.metric_pattern is not None:
+        try:
+            groups = set(re.compile(goal.metric_pattern).groupindex)
+            why = "" if "value" in groups <= {"value", "step"} else "give it the group (?P<value>...), and perhaps step"
+        except re.error as error:
+            why = f"it is not a regular expression ({error})"
+        if why:
+            yield "goal.metric_pattern", goal.metric_pattern, why
+    if metric not in METRICS.values() and goal.metric_pattern is None and is_script:
+        remedy = "nothing is known of it: give goal.metric_pattern='WORDS (?P<value>\\S+)', or one of"
+        yield "goal.metric", metric.name, f"{remedy} {', '.join(METRICS)}"
+
+
 def _refusals_of_goal(goal: schema.GoalConfig, source: str) -> Iterator[Refusal]:
     gap_nats = goal.target_gap_nats
     if goal.target_val_loss is not None and gap_nats is not None:
         yield "goal.target_gap_nats", gap_nats, f"target_val_loss={goal.target_val_loss} is set too: keep one of them"
     if gap_nats is not None and source != "markov":
         yield "goal.target_gap_nats", gap_nats, f"only data=markov has a known floor, this is data={source}"
-    if goal.stop_at_target and goal.target_val_loss is None and gap_nats is None:
-        yield "goal.stop_at_target", True, "there is no target: set goal.target_val_loss or goal.target_gap_nats"
+    if goal.stop_at_target and goal.target_value is None and gap_nats is None:
+        target = "target_val_loss or goal.target_gap_nats" if goal.of.name == VAL_LOSS.name else "target"
+        yield "goal.stop_at_target", True, f"there is no target: set goal.{target}"
 
 
 def _refusals_of_stages(config: schema.Config, stages: list[Stage]) -> Iterator[Refusal]:
@@ -354,8 +412,10 @@ def deviations_of(config: schema.Config) -> list[str]:
     if not track.fixed:
         return []
     rules, deviations = dict(leaves(track_values(track.name))), []
+    has_finish_line = any(_is_in("goal.target_val_loss", fixed) for fixed in track.fixed)
+    fixed_keys = [*track.fixed, "track", *(FINISH_LINE if has_finish_line else ())]
     for key, value in leaves(schema.to_dict(config)):
-        is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
+        is_fixed = any(_is_in(key, fixed) for fixed in fixed_keys)
         if is_fixed and rules.get(key) != value and key not in UNFIXED:
             deviations.append(f"{key}: {value} instead of {rules.get(key)}")
     for key, change in resolved_stages.changed(config).items():

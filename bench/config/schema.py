@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from bench.base.metric import DIRECTIONS, VAL_LOSS, Metric, named
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import reading_record
 from bench.config.typed import AtLeast1, Name, Repository, ShardNumbers, between
@@ -35,6 +36,7 @@ CONFIG_ID_CHARS = 8
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
 UNHASHED = ("name", "seed", "exporters", "profile", "look", "checkpoint")  # they change no step that a run makes
 NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
+metric_name = Range(lambda name: bool(re.fullmatch(r"[a-z]\w*", name)), "a name of small letters, digits and _")
 FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # within a word
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
@@ -111,6 +113,35 @@ class GoalConfig:
     # the target as nats per token above the data's known floor, data=markov only; null: no such target
     target_gap_nats: Positive | None = None
     stop_at_target: bool = False  # end the run at the first validation that reaches the target
+    # what targets, budgets and comparisons are of: val_loss, val_bpb (bits per byte), core, or a name of your own that
+    # metric_pattern finds in a script's lines; null: val_loss
+    metric: Annotated[str, metric_name] | None = None
+    metric_unit: str | None = None  # of a metric of your own; null: it has none
+    metric_direction: Annotated[str, one_of(*DIRECTIONS)] | None = None  # of your own, which is better; null: lower
+    # a regular expression with the group (?P<value>...), and perhaps (?P<step>...), in a script's lines; null: of a
+    # metric that is known by name
+    metric_pattern: str | None = None
+    target: float | None = None  # value of another metric than val_loss to reach; null: no such target
+    # seconds of training, by the run's clock; the best validation until then counts; null: no such budget
+    time_budget_s: Positive | None = None
+    token_budget: PositiveInt | None = None  # the same in tokens of training; null: no such budget
+    flop_budget: Positive | None = None  # the same in FLOPs of training, by flops_per_token; null: no such budget
+
+    @property
+    def of(self) -> Metric:
+        """What the goal is measured in."""
+        return named(self.metric, self.metric_unit, self.metric_direction)
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """{time_s, tokens or flops: how much}; {} without one."""
+        known = {"time_s": self.time_budget_s, "tokens": self.token_budget, "flops": self.flop_budget}
+        return {unit: amount for unit, amount in known.items() if amount is not None}
+
+    @property
+    def target_value(self) -> float | None:
+        """The target of that metric, but for target_gap_nats."""
+        return self.target_val_loss if self.of.name == VAL_LOSS.name else self.target
 
 
 @dataclass(kw_only=True)
@@ -156,6 +187,7 @@ class HardwareConfig:
 class ScriptConfig:
     path: str | None = None  # any training script, script=train_gpt.py; null: train a model of ours
     root: str | None = None  # folder that it is started in, with all its code; null: the script's own
+    rev: str | None = None  # revision of the repository of root; null: its files as they are
     module: str | None = None  # in place of a path: scripts.base_train, as python -m starts it; needs root
     command: list[str] | None = None  # in place of a path: any program, 'bash train.sh'; needs root
     torchrun: bool | None = None  # whether it gets RANK, WORLD_SIZE ...; null: yes, but for a command

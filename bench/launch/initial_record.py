@@ -13,6 +13,7 @@ from typing import Any, cast
 import yaml
 
 from bench.base import atomic, credentials, private, utc
+from bench.base.metric import goal_facts
 from bench.base.paths import REPO
 from bench.config import compose, groups, schema, user_code
 from bench.data.sources import datasets
@@ -96,6 +97,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "model": {"arch": job.script.title if job.script else config.model and config.model.arch},
         "optim": "unknown" if job.script else config.optim and config.optim.name,
         "goal": {
+            **goal_facts(config.goal.of, config.goal.target, config.goal.budget),
             "target_val_loss": config.goal.target_val_loss,
             "target_gap_nats": config.goal.target_gap_nats,
             "stop_at_target": config.goal.stop_at_target and not job.script,  # a script ends when it does

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import credentials, private
+from bench.base.metric import VAL_BPB
 from bench.base.paths import CODE, REPO, user_path
 from bench.config import compose, resolve, schema, stages, user_code
 from bench.config.resolve import deviations_of
@@ -153,6 +154,11 @@ def prepare(
             setattr(data, name, str(user_path(getattr(data, name))))
     dataset = datasets.prepare(data, fetch=fetch, say=say)
     datasets.check_val_tokens(dataset, config.goal.val_tokens)
+    if its_script is None and config.goal.of == VAL_BPB:
+        try:
+            datasets.chosen(data).token_bytes()
+        except ValueError as error:
+            raise ValueError(f"goal.metric=val_bpb: {error}; or use goal.metric=val_loss") from None
     for name in GLOBS:  # from here on only for the record, where no home folder belongs
         if getattr(data, name) is not None:
             setattr(data, name, private.redact(getattr(data, name), REPO))
@@ -169,13 +175,14 @@ def _resolve_look(config: schema.Config) -> None:
     if config.look.enabled and why:
         raise ValueError(f"look.enabled=true: {why}: leave it out, or use look=off")
     if config.look.enabled is None:
-        config.look.enabled = config.hardware.device == "cuda" and not why
+        # of a script it is a second start: in its audit, or where it is asked for
+        config.look.enabled = config.hardware.device == "cuda" and not why and config.script is None
 
 
 def _hinders_look(config: schema.Config) -> str | None:
     """Why a run cannot be looked at after the race; None: it can."""
-    if config.script is not None:
-        return "a script ends with its last step, and nothing trains on in its process"
+    if config.script is not None and (config.script.command or config.hardware.nodes):
+        return "a command's processes, and those of several nodes, are not started once more to be profiled"
     if config.profile.stop_after_window:
         return "profile.stop_after_window=true ends the run before its goal"
     if profiling := registry.profiling(config.instruments, config.hardware.device):

@@ -8,7 +8,7 @@ from bench.base.text_table import counted
 from bench.base.units import format_about_s, ms_from_s
 from bench.launch import after_race
 from bench.launch.prepare import Job
-from bench.record.metrics import step_avg_ms
+from bench.record.metrics import score_words, step_avg_ms
 from bench.training.instruments import registry
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
@@ -42,7 +42,7 @@ def last_words(run: Mapping[str, Any]) -> str:
         times = f", {_times(run)}{doubt}"
         if run.get("beside") and run["validity"] == "suspect":  # only for its times, which its sweep has reported
             times = ""
-        ended = f"complete: val_loss {run['metrics']['val_loss']:.4f}{times}"
+        ended = f"complete: {score_words(run)}{times}"
     elif run["status"] == "stopped":
         ended = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
     else:

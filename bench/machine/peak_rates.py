@@ -28,6 +28,7 @@ class Device:
     mem_bytes_per_s: float | None
     peak_clock_mhz: int | None
     source: str
+    link_bytes_per_s: float | None = None  # of NVLink or Infinity Fabric, all links of a device together, one way
 
 
 def _both(
@@ -39,9 +40,19 @@ def _both(
     mem: float | None,
     clock_mhz: int | None,
     source: str,
+    link: float | None = None,
 ) -> Device:
     """A row whose bf16 and fp16 are the same, in FLOP/s and bytes/s."""
-    return Device(tuple(names), half, half, tf32, fp32, fp8, mem, clock_mhz, source)
+    return Device(tuple(names), half, half, tf32, fp32, fp8, mem, clock_mhz, source, link)
+
+
+def _geforce(name: str, cores: int, boost_mhz: int, mem: float | None, source: str) -> Device:
+    """A GeForce board by its cores and boost clock: two FLOP a core and clock in FP32, tensor cores with FP32
+    accumulation at that rate in TF32 and twice in 16 bits, from Ada on four times in FP8, as the whitepapers' own
+    tables come out."""
+    fp32 = 2 * cores * boost_mhz * 1e6
+    fp8 = None if source == GA102 else 4 * fp32
+    return Device((name,), 2 * fp32, 2 * fp32, fp32, fp32, fp8, mem, boost_mhz, source)
 
 
 # peak_clock_mhz: the SM clock at which the data sheet's tensor-core peak holds: peak / (SMs * dense bf16 FLOP a clock
@@ -56,22 +67,26 @@ A100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet, dense"
 BLACKWELL = "NVIDIA Blackwell Architecture Technical Brief, dense"
 ADA = "NVIDIA Ada GPU Architecture whitepaper, dense, FP32 accumulate"
 GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper, dense, FP32 accumulate"
+RTX_50 = "NVIDIA RTX Blackwell GPU Architecture whitepaper, dense, FP32 accumulate"
+CDNA3 = "AMD Instinct MI300X and MI325X data sheets, dense"
+CDNA4 = "AMD Instinct MI350 series data sheets, dense"
 # fmt: off
 DEVICES = (
-    _both(["GB200"], 2500*T, 1250*T, None, 5000*T, 8.0*T, None, BLACKWELL),
-    _both(["B200"], 2250*T, 1100*T, None, 4500*T, 8.0*T, None, BLACKWELL),
-    _both(["GH200 480GB"], 989*T, 494.5*T, 67*T, 1979*T, None, 1830, "NVIDIA GH200 datasheet, with sparsity / 2"),
-    _both(["H200 NVL"], 835*T, 417.5*T, 60*T, 1670.5*T, 4.8*T, None, H200_SHEET),
-    _both(["H200"], 989*T, 494.5*T, 67*T, 1979*T, 4.8*T, 1830, H200_SHEET),
-    _both(["H100 NVL"], 835*T, 417.5*T, 60*T, 1670.5*T, 3.9*T, None, H100_SHEET),
+    _both(["GB200"], 2500*T, 1250*T, None, 5000*T, 8.0*T, None, BLACKWELL, 0.9*T),
+    _both(["B200"], 2250*T, 1100*T, None, 4500*T, 8.0*T, None, BLACKWELL, 0.9*T),
+    _both(["GH200 480GB"], 989*T, 494.5*T, 67*T, 1979*T, None, 1830,
+          "NVIDIA GH200 datasheet, with sparsity / 2", 0.45*T),
+    _both(["H200 NVL"], 835*T, 417.5*T, 60*T, 1670.5*T, 4.8*T, None, H200_SHEET, 0.45*T),
+    _both(["H200"], 989*T, 494.5*T, 67*T, 1979*T, 4.8*T, 1830, H200_SHEET, 0.45*T),
+    _both(["H100 NVL"], 835*T, 417.5*T, 60*T, 1670.5*T, 3.9*T, None, H100_SHEET, 0.3*T),
     _both(["H100 PCIe"], 756*T, 378*T, 51*T, 1513*T, 2.0*T, 1620, H100_SHEET),
-    _both(["H100 80GB HBM3", "H100 SXM5 80GB"], 989*T, 494.5*T, 67*T, 1979*T, 3.35*T, 1830, H100_SHEET),
+    _both(["H100 80GB HBM3", "H100 SXM5 80GB"], 989*T, 494.5*T, 67*T, 1979*T, 3.35*T, 1830, H100_SHEET, 0.45*T),
     _both(["H20"], 148*T, 74*T, 44*T, 296*T, 4.0*T, None,
-          "NVIDIA H20 specification as published by server makers, dense"),
-    _both(["A100-SXM4-80GB"], 312*T, 156*T, 19.5*T, None, 2.039*T, 1410, A100_SHEET),
+          "NVIDIA H20 specification as published by server makers, dense", 0.45*T),
+    _both(["A100-SXM4-80GB"], 312*T, 156*T, 19.5*T, None, 2.039*T, 1410, A100_SHEET, 0.3*T),
     _both(["A100 80GB PCIe", "A100-PCIE-80GB"], 312*T, 156*T, 19.5*T, None, 1.935*T, 1410, A100_SHEET),
     _both(["A100-SXM4-40GB", "A100-PCIE-40GB"], 312*T, 156*T, 19.5*T, None, 1.555*T, 1410, A100_SHEET),
-    _both(["A800-SXM4-80GB"], 312*T, 156*T, 19.5*T, None, 2.039*T, None, "NVIDIA A800 datasheet, dense"),
+    _both(["A800-SXM4-80GB"], 312*T, 156*T, 19.5*T, None, 2.039*T, None, "NVIDIA A800 datasheet, dense", 0.2*T),
     _both(["A40"], 149.7*T, 74.8*T, 37.4*T, None, 0.696*T, 1740, "NVIDIA A40 datasheet, dense"),
     _both(["A30"], 165*T, 82*T, 10.3*T, None, 0.933*T, 1440, "NVIDIA A30 datasheet, dense"),
     _both(["A10G"], 70*T, 35*T, 35*T, None, 0.600*T, None, "NVIDIA A10G datasheet (AWS), dense"),
@@ -81,12 +96,37 @@ DEVICES = (
     _both(["L4"], 121*T, 60*T, 30.3*T, 242*T, 0.300*T, 2040, "NVIDIA L4 datasheet, with sparsity / 2"),
     _both(["RTX 6000 Ada Generation"], 364.2*T, 182.1*T, 91.1*T, 728.5*T, 0.960*T, 2505, ADA),
     _both(["RTX A6000"], 154.8*T, 77.4*T, 38.7*T, None, 0.768*T, 1800, GA102),
-    _both(["RTX 5090"], 209.5*T, 104.8*T, 104.8*T, 419*T, 1.792*T, 2407,
-          "NVIDIA RTX Blackwell GPU Architecture whitepaper, dense, FP32 accumulate"),
-    _both(["RTX 4090"], 165.2*T, 82.6*T, 82.6*T, 330.3*T, 1.008*T, 2520, ADA),
-    _both(["RTX 3090"], 71*T, 35.6*T, 35.6*T, None, 0.936*T, 1695, GA102),
+    # The driver gives both memory versions of the 3060 and of the 4070 one name, and both chips of the 3080.
+    _geforce("RTX 5090", 21760, 2407, 1.792*T, RTX_50),
+    _geforce("RTX 5080", 10752, 2617, 0.960*T, RTX_50),
+    _geforce("RTX 5070 Ti", 8960, 2452, 0.896*T, RTX_50),
+    _geforce("RTX 5070", 6144, 2512, 0.672*T, RTX_50),
+    _geforce("RTX 5060 Ti", 4608, 2572, 0.448*T, RTX_50),
+    _geforce("RTX 4090", 16384, 2520, 1.008*T, ADA),
+    _geforce("RTX 4080 SUPER", 10240, 2550, 0.736*T, ADA),
+    _geforce("RTX 4080", 9728, 2505, 0.717*T, ADA),
+    _geforce("RTX 4070 Ti SUPER", 8448, 2610, 0.672*T, ADA),
+    _geforce("RTX 4070 Ti", 7680, 2610, 0.504*T, ADA),
+    _geforce("RTX 4070 SUPER", 7168, 2475, 0.504*T, ADA),
+    _geforce("RTX 4070", 5888, 2475, None, ADA),
+    _geforce("RTX 4060 Ti", 4352, 2535, 0.288*T, ADA),
+    _geforce("RTX 4060", 3072, 2460, 0.272*T, ADA),
+    _geforce("RTX 3090 Ti", 10752, 1860, 1.008*T, GA102),
+    _geforce("RTX 3090", 10496, 1695, 0.936*T, GA102),
+    _geforce("RTX 3080 Ti", 10240, 1665, 0.912*T, GA102),
+    _geforce("RTX 3070 Ti", 6144, 1770, 0.608*T, GA102),
+    _geforce("RTX 3070", 5888, 1725, 0.448*T, GA102),
+    _geforce("RTX 3060 Ti", 4864, 1665, 0.448*T, GA102),
+    _geforce("RTX 3060", 3584, 1777, None, GA102),
+    # Of CDNA 2 the driver's device is one of a package's two dies: half of the sheet's numbers.
+    _both(["Instinct MI250X"], 191.5*T, None, 23.9*T, None, 1.638*T, 1700, "AMD Instinct MI250X data sheet / 2"),
+    _both(["Instinct MI250"], 181*T, None, 22.6*T, None, 1.638*T, 1700, "AMD Instinct MI250 data sheet / 2"),
+    _both(["Instinct MI300X", "Instinct MI300X VF"], 1307.4*T, 653.7*T, 163.4*T, 2614.9*T, 5.3*T, 2100, CDNA3, 0.448*T),
+    _both(["Instinct MI325X", "Instinct MI325X VF"], 1307.4*T, 653.7*T, 163.4*T, 2614.9*T, 6.0*T, 2100, CDNA3, 0.448*T),
+    _both(["Instinct MI350X"], 2300*T, None, 144.2*T, 4600*T, 8.0*T, 2200, CDNA4, 0.538*T),
+    _both(["Instinct MI355X"], 2500*T, None, 157.3*T, 5000*T, 8.0*T, 2400, CDNA4, 0.538*T),
     Device(("V100-SXM2-16GB", "V100-SXM2-32GB"), None, 125*T, None, 15.7*T, None, 0.900*T, 1530,
-           "NVIDIA V100 datasheet"),
+           "NVIDIA V100 datasheet", 0.15*T),
     Device(("T4",), None, 65*T, None, 8.1*T, None, None, 1590, "NVIDIA T4 datasheet"),
 )
 # fmt: on
@@ -118,6 +158,12 @@ def mem_bytes_per_s(device_name: str | None) -> float | None:
     return None if device is None else device.mem_bytes_per_s
 
 
+def link_bytes_per_s(device_name: str | None) -> float | None:
+    """What all links of one device to its peers carry one way together, bytes per second, or None."""
+    device = find(device_name)
+    return None if device is None else device.link_bytes_per_s
+
+
 @functools.cache
 def _by_name() -> dict[str, Device]:
     return {_key(name): device for device in DEVICES for name in device.names}
@@ -125,4 +171,4 @@ def _by_name() -> dict[str, Device]:
 
 def _key(name: str) -> str:
     parts = re.split(r"[\s-]+", name.strip().lower())
-    return " ".join(word for word in parts if word not in ("nvidia", "tesla", "geforce"))
+    return " ".join(word for word in parts if word not in ("nvidia", "tesla", "geforce", "amd"))

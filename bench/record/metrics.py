@@ -6,11 +6,14 @@ None where a fact is missing: a run that did not finish, a device whose peak is 
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from bench.base import stats
+from bench.base import metric, stats
 from bench.base.units import ms_from_s, s_from_ms
 from bench.machine import peak_rates
 from bench.record.shape import Facts, Section
 from bench.record.step_files import StepRow
+
+# by which a budget may be overrun: programs look at their clock after a step, and one of 600 s ends at 600.1 s
+BUDGET_SLACK_FRAC = {"time_s": 1e-3, "tokens": 0.0, "flops": 1e-9}
 
 
 def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
@@ -28,9 +31,14 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
     timed_ms = unflagged_step_ms(steps) if train_s is not None else []
+    goal_metric, goal = metric.of_goal(run.get("goal")), run.get("goal") or {}
+    names_score = goal_metric != metric.VAL_LOSS or bool(goal.get("budget"))
+    score = _best_within(run, steps) if goal.get("budget") else _last(steps, goal_metric.name)
+    reached = target_reached(goal, score, gap_nats) if train_s is not None else None
     return {
         "num_steps": num_steps,
         "val_loss": val_loss,
+        **({"score": score} if names_score else {}),
         "train_s": train_s,
         "num_flagged_steps": num_flagged_steps,
         **speed(run, timed_s, num_timed_steps, [row["step"] for row in _flagged(steps, num_untimed_steps)]),
@@ -40,7 +48,7 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
         "peak_mem_gib_min": min(mem_gib, default=None),
         "compile_s": measured.get("compile_s"),
         "goodput_frac": train_s / wall_s if train_s is not None and wall_s else None,  # of launch to record
-        "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if train_s is not None else None,
+        "target_reached": reached,
         "gap_nats": gap_nats,
         **energy(run, num_steps),
     }
@@ -168,19 +176,58 @@ def peak_mem_gib(by_rank: Mapping[str, Sequence[float | None]] | None) -> list[f
     return [gib for gib in peaks_gib if gib is not None]
 
 
-def target_reached(goal: Section | None, val_loss: float | None, gap_nats: float | None) -> bool | None:
-    """Whether the last validation is at or below the goal's target; None without a target."""
+def target_reached(goal: Section | None, score: float | None, gap_nats: float | None) -> bool | None:
+    """Whether the goal's metric is at its target or better, or gap_nats at its own; None without a target."""
     goal = goal or {}
-    for value, target in ((val_loss, goal.get("target_val_loss")), (gap_nats, goal.get("target_gap_nats"))):
+    for value, target in ((score, target_of(goal)), (gap_nats, goal.get("target_gap_nats"))):
         if target is not None:
-            return None if value is None else value <= target
+            return None if value is None else metric.of_goal(goal).reaches(value, target)
     return None
+
+
+def target_of(goal: Section) -> float | None:
+    """Of run.json["goal"] the target of its metric, but for target_gap_nats; None without."""
+    target: float | None = goal.get("target_val_loss" if metric.of_goal(goal) == metric.VAL_LOSS else "target")
+    return target
+
+
+def score_words(run: Facts) -> str:
+    """What a complete run reached: "val_loss 2.7551", or its goal's metric first."""
+    loss, found = run["metrics"].get("val_loss"), metric.of_goal(run.get("goal"))
+    words = [] if loss is None else [f"val_loss {loss:.4f}"]
+    if (score := run["metrics"].get("score")) is not None:
+        within = " within its budget" if (run.get("goal") or {}).get("budget") else ""
+        words = [f"{found.name} {score:.6g}{within}", *(f"{word} at the end" if within else word for word in words)]
+    return ", ".join(words) or f"no {found.name}"
 
 
 def last_val_loss(steps: Sequence[StepRow]) -> float | None:
     """The last validation's loss, nats per token; None if there was none or it is not a number."""
-    losses: list[float] = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
-    return losses[-1] if losses and math.isfinite(losses[-1]) else None
+    return _last(steps, metric.VAL_LOSS.name)
+
+
+def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
+    """The best value of the goal's metric among the validations within its budget; None of none."""
+    goal = run["goal"]
+    found, budget, spent_s = metric.of_goal(goal), goal["budget"], 0.0
+    most = {unit: amount * (1 + BUDGET_SLACK_FRAC[unit]) for unit, amount in budget.items()}
+    values = []
+    for row in steps:
+        spent_s += s_from_ms(row.get("step_ms") or 0.0)
+        printed_ms = row.get("train_time_at_val_ms") or row.get("train_time_ms")
+        tokens = tokens_in_steps(run["measured"], row["step"])
+        flops = (tokens or 0) * (run["model"].get("flops_per_token") or 0)
+        own_s = spent_s if printed_ms is None else s_from_ms(printed_ms)
+        used = {"time_s": own_s if row.get("train_s") is None else row["train_s"], "tokens": tokens, "flops": flops}
+        value = row.get(found.name)
+        if value is not None and math.isfinite(value) and all((used[unit] or 0.0) <= most[unit] for unit in budget):
+            values.append(value)
+    return found.best(values)
+
+
+def _last(steps: Sequence[StepRow], name: str) -> float | None:
+    values: list[float] = [row[name] for row in steps if row.get(name) is not None]
+    return values[-1] if values and math.isfinite(values[-1]) else None
 
 
 def tokens_in_steps(measured: Facts, num_steps: int, without: Collection[int] = ()) -> int | None:

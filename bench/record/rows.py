@@ -5,10 +5,12 @@ None is off, unknown or not measured.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any, TypedDict, cast
 
+from bench.base.metric import Metric, named, of_goal
 from bench.record import configs, outside_clock, validity
-from bench.record.metrics import num_disturbed_steps, num_validating_steps
+from bench.record.metrics import num_disturbed_steps, num_validating_steps, target_of
 from bench.record.shape import Record, Section
 
 
@@ -23,6 +25,7 @@ class Asked(TypedDict):
     seed: int | None
     model: str
     optim: str | None
+    metric: str  # that score and target are of; its unit and direction as bench/base/metric.py has them
     data: str | None
     world_size: int | None
     device: str | None
@@ -35,6 +38,7 @@ class Metrics(TypedDict):
 
     num_steps: int | None
     val_loss: float | None  # nats a token, as gap_nats
+    score: float | None  # value of the metric that the goal is of: val_loss, unless it names another
     gap_nats: float | None
     target_reached: bool | None
     train_s: float | None
@@ -83,7 +87,10 @@ class Counted(TypedDict):
     num_disturbed_steps: int | None  # by an instrument
     num_validating_steps: int | None  # whose time holds a validation
     batch_tokens: float | None  # of a run with stages the mean
-    target_val_loss: float | None
+    metric_unit: str
+    metric_direction: str
+    target: float | None  # of that metric, to be reached
+    budget: str | None  # JSON of what the best score is taken within, {"time_s": 300.0}; None: the last score counts
     stop_at_target: bool | None
     val_tokens: int | None
     setting: str  # JSON of setting()
@@ -135,6 +142,7 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         "failure": (run["failure"] or {}).get("kind"),
         "num_deviations": len(run["deviations"]),
         "model": run["model"]["arch"],
+        "metric": of_goal(run.get("goal")).name,
         "data": run["data"]["source"],
         "device": f"{len(gpus)} x {gpus[0]['name']}" if gpus else env.get("cpu_model"),
         "dtype": measured.get("dtype"),
@@ -145,6 +153,8 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         "sweep_id": (run.get("sweep") or {}).get("sweep_id"),
     }
     metrics = {name: run["metrics"].get(name) if complete else None for name in METRICS}
+    if "score" not in run["metrics"]:  # where the goal names no metric it is
+        metrics["score"] = metrics["val_loss"]
     row = {column: run.get(column) for column in SHOWN} | facts | metrics
     row |= {**_size(run, config, complete), **_counted(run, config, complete)}
     assert tuple(row) == COLUMNS  # the index keeps the values in this order
@@ -181,9 +191,9 @@ def _size(run: Record, config: configs.Config, complete: bool) -> Size:
 def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
     goal, imported, doubts = run.get("goal") or {}, run.get("imported") or {}, run.get("doubts") or ()
     floor_nats, gap_nats = run["data"].get("floor_nats"), goal.get("target_gap_nats")
-    target_nats = goal.get("target_val_loss")
+    goal_metric, target = of_goal(goal), target_of(goal)
     if gap_nats is not None and floor_nats is not None:
-        target_nats = floor_nats + gap_nats
+        target = floor_nats + gap_nats
     distrusted = [doubt["doubt"] for doubt in doubts if doubt.get("instrument") in DISTRUSTING]
     of_contestant = validity.contestant_doubts(run) if complete else []
     distrusted += of_contestant
@@ -197,7 +207,10 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "num_disturbed_steps": num_disturbed_steps(run) if complete else None,
         "num_validating_steps": num_validating_steps(run) if complete else None,
         "batch_tokens": run["measured"].get("batch_tokens") if complete else None,
-        "target_val_loss": target_nats,  # to be below
+        "metric_unit": goal_metric.unit,
+        "metric_direction": goal_metric.direction,
+        "target": target,
+        "budget": encoded(goal["budget"]) if goal.get("budget") else None,
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
         "setting": encoded(setting(run)),
@@ -212,6 +225,12 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "identity_version": None if imported else run["code"].get("identity_version", 1),
         "config": config,
     }
+
+
+def metric_of(rows: Iterable[Row]) -> Metric:
+    """The metric of these runs' goals: of the first, where they differ; val_loss of none."""
+    row = next(iter(rows), None)  # of an older revision of the code it may have none
+    return named(row.get("metric"), row.get("metric_unit"), row.get("metric_direction")) if row else named()
 
 
 def encoded(value: object) -> str:

@@ -43,9 +43,9 @@ def write(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = 
     atomic.write_text(Path(folder) / "steps.csv", text)
 
 
-def append(folder: Path | str, rows: Sequence[StepRow]) -> None:
-    """Rows of RUN_COLUMNS, all or none of them.  OSError where there is no space."""
-    _append(Path(folder) / "steps.csv", "".join(_line(row, RUN_COLUMNS) for row in rows))
+def append(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = RUN_COLUMNS) -> None:
+    """Rows of these columns, all or none of them.  OSError where there is no space."""
+    _append(Path(folder) / "steps.csv", "".join(_line(row, columns) for row in rows))
 
 
 def _append(path: Path, text: str) -> None:
@@ -129,10 +129,10 @@ def losses_id_of(folder: Path | str) -> str | None:
         return None
 
 
-def val_losses(folder: Path | str) -> dict[int, float]:
-    """{step: val_loss} of every validation of a run folder, in nats a token.  ValueError as read()."""
-    columns = read_columns(folder, ("step", "val_loss"))
-    return {step: loss for step, loss in zip(columns["step"], columns["val_loss"]) if loss is not None}
+def validations(folder: Path | str, metric: str = "val_loss") -> dict[int, float]:
+    """{step: value} of every validation of a run folder that has this metric.  ValueError as read()."""
+    columns = read_columns(folder, ("step", metric))
+    return {step: value for step, value in zip(columns["step"], columns[metric]) if value is not None}
 
 
 def _whole(columns: list[str], lines: list[str], names: Sequence[str] | None = None) -> dict[str, list[Any]] | None:

@@ -4,12 +4,14 @@
     points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last;
                    points.NUMBER.jsonl by the process that ran it alone: machines never append to one file
     sweep.html     its page (bench/report/sweep_page.py)
+    study.json     of ./run.sh study alone: what it compares and how; study.html, .md, .tex and .csv are its answer
 
 Each run that a sweep starts says so in run.json["sweep"]; one that was complete before stands in points.jsonl alone.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
@@ -18,8 +20,10 @@ from bench.base import atomic, utc
 from bench.base.paths import results_root
 from bench.base.reading import json_file, plain_file
 from bench.config import overrides as config_overrides
+from bench.record import run_folder
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
+STUDY = "study.json"
 SCHEMA_VERSION = 1
 RowT = TypeVar("RowT", bound=Mapping[str, Any])
 
@@ -35,6 +39,22 @@ class Facts(TypedDict):
     started_at: str  # UTC, the last call's, as ended_at
     ended_at: str | None  # None: it runs, or was killed
     why: str | None  # not every point has a run
+
+
+class Study(TypedDict):
+    """study.json: arms that are tuned alike, and the race of their best."""
+
+    schema_version: int
+    arms: dict[str, list[str]]  # {name in the race: the override that makes the arm}, the baseline first
+    common: list[str]  # overrides of every arm
+    tune: str  # the setting that is tuned
+    starts: dict[str, float]  # {arm: the first value of it}
+    seed: int  # of every trial; the race has others
+    n: int  # runs an arm of the race
+    alpha: float  # shared by the verdicts on loss and on time
+    tokens: int  # of a run
+    num_trials: int | None  # of each arm; None: the budget is a duration, and none of a run is known yet
+    race_id: str | None  # None: it has not begun
 
 
 class Kept(TypedDict):
@@ -95,6 +115,37 @@ def end(folder: Path, why: str | None = None) -> None:
 def read(folder: Path | str) -> Facts:
     """sweep.json.  ValueError where it is missing or damaged."""
     return cast(Facts, json_file.read(Path(folder) / NAME, Facts))
+
+
+def read_study(folder: Path | str) -> Study:
+    """study.json.  ValueError where it is missing or damaged."""
+    return cast(Study, json_file.read(Path(folder) / STUDY, Study))
+
+
+def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
+    """{arm: {value: val_loss, infinite where the run diverged}} of a study's trials that ended, in the order of values.
+
+    ValueError: one has no loss for another reason.
+    """
+    found: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
+    for point in points(folder):
+        name = next(name for name, words in study["arms"].items() if set(words) <= set(point.overrides))
+        run = point.folder and run_folder.read(point.folder)
+        if not run or run["status"] in ("aborted", "running"):
+            continue
+        failure, loss = run["failure"] or {}, run["metrics"].get("val_loss")
+        if failure.get("kind") == "non_finite_loss":
+            loss = math.inf
+        elif run["status"] != "complete" or run["validity"] == "invalid" or loss is None:
+            why = failure.get("message") or "; ".join(run["validity_reasons"])
+            raise ValueError(f"{name}: its trial {run['run_id']} has no loss to compare: {why}")
+        found[name][float(values(point.overrides)[study["tune"]])] = float(loss)
+    return {name: dict(sorted(tried.items())) for name, tried in found.items()}
+
+
+def best_of(tried: Mapping[float, float]) -> float:
+    """The value of trials() with the lowest loss, the lowest value of several."""
+    return min(tried, key=lambda value: (tried[value], value))
 
 
 def points(folder: Path | str) -> list[Point]:

@@ -214,7 +214,9 @@ def steps_are_those_of_the_goal(files: RunFiles, run: Record) -> tuple[bool, str
     """The run made the configured number of steps, or fewer only where it may stop at its target and reached it."""
     goal, num_steps = files.config.goal, run["metrics"]["num_steps"]
     early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
-    return num_steps == goal.num_steps or early, f"{num_steps} of {goal.num_steps}{', target reached' * early}"
+    is_spent = bool(goal.time_budget_s or goal.flop_budget) and 0 < num_steps < goal.num_steps
+    why = ", target reached" * early + ", its budget was spent" * is_spent
+    return num_steps == goal.num_steps or early or is_spent, f"{num_steps} of {goal.num_steps}{why}"
 
 
 def tokens_are_counted(files: RunFiles, run: Record) -> tuple[bool, str]:

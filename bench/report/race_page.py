@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.base import atomic
+from bench.base import atomic, metric
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
+from bench.record.shape import Record
 from bench.report import curves, run_page, verdicts
 from bench.report.verdicts import SHORT, Against, Options
 from bench.web.chart import chart, series_of
@@ -195,16 +196,22 @@ def _in_order(race: race_folder.Race, folder: Path | str) -> list[Run]:
     return sorted(runs, key=lambda entry: str(entry["run"]["started_at"]))
 
 
+def _score_key(run: Record) -> str:
+    return "score" if "score" in run["metrics"] else "val_loss"
+
+
 def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[Chart]:
     """Each run's numbers as points of its arm, which say the run's id and open its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
     pages = [run_page.link_to(run["folder"], at) for run in runs]
+    goal = metric.of_goal(runs[0]["run"].get("goal") if runs else None)
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
-        ("val-loss", "Final val_loss", "val_loss", "nats per token"),
+        ("val-loss", f"Final {goal.name}", "score", "nats per token" if goal == metric.VAL_LOSS else goal.unit),
     ):
-        values = [(run["arm"], run["run"]["metrics"].get(key)) for run in runs]
+        keys = [_score_key(run["run"]) if key == "score" else key for run in runs]
+        values = [(run["arm"], run["run"]["metrics"].get(key)) for run, key in zip(runs, keys, strict=True)]
         labels = [f"{run['run']['run_id']}\n{value}" for run, (_, value) in zip(runs, values, strict=True)]
         series = [
             series_of(name, [value if arm == name else None for arm, value in values], "points", labels, pages)
@@ -221,7 +228,7 @@ def _runs(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> Section:
     for entry in runs:
         number += not entry["discarded"]
         run, page = entry["run"], run_page.link_to(entry["folder"], at)
-        metrics = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
+        metrics = [run["metrics"].get(key) for key in ("train_s", _score_key(run), "step_avg_ms")]
         metrics = [None if value is None else f"{value:.4f}" for value in metrics]
         nth = link("warm-up" if entry["discarded"] else str(number), page)  # a narrow screen shows the first columns
         seed = None if run["seed"] is None else str(run["seed"])
@@ -237,6 +244,7 @@ def _runs(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> Section:
         )
     if not rows:
         return Section("Runs, in their order", [Lines(["The records of its runs are not here."], is_soft=True)])
-    heads = ("run", "arm", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "run id")
+    score = metric.of_goal(runs[0]["run"].get("goal")).name
+    heads = ("run", "arm", "seed", "train time, s", score, "step_avg, ms", "status", "run id")
     listed = Table(heads, rows, [False, False, *[True] * 4, False, False], style="tight")
     return Section("Runs, in their order", [Columns(_points(runs, names, at)), listed])

@@ -12,6 +12,7 @@ from bench.analysis.memory import pickles
 from bench.base import text_table
 from bench.base.reading.damage import reading_record
 from bench.record import race_folder, run_folder, step_files
+from bench.record.metrics import score_words, target_of
 from bench.record.shape import Record
 from bench.report import run_charts, run_facts, trace_page
 from bench.web.document import (
@@ -155,15 +156,14 @@ def sentence(run: Record) -> str:
         where = "" if failure.get("step") is None else f" at step {failure['step']}"
         hint = (failure.get("hint") or "see the logs").rstrip(".")
         return f"It ended with {failure['kind']}{where}: {str(failure['message']).rstrip('.')}. Hint: {hint}."
-    if metrics.get("val_loss") is None:
-        return "It has no validation loss."
-    text = f"val_loss {metrics['val_loss']:.4f} after {metrics['num_steps']} steps"
+    text = f"{score_words(run)} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         text += f" in {metrics['train_s']:.2f} s"
     text += ", as its log says" if run_facts.is_imported(run) else run_facts.script_claim(run)
     if metrics.get("target_reached") is not None:
-        loss, gap = ((run["goal"] or {}).get(key) for key in ("target_val_loss", "target_gap_nats"))
-        target = f"{loss:.6g}" if loss is not None else f"{gap} above the floor"
+        goal = run["goal"] or {}
+        score, gap = target_of(goal), goal.get("target_gap_nats")
+        target = f"{score:.6g}" if score is not None else f"{gap} above the floor"
         text += f"; the target, {target}, was {'reached' if metrics['target_reached'] else 'missed'}"
     return text + ". One run has no interval and no verdict about speed."
 

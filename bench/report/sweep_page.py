@@ -1,9 +1,8 @@
 """The page of a sweep: its best config, how the result depends on each setting, what failed and what was not run.
 
-Of one axis a line with its interval, of two a heat map, of more parallel coordinates with the mean over each axis.
+Of one axis a line with its interval, of two a heat map, of each numeric one of several the mean over the others.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,13 +48,13 @@ def charts(results: Results) -> list[Spec]:
 
 
 def drawings(results: Results) -> list[Drawn]:
-    """Of one axis of words and of two axes heat maps, of more parallel coordinates; [] where nothing completed."""
+    """Of one axis of words and of two axes heat maps; [] of others, and where nothing completed."""
     if not results.ranked:
         return []
     if len(results.keys) == 2 or (len(results.keys) == 1 and not _is_numeric(results, results.keys[0])):
         values = [value for value in VALUES if any(row[value] is not None for row in results.rows)]
         return [_heat(results, value) for value in values]
-    return [_parallel(results)] if len(results.keys) > 2 else []
+    return []
 
 
 def _is_numeric(results: Results, key: str) -> bool:
@@ -110,20 +109,6 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
         return heat.Cell(None, f"{cell.num_lost} failed")
     sd = "" if cell.sd is None else f"±{pivot.words(cell.sd)}, "
     return heat.Cell(cell.mean, pivot.words(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
-
-
-def _parallel(results: Results) -> Drawn:
-    groups, axes = results.ranked, []
-    for key in results.keys:
-        words = [value_words(group[key]) for group in groups]
-        is_number = [type(group[key]) in (int, float) and math.isfinite(group[key]) for group in groups]
-        sorted_by = [group[key] if plain else word for group, plain, word in zip(groups, is_number, words, strict=True)]
-        axes.append(heat.Axis(key, sorted_by, words))
-    means = [group["val_loss_mean"] for group in groups]
-    axes.append(heat.Axis("val_loss", means, [number_words("val_loss", mean) for mean in means]))
-    about = "a line is a config, the mean of its runs; low on the last axis is worse, the best is thick"
-    drawn = heat.plot_lines(UNITS["val_loss"], about, axes, 0)
-    return Drawn("parallel", "val_loss of every config", drawn, heat.LINES_PX)
 
 
 def write(folder: Path | str, results: sweep_results.Results | None = None) -> Path:

@@ -20,13 +20,14 @@ from bench.report.table_text import number_words, value_words
 from bench.web.document import Block, Lines, Table, texts
 
 GROUPED = (
-    *("val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "energy_j", "mean_power_w"),
+    *("score", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "energy_j", "mean_power_w"),
     *("throttled_frac", "gap_nats", "num_steps"),
 )
 # fmt: off
 GROUP_COLUMNS = (
     "track", "num_deviations", "name", "model", "size", "num_params", "optim", "world_size", "num_shards", "epochs",
-    "device", "config_id", "n", "num_suspect", "num_invalid", "num_failed", "num_aborted", "num_stopped", "num_running",
+    "metric", "device", "config_id", "n", "num_suspect", "num_invalid", "num_failed", "num_aborted", "num_stopped",
+    "num_running",
     *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
     "certificate", "source_sha256", "comparability_id", "run_ids",
 )

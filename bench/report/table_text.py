@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.base import text_table
+from bench.base.metric import VAL_LOSS
 from bench.base.reading import damage
 
 Rows = Sequence[Mapping[str, Any]]
@@ -24,12 +25,12 @@ GROUP_SHOWN = (
     "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd", "certificate",
 )
 DECIMALS = {
-    "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2, "step_ms_p50": 2,
-    "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3, "mfu_causal": 3, "peak_mem_gib": 2,
-    "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1, "num_steps": 0,
+    "score": 5, "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2,
+    "step_ms_p50": 2, "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3, "mfu_causal": 3,
+    "peak_mem_gib": 2, "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1, "num_steps": 0,
     "train_s_change_pct": 2, "train_s_ci95_pct": 2, "val_loss_change_nats": 4, "val_loss_ci95_nats": 4,
 }
-HEADLINE = ("val_loss", "val_loss_mean", "n")  # what gives way after the other numbers and the settings that differ
+HEADLINE = ("score", "score_mean", "val_loss", "val_loss_mean", "n")  # gives way after other numbers and settings
 
 # fmt: on
 OPEN = "(open): the run changed what its track fixes, and is not eligible for it"
@@ -37,7 +38,16 @@ OPEN = "(open): the run changed what its track fixes, and is not eligible for it
 
 def of_runs(rows: Rows) -> str:
     """Rows of runs -> the table that the terminal shows."""
-    return fit(rows, SHOWN)
+    return fit(rows, with_metric(rows, SHOWN))
+
+
+def with_metric(rows: Rows, columns: Sequence[str]) -> list[str]:
+    """SHOWN or GROUP_SHOWN, with the goal's metric before val_loss where it is another one in some row."""
+    if all(row.get("metric") in (None, VAL_LOSS.name) for row in rows):
+        return list(columns)
+    before = next(number for number, name in enumerate(columns) if name.startswith("val_loss"))
+    scores = ["score_mean", "score_sd"] if columns[before] == "val_loss_mean" else ["score"]
+    return [*columns[:before], "metric", *scores, *columns[before:]]
 
 
 def fit(rows: Rows, columns: Sequence[str], asked: Sequence[str] = (), varied: Sequence[str] = ()) -> str:

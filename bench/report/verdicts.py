@@ -16,9 +16,11 @@ from typing import Any
 
 from bench.analysis.diagnosis import between_runs
 from bench.base import text_table
+from bench.base.metric import VAL_LOSS
 from bench.base.text_table import counted
 from bench.compare import questions, wording
 from bench.compare.selection import Arm
+from bench.record.rows import metric_of
 from bench.report import curves, run_page
 from bench.web import document, forest
 from bench.web.document import Block, Bullets, Chart, Columns, Document, Hint, Lines, Section, Table, code, link
@@ -104,10 +106,10 @@ def _shortly(text: str) -> str:
 def _runs(arm: Arm, at: Path | str) -> Section:
     rows = []
     for row, folder in zip(arm.rows, arm.folders, strict=True):
-        known = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "val_loss", "step_avg_ms")]
+        known = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "score", "step_avg_ms")]
         seed = None if row["seed"] is None else str(row["seed"])
         rows.append([link(row["run_id"], run_page.link_to(folder, at)), seed, *known, row["status"], row["device"]])
-    heads = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")
+    heads = ("run", "seed", "train time, s", metric_of(arm.rows).name, "step_avg, ms", "status", "device")
     listed = Table(heads, rows, [False, *[True] * 4, False, False], style="tight")
     return Section(f"{arm.name}: {counted(len(arm.rows), 'run')}", [listed], is_folded=True)
 
@@ -183,7 +185,10 @@ def basis(against: Against) -> list[Block]:
 
 def panels(against: Against, names: Sequence[str]) -> list[forest.Panel]:
     """A panel a measure that has a change, a row a candidate.  names: all arms, in the order of the charts' series."""
-    shown = [_panel(key, title, ways, against, names) for key, title, ways in PANELS]
+    metric = wording.metric_of(next(iter(against.values()), {}))
+    of_metric = ("val_loss", metric.name, ("better", "worse") if metric.sign > 0 else ("worse", "better"))
+    chosen = [of_metric if panel[0] == "val_loss" else panel for panel in PANELS]
+    shown = [_panel(key, title, ways, against, names) for key, title, ways in chosen]
     return [panel for panel in shown if panel.rows]
 
 
@@ -198,9 +203,11 @@ def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names:
             rows.append(forest.Row(name, change, low, high, names.index(name)))
     first = next(iter(against.values()), {}).get(key) or {}
     margin = first.get("margin_nats" if is_loss else "margin_pct")
-    margin = None if margin is None else (0.0 if is_loss else -margin, margin)
-    decimals, unit = (4, "nats per token") if is_loss else (2, "%")
-    return forest.Panel(title, unit, rows, margin, first.get("floor_pct"), ways, decimals)
+    metric = wording.metric_of(first if is_loss else {})
+    edges = None if margin is None else sorted((0.0, metric.sign * margin)) if is_loss else [-margin, margin]
+    unit = "%" if not is_loss else "nats per token" if metric == VAL_LOSS else metric.unit
+    margin = None if edges is None else (edges[0], edges[1])
+    return forest.Panel(title, unit, rows, margin, first.get("floor_pct"), ways, 4 if is_loss else 2)
 
 
 # ---- the numbers
@@ -212,7 +219,7 @@ def numbers(baseline: str, against: Against) -> Section:
     is_one = len(against) == 1
     rows = [
         [
-            wording.MEASURES[key][0],
+            wording.name_of(key, comparison),
             *([] if is_one else [name]),
             *(cell or None for cell in wording.cells(comparison, key)),
         ]

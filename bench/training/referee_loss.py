@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from bench.base.metric import VAL_BPB, bits_per_byte
 from bench.config import stages
+from bench.data.sources import datasets
 from bench.record.validity import bound_nats
 from bench.training import distributed
 from bench.training.causality import forked_rng
@@ -65,6 +67,13 @@ class RefereeLoss:
         self._seconds = 0.0
         self._why: str | None = None
         self._at_start: tuple[list[int], list[torch.Tensor]] = ([], [])
+        self.val_bpb: float | None = None  # of the last validation; None: the goal is another
+        self.val_bytes: int | None = None
+        self._num_marks = 0  # targets that stand for no text
+        if trainer.config.goal.of == VAL_BPB:
+            sizes = datasets.chosen(trainer.config.data).token_bytes()
+            self._bytes_V = torch.as_tensor(sizes, device=trainer.ranks.device)
+            self.val_bytes, self._num_marks = self._count_bytes()
 
     def at_start(self) -> None:
         """Ask for the logits of some batches of the first validation.  Raises NoLogits on every rank alike."""
@@ -85,6 +94,8 @@ class RefereeLoss:
         if not self._first:
             self._first, self._val_loss_at_start = kept, nats
         self._last, self._val_loss = kept, nats
+        if self.val_bytes is not None:
+            self.val_bpb = self._bits_per_byte(nats, self.val_bytes)
         return nats
 
     def at_end(self, num_steps: int) -> dict[str, Any]:
@@ -115,6 +126,38 @@ class RefereeLoss:
             "held_out": held_out,
             "seconds": self._seconds,
         }
+
+    # ---- bits per byte
+
+    def _count_bytes(self) -> tuple[int, int]:
+        """(bytes of the validation's targets, how many of them stand for none), of all ranks."""
+        counts = torch.zeros(2, dtype=torch.int64, device=self._bytes_V.device)
+        for _, targets_BT in self._rows.at(self._rows.places):
+            sizes_BT = self._bytes_V[targets_BT]
+            counts += torch.stack([sizes_BT.sum(), (sizes_BT == 0).sum()])
+        num_bytes, num_marks = distributed.all_sum(counts).tolist()
+        return num_bytes, num_marks
+
+    def _bits_per_byte(self, val_loss: float, num_bytes: int) -> float:
+        """Of forward()'s loss where every target stands for text; else of the logits of those that do."""
+        if not self._num_marks:
+            return bits_per_byte(val_loss * self._trainer.config.goal.val_tokens, num_bytes)
+
+        def passes() -> torch.Tensor:
+            nats = torch.zeros((), dtype=torch.float64, device=self._bytes_V.device)
+            with self._trainer.validating():
+                for tokens_BT, targets_BT in self._rows.at(self._rows.places):
+                    nats_N = self._from_logits(tokens_BT, targets_BT).double()
+                    nats += nats_N[self._bytes_V[targets_BT.flatten()] > 0].sum()
+            return nats
+
+        nats = self._guarded(passes)
+        if nats is None:
+            raise NoLogits(
+                f"goal.metric=val_bpb: model.arch={self._trainer.arch} has no usable logits(tokens_BT) ({self._why}), "
+                "without which marks of documents cannot be left out of it: give it some, or use goal.metric=val_loss"
+            )
+        return bits_per_byte(distributed.all_sum(nats).item(), num_bytes)
 
     # ---- the validations of the run
 

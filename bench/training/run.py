@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from bench.base import metric as goal_metric
 from bench.config import schema
 from bench.config.stages import mean_batch_tokens
 from bench.data.shards import check as check_shard
@@ -29,6 +30,7 @@ from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
 from bench.training import causality, compile_flags, distributed, gather_result, imported, look, side_effects, weights
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
+from bench.training.finish_line import FinishLine
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
 from bench.training.memory import peaks_for
@@ -130,7 +132,19 @@ class Run:
         self._facts = self._known_facts()
         self._writer = writer = self._step_writer() if self.ranks.is_first else None
         log = StepLog(
-            self.marks, self.ranks.device, goal.num_steps, on_row=writer.row if writer else None, rows=self.rows
+            self.marks,
+            self.ranks.device,
+            goal.num_steps,
+            on_row=writer.row if writer else None,
+            rows=self.rows,
+            metrics=self._metrics,
+        )
+        finish_line = FinishLine(
+            goal,
+            self._facts["model"]["flops_per_token"],
+            self._facts["measured"]["batch_tokens"],
+            lambda train_s: max(distributed.gather(train_s)),
+            trainer.set_horizon,
         )
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
@@ -153,11 +167,12 @@ class Run:
                 trainer.step,
                 self._referee_loss.evaluate,
                 self._reached,
-                goal.num_steps,
+                finish_line.num_steps,
                 goal.val_every_steps,
                 clock,
                 instruments,
                 stop_after,
+                finish_line.next_stop if goal.time_budget_s is not None else None,
             )
             self._stopped_at = num_steps if num_steps == stop_after and num_steps < goal.num_steps else None
             own_cpu_s = self.ranks.node, meter.own_cpu_s()
@@ -281,8 +296,14 @@ class Run:
                 "dtype": config.hardware.dtype,
                 "reducer": self._trainer.reducer.name,
                 **kernel_facts(),
+                **({} if self._referee_loss.val_bytes is None else {"val_bytes": self._referee_loss.val_bytes}),
             },
         }
+
+    def _metrics(self) -> dict[str, float | None]:
+        """What the last validation measured beside val_loss."""
+        val_bpb = self._referee_loss.val_bpb
+        return {} if val_bpb is None else {"val_bpb": val_bpb}
 
     def _step_writer(self) -> StepWriter:
         record: Any = self.record | self._facts
@@ -292,6 +313,10 @@ class Run:
             tokens=lambda num_steps: metrics.tokens_in_steps(record["measured"], num_steps),
             lr=self._trainer.lr,
             speed=lambda train_s, num_steps: metrics.speed(record, train_s, num_steps),
+            metrics=[
+                *(name for name in (goal_metric.VAL_BPB.name,) if self.config.goal.metric == name),
+                *["train_s"] * (self.config.goal.time_budget_s is not None),
+            ],
         )
 
     def _reached(self, val_loss: float) -> bool:
@@ -299,8 +324,8 @@ class Run:
         goal = self.config.goal
         if not goal.stop_at_target:
             return False
-        if goal.target_val_loss is not None:
-            return val_loss <= goal.target_val_loss
+        if goal.target_value is not None:
+            return goal.of.reaches(self._metrics().get(goal.of.name) or val_loss, goal.target_value)
         assert goal.target_gap_nats is not None  # else there is no target to stop at
         return bool(val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats)
 
@@ -314,24 +339,28 @@ def train(
     clock: Clock,
     instruments: Any,
     stop_after: int | None = None,
+    next_stop: Callable[[int, float], int | None] | None = None,
 ) -> tuple[int, float]:
     """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
 
     stop_after: end right after so many steps, fewer than num_steps, without a last validation; None: do not.
+    next_stop: (steps done, train_s) -> the steps after which to validate next, None: the run is over.
 
     step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every
     val_every_steps and at the end, while the clock stands still.  instruments see every edge (instruments/base.py).
     """
     clock.start()
-    steps_done = 0
+    steps_done, stop = 0, 0
     while True:
         is_last = steps_done == num_steps
-        if is_last or steps_done % val_every_steps == 0:
+        if is_last or (steps_done % val_every_steps == 0 if next_stop is None else steps_done == stop):
             with clock.paused("validation"):  # syncs first: the steps before it are in train_s, validation is not
                 instruments.on_phase("validation")
                 val_loss = evaluate()
                 instruments.on_validation(steps_done, val_loss, clock.train_s)
-                is_over = is_last or reached(val_loss)
+                following = None if next_stop is None else next_stop(steps_done, clock.train_s)
+                is_over = is_last or reached(val_loss) or (next_stop is not None and following is None)
+                stop = following or 0
                 if is_over:
                     clock.stop()
             if is_over:

@@ -28,8 +28,8 @@ class StepLog:
 
     step: the row of steps.csv, 1 after the first optimizer step.  t_ns: the host's clock when the step began (on a GPU:
     began to be submitted).  train_s: the run's clock at the end of the step.  train_loss: this rank's, mean over its
-    micro-steps.  val_loss: None where there was no validation.  The validation before the first step is row 0, which
-    has no step and is not in .rows.
+    micro-steps.  val_loss: None where there was no validation; metrics(): what else it measured.
+    The validation before the first step is row 0, which has no step and is not in .rows.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class StepLog:
         on_row: Callable[[dict[str, Any]], None] | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
         rows: list[dict[str, Any]] | None = None,
+        metrics: Callable[[], dict[str, float | None]] = dict,
     ):
-        self._marks, self._now_ns, self._on_row = marks, now_ns, on_row
+        self._marks, self._now_ns, self._on_row, self._metrics = marks, now_ns, on_row, metrics
         on_gpu = device.type == "cuda"
         self._losses = torch.zeros(num_steps, device=device)
         self._host_losses = torch.zeros(num_steps, pin_memory=True) if on_gpu else self._losses
@@ -79,7 +80,7 @@ class StepLog:
             self._read(val_loss, train_s)
         else:
             before = {"step": steps_done, "t_ns": None, "step_ms": None, "train_loss": None}
-            self._hand_on(before | {"train_s": train_s, "val_loss": val_loss})
+            self._hand_on(before | {"train_s": train_s, "val_loss": val_loss, **self._metrics()})
         if self._segment[1] is not None:
             self._marks.free(self._segment[1])
         self._segment = (train_s, None)
@@ -100,6 +101,7 @@ class StepLog:
             "train_s": before_s + self._marks.ms_between(segment_start, end) / 1e3 if train_s is None else train_s,
             "train_loss": self._host_losses[step].item(),
             "val_loss": val_loss,
+            **({} if val_loss is None else self._metrics()),
         }
         self._marks.free(end) if start is segment_start else self._marks.free(start, end)
         self.rows.append(row)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,10 @@ def step_lines(row: dict[str, Any], num_steps: int) -> list[str]:
     if row["step"]:  # before the first there is no average
         times += f" step_avg:{step_avg_ms(train_ms, row['step']):.2f}ms"
     lines = [f"{start} {times}"] if row["step"] else []
-    return lines if row["val_loss"] is None else [*lines, f"{start} val_loss:{row['val_loss']:.4f} {times}"]
+    if row["val_loss"] is None:
+        return lines
+    bpb = f" val_bpb:{row['val_bpb']:.6f}" if row.get("val_bpb") is not None else ""
+    return [*lines, f"{start} val_loss:{row['val_loss']:.4f}{bpb} {times}"]
 
 
 class StepWriter:
@@ -39,7 +42,7 @@ class StepWriter:
 
     tokens: number of steps -> the tokens that they train on.  lr: index of an optimizer step -> its learning rate.
     speed: (train_s, num_steps) -> the numbers of progress (bench/record/metrics.py).  out: where step lines go, a
-    function of text; None: standard output.
+    function of text; None: standard output.  metrics: columns of validations beside val_loss.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class StepWriter:
         lr: Callable[[int], float],
         speed: Callable[[float, int], dict[str, Any]],
         out: Callable[[str], object] | None = None,
+        metrics: Sequence[str] = (),
     ):
         self._folder, self._num_steps, self._tokens = folder, num_steps, tokens
         self._lr, self._speed = lr, speed
@@ -58,7 +62,8 @@ class StepWriter:
         self._stop = threading.Event()
         self._error: Exception | None = None
         self.rows: list[dict[str, Any]] = []  # of steps.csv, rank 0's
-        step_files.write(folder, [], step_files.RUN_COLUMNS)
+        self._columns = (*step_files.RUN_COLUMNS, *metrics)
+        step_files.write(folder, [], self._columns)
         self._thread = threading.Thread(target=self._run, name="step-writer", daemon=True)
 
     def __enter__(self) -> Self:
@@ -103,8 +108,8 @@ class StepWriter:
             for row in rows:
                 step = row["step"]
                 facts = {"flags": "", "tokens": self._tokens(step), "lr": self._lr(step - 1) if step else None}
-                self.rows.append(facts | {name: row[name] for name in step_files.RUN_COLUMNS if name in row})
-            step_files.append(self._folder, self.rows[-len(rows) :])
+                self.rows.append(facts | {name: row[name] for name in self._columns if name in row})
+            step_files.append(self._folder, self.rows[-len(rows) :], self._columns)
             self._out("".join(f"{line}\n" for row in rows for line in step_lines(row, self._num_steps)))
             progress = {"step": step, "num_steps": self._num_steps}
             progress |= self._speed(rows[-1]["train_s"], step) if step else {}

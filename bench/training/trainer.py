@@ -57,6 +57,7 @@ class Trainer:
         self._instruments: Any = None  # from attach() on
         self._log: Any = None
         self._checks: Sequence[Callable[[], None]] = ()
+        self._horizons = [(0, config.goal.num_steps)]  # (from this step on, the run's number of steps)
         self._is_warming_up = False
         self._steps_done = 0
         self.val_nats: list[torch.Tensor] = []  # of each batch of the last validation
@@ -160,7 +161,12 @@ class Trainer:
     def lr(self, step: int) -> float:
         """Learning rate of optimizer step number step."""
         stage_frac = self.timeline.at(step).stage.lr_frac or 1.0
-        return self._optim.lr * (self._optim.schedule.lr_frac(step, self.config.goal.num_steps) * stage_frac)
+        num_steps = next(num_steps for first, num_steps in reversed(self._horizons) if first <= step)
+        return self._optim.lr * (self._optim.schedule.lr_frac(step, num_steps) * stage_frac)
+
+    def set_horizon(self, step: int, num_steps: int) -> None:
+        """From step on the schedule is that of a run of so many steps; one by the clock learns it as it trains."""
+        self._horizons.append((step, num_steps))
 
     def warm_up(self) -> dict[str, Any]:
         """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.

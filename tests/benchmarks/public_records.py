@@ -26,12 +26,12 @@ FACTS, REMARKS = HERE / "public_records.json", HERE / "public_records.yaml"
 PAGE = HERE.parent.parent / "docs" / "records.md"
 TRACK_3 = "track_3_optimization"
 KEPT = (  # columns of a row that comparisons count with; the others are None in logs, or not needed here
-    *("started_at", "train_s", "val_loss", "num_steps", "source_sha256", "setting", "status", "validity"),
-    *("track", "provenance", "target_val_loss", "stop_at_target", "num_deviations", "machine_doubts"),
+    *("started_at", "train_s", "score", "num_steps", "source_sha256", "setting", "status", "validity"),
+    *("track", "provenance", "target", "stop_at_target", "num_deviations", "machine_doubts"),
 )
 USUAL = {  # what is not kept of a row that has it
     "track": "gpt2_small",
-    "target_val_loss": 3.28,
+    "target": 3.28,
     "provenance": "imported",
     "status": "complete",
     "validity": "valid",

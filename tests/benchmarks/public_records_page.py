@@ -68,7 +68,7 @@ class Record:
         if not self.rows:
             return None
         losses, row = target.mean_losses(target.independent(self.rows)), self.rows[0]
-        return target.loss_test(losses, row["target_val_loss"], target.p_value_of(row["track"]))
+        return target.loss_test(losses, row["target"], target.p_value_of(row["track"]))
 
     @property
     def is_unshown(self):
@@ -261,7 +261,7 @@ class Result:
     def __post_init__(self):
         self.number, rules = self.claim["number"], target.rules_of("steps")
         curves = [run["curve"] for run in self.runs]
-        judged = kept.USUAL["target_val_loss"], rules.z_margin_nats
+        judged = kept.USUAL["target"], rules.z_margin_nats
         (self.mean,) = (mean for mean in target.step_means(curves) if mean.step == self.claim["steps"])
         self.first = target.first_passing(curves, *judged)
         self.margin_nats = self.mean.margin_nats(judged[0])
@@ -269,7 +269,7 @@ class Result:
         is_same_mean = abs(self.mean.mean - float(self.claim["mean"])) < 0.0001  # README has four digits, some cut off
         is_same_mark = self.passes == (self.claim["mark"] == "✓")
         self.is_as_claimed = is_same_mean and is_same_mark and self.mean.n == self.claim["n"]
-        rows = [{"seed": run["seed"], "provenance": "imported", "target_val_loss": judged[0]} for run in self.runs]
+        rows = [{"seed": run["seed"], "provenance": "imported", "target": judged[0]} for run in self.runs]
         self.decision = target.decide_z(rows, curves, rules)  # a seed a loss
 
     def sentences(self):

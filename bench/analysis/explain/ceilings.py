@@ -1,9 +1,10 @@
 """How fast an operator could be at most, and what of its time that limit explains: the roofline of its FLOPs and bytes.
 
 A bound is the larger of FLOPs / peak and bytes / bandwidth (Williams, Waterman and Patterson 2009).  Peaks are those of
-the machine's passport (bench/machine/passport/), else of the data sheet (bench/machine/peak_rates.py).  A device with
-neither is measured against itself: the best rate that a product of the same precision reached in this trace, which is a
-rate it can do but not its limit.
+the machine's passport (bench/machine/passport/), else of the data sheet (bench/machine/peak_rates.py).  Of a device
+with neither nothing is known but the best rate that a product of the same precision reached in this trace: what its
+products need at that rate is a part of its own, "best rate seen here", which is no limit and says nothing of how well
+the device is used.
 """
 
 import collections
@@ -12,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.analysis.explain import parts
+from bench.analysis.explain import parts, traffic
 from bench.analysis.trace import operators
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
@@ -20,18 +21,6 @@ from bench.machine import peak_rates
 from bench.machine.passport import kept
 
 MIN_SHARE = 0.02  # of all time with known FLOPs: an operator that took less shows no rate
-# Operators that read each tensor among their arguments once and write one result.
-POINTWISE = re.compile(
-    r"^aten::(?:abs|add|clamp|cos|div|eq|exp|gelu|gt|lerp|log|lt|maximum|minimum|mul|neg|pow|relu|rsqrt|rsub|sigmoid|"
-    r"silu|sin|sqrt|square|sub|tanh|where)_?$"
-)
-COMPARISONS = ("aten::eq", "aten::gt", "aten::lt")
-# Inductor's kernels, whose names hold the operators fused into them.  Where one of these is, a tensor among the
-# arguments may be touched in part, and its size says nothing.
-GENERATED = re.compile(r"^triton_(?:poi|red|per)_fused_")
-IN_PART = re.compile(r"index|embedding|gather|scatter|slice|select|pad|split|cat(?![a-z])|unfold|strided|nll_loss|topk")
-
-
 OBSERVED = "the best rate in this trace, not a limit of the device"
 COLLECTIVES = (  # a record's name of a collective: the passport's, bytes of its message over those that a rank sends
     (re.compile("all_?reduce"), "all_reduce", lambda num_ranks: 1),
@@ -41,8 +30,8 @@ COLLECTIVES = (  # a record's name of a collective: the passport's, bytes of its
 
 
 class Bound(NamedTuple):
-    """Of one call.  part: ARITHMETIC or BANDWIDTH, which of them bounds it; limit_s: the seconds it needs at least;
-    shape_s: the same at the rate that its shape was measured to reach, limit_s where that is not known."""
+    """Of one call.  part: ARITHMETIC, BANDWIDTH or SEEN, which of them bounds it; limit_s: the seconds that it needs at
+    least; shape_s: the same at the rate that its shape was measured to reach, limit_s where that is not known."""
 
     part: str
     limit_s: float
@@ -67,8 +56,11 @@ class Ceilings:
         return (precision, self._peak(precision)) if reached[1] is None else reached
 
     def _peak(self, precision: str | None) -> float | None:
-        peak = self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
-        return peak or (None if precision is None else self.observed.get(precision))
+        return self._known_peak(precision) or (None if precision is None else self.observed.get(precision))
+
+    def _known_peak(self, precision: str | None) -> float | None:
+        """FLOP/s of the passport or the data sheet; None where the trace alone says what was reached."""
+        return self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
 
     def _measured_peak(self, precision: str | None) -> float | None:
         return None if self.measured is None else self.measured.peak_flops(precision)
@@ -96,8 +88,8 @@ class Ceilings:
                 self.observed[precision] = max(self.observed.get(precision, 0.0), flop / seconds)
 
     def bound(self, facts: dict[str, Any], seconds: float) -> Bound | None:
-        """facts: of trace.operators.facts, of one call; seconds: how long it took.  None where no bound is known."""
-        flop, num_bytes = facts["flop"] or 0, moved_bytes(facts) or 0
+        """facts: of Operators.facts(), of one call; seconds: how long it took.  None where no bound is known."""
+        flop, num_bytes = facts["flop"] or 0, facts["moved_bytes"] or 0
         precision, peak = self.peak(facts["precision"], flop / seconds) if flop and seconds else (None, None)
         rate = self.bytes_per_s(num_bytes) if num_bytes else None
         if flop and peak is None or not (flop and peak) and not rate:
@@ -108,6 +100,9 @@ class Ceilings:
             measured = self.measured and self.measured.bytes_per_s(num_bytes)
             self._is_from(parts.BANDWIDTH, measured)
             return Bound(parts.BANDWIDTH, memory_s, memory_s)
+        if self._known_peak(precision) is None:
+            self._is_from(parts.SEEN, None, precision)
+            return Bound(parts.SEEN, arithmetic_s, arithmetic_s)
         self._is_from(parts.ARITHMETIC, self._measured_peak(precision), precision)
         of_shape = None
         if self.measured is not None and precision is not None and self.measured.peak_flops(precision):
@@ -118,20 +113,26 @@ class Ceilings:
         return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / of_shape) if of_shape else arithmetic_s)
 
     def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
-        """Seconds that a message needs at the measured bus bandwidth of its size; None where that is not known.
+        """Seconds that a message needs at the measured bus bandwidth of its size, else at that of the device's links;
+        None where neither is known.
 
         collective: as the trace names it; num_elements: that this rank sends.
         """
         size = operators.BYTES.get(str(dtype).lower(), operators.BYTES.get(f"c10::{dtype}".lower()))
-        if self.measured is None or size is None or num_elements <= 0 or num_ranks < 2:
+        if size is None or num_elements <= 0 or num_ranks < 2:
             return None
         for pattern, name, factor in COLLECTIVES:
             if pattern.search(collective.lower()):
                 num_bytes = size * num_elements * factor(num_ranks)
-                rate = self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)
-                if rate:
+                if self.measured and (rate := self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)):
                     self._is_from(parts.WIRE, True)
-                return kept.bus_bytes(name, num_bytes, num_ranks) / rate if rate else None
+                    return kept.bus_bytes(name, num_bytes, num_ranks) / rate
+                # What must cross a device's links one way, also where the switch adds up: of an all-reduce each byte.
+                crossing = num_bytes if name == "all_reduce" else num_bytes * (num_ranks - 1) / num_ranks
+                rate = peak_rates.link_bytes_per_s(self.device)
+                if rate:
+                    self._is_from(parts.WIRE, None)
+                return crossing / rate if rate else None
         return None
 
     def launch_ns(self) -> int:
@@ -152,44 +153,6 @@ class Ceilings:
         self.sources.setdefault(part, set()).add(source)
 
 
-def moved_bytes(facts: dict[str, Any]) -> int | None:
-    """facts: of trace.operators.facts_of() -> bytes that a call must move at least; None where that is not known.
-
-    A product its factors and result; an operator of POINTWISE its tensors and a result of their common shape and widest
-    type; a kernel that inductor generated each tensor among its arguments, the results among them, once.
-    """
-    name, known_bytes = facts["name"], facts["bytes"]
-    tensors = _tensors(facts["shapes"], facts["types"])
-    known = [(dims, size) for dims, size in tensors if size is not None]
-    if known_bytes or not tensors or len(known) < len(tensors):
-        return known_bytes
-    read_bytes = sum(size * math.prod(dims) for dims, size in known)
-    if POINTWISE.match(name):
-        out_shape = _broadcast([dims for dims, _ in known])
-        out_bytes = 1 if name in COMPARISONS else max(size for _, size in known)
-        return None if out_shape is None else read_bytes + out_bytes * math.prod(out_shape)
-    if GENERATED.match(name) and (not IN_PART.search(name) or "log_softmax" in name):
-        return read_bytes
-    return None
-
-
-def _tensors(shapes: list[Any] | None, types: list[Any] | None) -> list[tuple[list[int], int | None]]:
-    """[(dims, bytes of an element or None)] of the arguments that have a shape."""
-    return [
-        (dims, operators.BYTES.get(str(kind).lower()))
-        for dims, kind in zip(shapes or (), types or ())
-        if isinstance(dims, list) and dims and all(type(size) is int and size >= 0 for size in dims)
-    ]
-
-
-def _broadcast(shapes: list[list[int]]) -> list[int] | None:
-    """The common shape, or None if they do not fit."""
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
-    common = [max(sizes) for sizes in zip(*padded)]
-    return common if all(size in (1, common[axis]) for dims in padded for axis, size in enumerate(dims)) else None
-
-
 class Operators:
     """add() the time of each call; into() puts the parts of all into Pieces, when every call is known."""
 
@@ -201,20 +164,23 @@ class Operators:
         self._ns: collections.Counter[tuple[int, int]] = collections.Counter()
         self._where: dict[int, str | None] = {}
 
-    def facts(self, row: int) -> dict[str, Any]:
-        """trace.operators.facts_of() of an operator's call."""
+    def facts(self, row: int, kernel: str | None = None) -> dict[str, Any]:
+        """trace.operators.facts_of() of an operator's call, and "moved_bytes", the least that it must move or None.
+
+        kernel: the name of one that it launched, which may say what its arguments do not.
+        """
         key = int(self._rank.name[row]), int(self._rank.extra[row])
         if key not in self._facts:
-            self._facts[key] = operators.facts_of(self._rank, *key)
+            facts = operators.facts_of(self._rank, *key)
+            self._facts[key] = facts | {"moved_bytes": traffic.moved_bytes(facts, kernel)}
         return self._facts[key]
 
-    def has(self, row: int) -> bool:
+    def has(self, row: int, kernel: str | None = None) -> bool:
         """Whether FLOPs or bytes of a call are known, and are not those of an operator inside it."""
-        facts = self.facts(row)
+        facts = self.facts(row, kernel)
         if facts["flop"]:
             return bool(self._is_leaf[row])
-        num_bytes = moved_bytes(facts)
-        return bool(num_bytes and self.ceilings.bytes_per_s(num_bytes))
+        return bool(facts["moved_bytes"] and self.ceilings.bytes_per_s(facts["moved_bytes"]))
 
     def add(self, step: int, row: int, where: str | None, ns: int) -> None:
         """ns of a step that belong to an operator for which has() holds."""
@@ -230,7 +196,7 @@ class Operators:
             by_line[int(self._rank.name[row]), int(self._rank.extra[row])].append((step, row, ns))
         seconds = {key: sum(ns for *_, ns in calls) / NS_PER_S for key, calls in by_line.items()}
         num_calls = {key: len({row for _, row, _ in calls}) for key, calls in by_line.items()}
-        of = {key: self._facts[key] for key in by_line}
+        of = {key: self._facts[key] for key in by_line}  # has() made them
         self.ceilings.observe(
             [(of[key]["precision"], (of[key]["flop"] or 0) * num_calls[key], seconds[key]) for key in by_line]
         )

@@ -18,6 +18,8 @@ from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 
+LAUNCH_BELOW_NS = 200_000  # after its call has returned, a kernel that has not begun by then waits for something else
+TEMPLATE = "at::native::"  # of kernels such as elementwise_kernel<128, 4, ...>
 Wait = tuple[int, int, int]  # of a device row: ns that it waited, late rank, call
 Waits = dict[int, Wait]  # by device row
 PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
@@ -78,6 +80,11 @@ class Device:
     def name(self, number: int) -> str:
         """Of the number-th of .rows."""
         return self.rank.names[self.rank.name[self.rows[number]]]
+
+    def title(self, number: int) -> str:
+        """name(), but of a template of torch's own, which many operators share, the operator that launched it."""
+        name, operator = self.name(number), int(self.operators[number])
+        return name if operator < 0 or TEMPLATE not in name else self.rank.names[self.rank.name[operator]]
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
@@ -146,11 +153,11 @@ def _running(
         wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == device_time.COMMUNICATION else 0
         pieces.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
         pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
-    elif operator >= 0 and known.has(operator):
+    elif operator >= 0 and known.has(operator, device.name(number)):
         known.add(index, operator, where, ns)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
-        pieces.add(index, parts.Piece(part, device.name(number), where), ns, count)
+        pieces.add(index, parts.Piece(part, device.title(number), where), ns, count)
 
 
 class _Threads:
@@ -194,10 +201,16 @@ def _idle(
     if number is not None and called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
-        names = f"before {device.name(number)}", device.where[number]
-        needed_ns = min(ceilings.launch_ns(), high - called) if part == parts.LAUNCH else 0
+        names = f"before {device.title(number)}", device.where[number]
+        until = high
+        if part == parts.LAUNCH:
+            until = min(high, max(called, int(rank.end[call])) + LAUNCH_BELOW_NS)
+        needed_ns = min(ceilings.launch_ns(), until - called) if part == parts.LAUNCH else 0
         pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
-        pieces.add(index, parts.Piece(part, *names), high - called - needed_ns)
+        pieces.add(index, parts.Piece(part, *names), until - called - needed_ns)
+        for piece, ns in threads.explain(track, until, high) if until < high else ():
+            is_wait = piece.part == parts.SYNC  # for what the device was doing, which is not recorded
+            pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), ns)
 
 
 def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[tuple[int, int, int]]:

@@ -189,6 +189,6 @@ def _arithmetic_ns(run: Mapping[str, Any], step: int, ceilings: Ceilings) -> int
     precision = run["measured"].get("dtype")
     if precision == "float32" and run["hardware"].get("tf32"):
         precision = "tf32"
-    facts = {"name": "the model's FLOPs", "shapes": None, "types": None, "bytes": None, "precision": precision}
+    facts = {"name": "the model's FLOPs", "shapes": None, "moved_bytes": None, "precision": precision}
     bound = ceilings.bound(facts | {"flop": (flop[1] - flop[0]) / run["world_size"]}, float("inf"))
     return 0 if bound is None else round(bound.limit_s * NS_PER_S)

@@ -5,58 +5,81 @@ stand in place of kernels.  Ranges of one thread are nested: calls, operators, a
 they were recorded.  The innermost says what it was, and those around it what it belongs to.
 """
 
-import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from bench.analysis.explain import parts
 from bench.analysis.explain.ceilings import Ceilings, Operators
 from bench.analysis.trace import attribution, categories, events
-from bench.analysis.trace.columns import Nest
+from bench.analysis.trace.columns import Nest, take
 from bench.analysis.trace.rank import STEP, Rank
 from bench.analysis.trace.window import steps as counted_steps
 
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 
 
-class Known:
-    """A pattern that is asked for the same names again and again: a trace has many ranges of few names."""
-
-    def __init__(self, pattern: str, flags: int = 0):
-        self.search = functools.lru_cache(maxsize=1 << 16)(re.compile(pattern, flags).search)
-
-
-WAITS_FOR_DEVICE = Known(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
+WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
 COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of ranges that the record knows: recorded.py
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
-COLLECTS = Known(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
-WAITS_FOR_THREAD = Known(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
+COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
+WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
 # Dynamo's own annotations and frames, and the range that the record of a run gives a compilation
-COMPILES = Known(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
-LOADS = Known(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
-IS_STEP = Known(STEP.pattern)
-COMMUNICATES = Known(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
+COMPILES = re.compile(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
+LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
+COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
+
+
+class Property(NamedTuple):
+    """Of a range: what its name and its kind must be.  kind: None means any; outermost: look from outside."""
+
+    test: Callable[[str], object]
+    kind: int | None = None
+    outermost: bool = False
+    is_step: bool = False
+
+
+ANYTHING = Property(lambda name: True)
+IS_STEP = Property(STEP.search, is_step=True)  # the step's own range is around everything and explains nothing
+IS_LINE = Property(lambda name: attribution.is_source(name) and not WAITS_FOR_THREAD.search(name), events.PYTHON)
+IS_ANNOTATION = Property(lambda name: not COMPILES.search(name), events.ANNOTATION)
+IS_OPERATOR = Property(lambda name: True, events.CPU_OP)
+IS_OUTERMOST_OPERATOR = IS_OPERATOR._replace(outermost=True)
+IS_OPTIMIZER = Property(lambda name: categories.category("", name) == categories.OPTIMIZER, events.ANNOTATION)
+IS_COMMUNICATION = Property(COMMUNICATES.search)
+READS = Property(READS_DEVICE.__eq__)
+PARTS_OF_HOST = (
+    (parts.COMPILATION, Property(COMPILES.search, outermost=True)),
+    (parts.GARBAGE, Property(COLLECTS.search)),
+    (parts.SYNC, Property(WAITS_FOR_DEVICE.search)),
+)
+PARTS_OF_PYTHON = ((parts.LOADER, Property(LOADS.search)), (parts.SYNC, Property(WAITS_FOR_THREAD.search)))
 
 
 class Thread:
-    """.pieces(begin, end) of one thread of a rank."""
+    """What a thread of a rank did at each moment: segments() of time by innermost range, explained() for each.
+
+    Questions about the ranges around a range are answered by arrays that hold, for every range of the thread, the
+    nearest one outwards that has a property; they are made once a property, not once a range.
+    """
 
     def __init__(self, rank: Rank, track: int | None) -> None:
         rows = np.flatnonzero(rank.is_kind(*KINDS) & (rank.track == track) & (rank.dur > 0))
         added = rank.is_named(lambda name: name.startswith((COLLECTION, COMPILATION)), rows)
         self.rank, self.nest, collections = rank, Nest(rank, rows[~added]), Nest(rank, rows[added])
-        self._edges = np.unique(np.concatenate((rank.ts[rows], rank.end[rows])))
+        edges = np.sort(np.concatenate((rank.ts[rows], rank.end[rows])))
+        self._edges = edges[np.concatenate(([True], edges[1:] != edges[:-1]))] if len(edges) else edges
         collecting = collections.innermost(self._edges)  # of a clock that may differ a little: it cuts what is around
         self._rows = np.where(collecting >= 0, collecting, self.nest.innermost(self._edges))
         self._index = {row: index for index, row in enumerate(self.nest.rows.tolist())}
         within = self.nest.innermost(rank.ts[collections.rows])
         self._within = dict(zip(collections.rows.tolist(), within.tolist()))
         self._known: dict[int, parts.Piece | None] = {}
-        self._chains: dict[int, list[int]] = {}
-        is_step, parent = rank.is_named(STEP.search, self.nest.rows), self.nest.parent
-        tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(rows) else False))]
+        self._nearest: dict[Property, list[int]] = {}
+        is_step, parent = self._has(IS_STEP), self.nest.parent
+        tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(parent) else False))]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
 
     def segments(self, begin: int, end: int) -> list[tuple[int, int, int]]:
@@ -69,23 +92,46 @@ class Thread:
             rows = [-1, *self._rows[:last].tolist()]
         return [(low, high, row) for low, high, row in zip(stamps[:-1], stamps[1:], rows) if high > low]
 
-    def around(self, row: int) -> list[int]:
-        """The range itself and those around it, the innermost first; without the step's own."""
-        if row not in self._chains:
-            self._chains[row] = self._around(row)
-        return self._chains[row]
-
-    def _around(self, row: int) -> list[int]:
-        chain = [row] if row in self._within else []
-        index = self._index.get(self._within.get(row, row), -1)
-        while index >= 0:
-            chain.append(int(self.nest.rows[index]))
-            index = int(self.nest.parent[index])
-        return [member for member in chain if not IS_STEP.search(self.name(member))]
-
     def name(self, row: int) -> str:
         """The name of a range."""
         return self.rank.names[self.rank.name[row]]
+
+    def around(self, row: int, wanted: Property) -> int:
+        """Row of the range itself or the nearest around it that has the property; -1: none."""
+        if row in self._within:
+            if wanted.test(self.name(row)) and (wanted.kind is None or wanted.kind == self.rank.kind[row]):
+                return row
+            row = self._within[row]
+        index = self._index.get(row, -1)
+        found = self._nearest_of(wanted)[index] if index >= 0 else -1
+        return int(self.nest.rows[found]) if found >= 0 else -1
+
+    def operators(self, row: int) -> Iterator[int]:
+        """Rows of the CPU operators around a range, itself among them, the innermost first."""
+        while (row := self.around(row, IS_OPERATOR)) >= 0:
+            yield row
+            parent = int(self.nest.parent[self._index[row]])
+            if parent < 0:
+                return
+            row = int(self.nest.rows[parent])
+
+    def _has(self, wanted: Property) -> np.ndarray:
+        """Mask over .nest.rows."""
+        names, index = np.unique(self.nest.name, return_inverse=True)
+        has = np.array([bool(wanted.test(self.rank.names[name])) for name in names.tolist()] or [False])[index]
+        return has if wanted.kind is None else has & (self.rank.kind[self.nest.rows] == wanted.kind)
+
+    def _nearest_of(self, wanted: Property) -> list[int]:
+        """For each of .nest.rows the index of the nearest outwards, itself among them; of an outermost one its own."""
+        if wanted not in self._nearest:
+            has, parent = self._has(wanted), self.nest.parent
+            if not wanted.is_step:
+                has &= ~self._has(IS_STEP)
+            nearest = _climbed(has, parent)
+            if wanted.outermost:
+                nearest = _climbed(has & (take(nearest, parent) < 0), parent)
+            self._nearest[wanted] = nearest.tolist()
+        return self._nearest[wanted]
 
     def explained(self, row: int, moment: int) -> parts.Piece:
         """Innermost range, -1 for none -> the piece that the time in it belongs to.
@@ -93,51 +139,55 @@ class Thread:
         moment: ns, of time in no range: it is then known only by what was there last.
         """
         if row not in self._known:
-            self._known[row] = self._explained(self.around(row))
+            self._known[row] = self._explained(row)
         if known := self._known[row]:
             return known
         index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
         return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
-    def _explained(self, chain: list[int]) -> parts.Piece | None:
+    def _explained(self, row: int) -> parts.Piece | None:
         """None where nothing is known."""
-        if not chain:
+        innermost = self.around(row, ANYTHING) if row >= 0 else -1
+        if innermost < 0:
             return None
-        names = [self.name(member) for member in chain]
-        where = self.where(chain)
-        if what := next((name for name in reversed(names) if COMPILES.search(name)), None):
-            return parts.Piece(parts.COMPILATION, what, where)
-        for part, test in ((parts.GARBAGE, COLLECTS), (parts.SYNC, WAITS_FOR_DEVICE)):
-            if what := next((name for name in names if test.search(name)), None):
-                return parts.Piece(part, what, where)
-        if READS_DEVICE in names and self.rank.kind[chain[0]] == events.RUNTIME:
-            return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {names[0]}", where)
-        if what := next((name for name in names if LOADS.search(name)), None):
-            return parts.Piece(parts.LOADER, what, where)
-        if what := next((name for name in names if WAITS_FOR_THREAD.search(name)), None):
-            return parts.Piece(parts.SYNC, what, where)
-        return parts.Piece(parts.HOST, names[0], where)
+        where = self.where(row)
+        for part, wanted in PARTS_OF_HOST:
+            if (found := self.around(row, wanted)) >= 0:
+                return parts.Piece(part, self.name(found), where)
+        if self.around(row, READS) >= 0 and self.rank.kind[innermost] == events.RUNTIME:
+            return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {self.name(innermost)}", where)
+        for part, wanted in PARTS_OF_PYTHON:
+            if (found := self.around(row, wanted)) >= 0:
+                return parts.Piece(part, self.name(found), where)
+        return parts.Piece(parts.HOST, self.name(innermost), where)
 
-    def where(self, chain: list[int]) -> str | None:
+    def where(self, row: int) -> str | None:
         """The innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else the
         outermost operator; an annotation or operator only if it is not the innermost range itself."""
-        of_kind = {kind: [member for member in chain if self.rank.kind[member] == kind] for kind in KINDS}
-        lines = [
-            member
-            for member in of_kind[events.PYTHON]
-            if attribution.is_source(self.name(member)) and not WAITS_FOR_THREAD.search(self.name(member))
-        ]
-        annotations = [member for member in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(member))]
-        candidates = (lines, annotations, of_kind[events.CPU_OP][::-1])
-        place = next(
-            (member for some in candidates for member in some[:1] if some is lines or member != chain[0]), None
-        )
+        innermost = self.around(row, ANYTHING)
+        if (line := self.around(row, IS_LINE)) >= 0:
+            return self.name(line)
+        found = (self.around(row, wanted) for wanted in (IS_ANNOTATION, IS_OUTERMOST_OPERATOR))
+        place = next((place for place in found if place >= 0 and place != innermost), None)
         return None if place is None else self.name(place)
 
     def is_optimizer(self, row: int) -> bool:
         """Whether an annotation around it is the optimizer's."""
-        mine = (member for member in self.around(row) if self.rank.kind[member] == events.ANNOTATION)
-        return any(categories.category("", self.name(member)) == categories.OPTIMIZER for member in mine)
+        return self.around(row, IS_OPTIMIZER) >= 0
+
+
+def _climbed(has: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """For each range the index of itself, if it has something, or of the nearest around it that has; -1: none.
+
+    Each round doubles the distance that is looked over, so rounds are the logarithm of the depth.
+    """
+    nearest = np.where(has, np.arange(len(has)), parent)
+    while len(nearest):
+        further = take(nearest, nearest)
+        if np.array_equal(further, nearest):
+            break
+        nearest = further
+    return nearest
 
 
 def main_track(rank: Rank) -> int | None:
@@ -176,16 +226,14 @@ def _segment(
     thread: Thread, known: Operators, pieces: parts.Pieces, index: int, span: tuple[int, int], row: int
 ) -> None:
     ns = span[1] - span[0]
-    chain = thread.around(row) if row >= 0 else []
-    operators = [member for member in chain if thread.rank.kind[member] == events.CPU_OP]
     piece = thread.explained(row, span[0])
-    communicates = next((thread.name(member) for member in chain if COMMUNICATES.search(thread.name(member))), None)
-    if communicates is not None:
-        pieces.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
-    elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or not operators:
+    collective, operator = thread.around(row, IS_COMMUNICATION), thread.around(row, IS_OPERATOR)
+    if collective >= 0:
+        pieces.add(index, parts.Piece(parts.EXPOSED, thread.name(collective), piece.where), ns)
+    elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or operator < 0:
         pieces.add(index, piece, ns)
-    elif (product := next((member for member in operators if known.has(member)), None)) is not None:
+    elif (product := next(filter(known.has, thread.operators(row)), None)) is not None:
         known.add(index, product, piece.where, ns)
     else:
         part = parts.OPTIMIZER if thread.is_optimizer(row) else parts.UNBOUND
-        pieces.add(index, parts.Piece(part, thread.name(operators[0]), piece.where), ns)
+        pieces.add(index, parts.Piece(part, thread.name(operator), piece.where), ns)

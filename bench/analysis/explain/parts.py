@@ -11,20 +11,21 @@ from bench.base.units import ms_from_ns
 
 ARITHMETIC, BANDWIDTH, WIRE = "arithmetic at peak", "memory at bandwidth", "communication at bandwidth"
 LATENCY = "launch at its latency"
-SHAPE = "shape below the peak"
+SHAPE, SEEN = "shape below the peak", "best rate seen here"
 SLOWER, OPTIMIZER, UNBOUND = "slower than their bound", "optimizer without a bound", "no bound known"
 WAITING, EXPOSED, COPIES = "waiting for a late rank", "exposed communication", "exposed copies"
 BETWEEN, DEPENDENCY, LAUNCH = "between kernels", "waiting for a stream or event", "launch"
 HOST, SYNC, GARBAGE, LOADER, UNKNOWN = "host", "synchronisation", "garbage collection", "loader", "unknown"
 COMPILATION = "compilation"
 LIMIT = (ARITHMETIC, BANDWIDTH, WIRE, LATENCY)
-NO_BOUND = (OPTIMIZER, UNBOUND)
+NO_BOUND = (SEEN, OPTIMIZER, UNBOUND)
 MEANING = {  # part: what it holds
     ARITHMETIC: "matrix products and attention, had they run at the peak of their precision",
     BANDWIDTH: "operators that must move their bytes for longer than they calculate, at the memory's bandwidth",
     WIRE: "collectives that nothing hides, at the bus bandwidth that was measured for their size",
     LATENCY: "of a launch that the device waited for, what a launch was measured to take",
     SHAPE: "products: what the nearest measured shape needs beyond the best one (tiles, waves, too little work)",
+    SEEN: "products of a device without a data sheet, at the best rate of their precision in this trace: no limit",
     SLOWER: "what products and memory-bound operators took beyond that",
     OPTIMIZER: "the optimizer's kernels or operators whose FLOPs and bytes are not known",
     UNBOUND: "other kernels or operators whose FLOPs and bytes are not known: never guessed",
@@ -33,7 +34,8 @@ MEANING = {  # part: what it holds
     COPIES: "copies and memsets that nothing hides",
     BETWEEN: "gaps under 30 us between kernels that were launched in time",
     DEPENDENCY: "longer gaps with the next kernel launched: another stream, an event, or the device itself",
-    LAUNCH: "from the launching call to the first kernel after the device had run dry, beyond its latency if known",
+    LAUNCH: "from the launching call to the first kernel after the device had run dry, or to 0.2 ms after the call; "
+    "beyond its latency if known",
     HOST: "the host was in no wait and no known phase, and had launched nothing; on a CPU: between operators",
     SYNC: "the host had launched nothing, as it waited for the device, for a copy from it or for another thread",
     COMPILATION: "torch.compile at work within the step",

@@ -37,6 +37,7 @@ WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED, parts.LATENCY: par
 NO_GAIN = (parts.ARITHMETIC, parts.BANDWIDTH)
 ADVICE = {
     parts.SLOWER: "the same operator at its bound; one larger product in place of small ones",
+    parts.SEEN: "all of its time, as the device's peak is not known: ./run.sh doctor --passport measures it",
     parts.OPTIMIZER: "share it out among ranks, fuse it, or do less of it",
     parts.UNBOUND: "all of its time, as its bound is not known: fuse it, or record shapes",
     parts.WAITING: "make that rank as fast as the others",

@@ -168,7 +168,19 @@ def _file_facts(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], unti
         "num_launches_without_kernel": num_lost,
         "cut": rank.cut,
         "device": device_name(rank),
+        "earlier_rows": _earlier_rows(rank, rows),
     }
+
+
+def _earlier_rows(rank: Rank, rows: np.ndarray) -> dict[str, Any] | None:
+    """{"count", "span_us"} of a trace of one step: rows that were launched before the recording began, which count all
+    the same, as they do in HTA, and the span of the others.  None without such rows."""
+    launched = window.launches(rank, rows) >= 0
+    if len(rank.steps()) != 1 or launched.all() or not launched.any():
+        return None
+    mine = rows[launched]
+    span_us = (int(rank.end[mine].max()) - int(rank.ts[mine].min())) / 1000
+    return {"count": int((~launched).sum()), "span_us": span_us}
 
 
 def _device_facts(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
@@ -233,8 +245,17 @@ def _advice(answer: dict[str, Any]) -> list[str]:
     """
     if not answer["temporal"].get("span_us"):
         return []
-    parts = (_idle, _communication, _short_kernels, _copies, _items, _synchronisations, _unknown)
+    parts = (_earlier, _idle, _communication, _short_kernels, _copies, _items, _synchronisations, _unknown)
     return [sentence for part in parts for sentence in part(answer, answer["temporal"]["span_us"])]
+
+
+def _earlier(answer: dict[str, Any], span_us: float) -> Iterator[str]:
+    if earlier := answer["earlier_rows"]:
+        yield (
+            f"{earlier['count']} of {answer['num_device_rows']} kernels and copies were launched before the recording "
+            "began, by an earlier step, and are counted here; without them the step takes "
+            f"{earlier['span_us'] / 1000:.2f} ms.  Record two steps or more, or see ./run.sh explain."
+        )
 
 
 def _idle(answer: dict[str, Any], span_us: float) -> Iterator[str]:

@@ -169,10 +169,12 @@ MAX_BYTES = 2**50  # an allocation that says more is not believed
 BYTES = {
     name: size
     for size, names in {
-        8: ("double", "float64", "long int", "int64", "long"),
-        4: ("float", "float32", "int", "int32"),
-        2: ("c10::bfloat16", "bfloat16", "c10::half", "half", "float16"),
-        1: ("unsigned char", "signed char", "bool", "c10::float8_e4m3fn", "c10::float8_e5m2"),
+        16: ("c10::complex<double>",),
+        8: ("double", "float64", "long int", "int64", "long", "c10::complex<float>"),
+        4: ("float", "float32", "int", "int32", "c10::complex<c10::half>"),
+        2: ("c10::bfloat16", "bfloat16", "c10::half", "half", "float16", "short int"),
+        1: ("unsigned char", "signed char", "bool", "c10::float8_e4m3fn", "c10::float8_e5m2")
+        + ("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz", "c10::float8_e8m0fnu"),
     }.items()
     for name in names
 }

@@ -259,7 +259,7 @@ def shortly(text: str) -> str:
 
 
 def goal_of(pull: PullRequest) -> float | None:
-    return pull.candidate.rows[0]["target_val_loss"]
+    return pull.candidate.rows[0]["target"]
 
 
 def _means_s(pull: PullRequest) -> tuple[float, float] | None:

@@ -172,8 +172,8 @@ def _last_failing(claim: Claim, known: State) -> int | None:
 
     Not its passing step: a candidate that is validated more often would seem to be earlier by the steps between.
     """
-    curves = [run.val_losses for run in claim.others if run.name in known.runs(known.plan["baseline"])]
-    goal = standard(claim.track).goal.target_val_loss
+    curves = [run.validations for run in claim.others if run.name in known.runs(known.plan["baseline"])]
+    goal = standard(claim.track).goal.target_value
     passing = None if goal is None else target.first_passing(curves, goal, claim.track_rules.rules.z_margin_nats)
     steps = [at.step for at in target.step_means(curves) if passing is None or at.step < passing.step]
     return max(steps, default=None) if goal is not None else None

@@ -45,7 +45,7 @@ def every_run_completed(claim: Claim) -> Judged:
 
     def fault_of(run: Run) -> str | None:
         if claim.may_end_early:
-            return None if run.val_losses else "it has no validation"
+            return None if run.validations else "it has no validation"
         if run.record["status"] != "complete":
             return f"{run.record['status']}, {(run.record['failure'] or {}).get('kind')}"
         return f"invalid, {'; '.join(run.record['validity_reasons'])}" if run.record["validity"] == "invalid" else None

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -31,6 +31,9 @@ from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LOCKS = REPO / "conf" / "data"  # written too: never a copy
 SHARD_NAME = re.compile(r"^[^/]*_(train|val)_(\d+)\.bin\Z")
@@ -99,6 +102,11 @@ class Hub(Source):
                 self._fetch(name, lock)
                 took = f"{format_bytes(lock.files[name].num_bytes)} in {format_s(time.monotonic() - started_s)}"
                 say(f"{number} of {len(missing)}: {name}, {took}, sha256 right")
+
+    def token_bytes(self) -> "np.ndarray":
+        from bench.data.sources.userfiles import gpt2_token_bytes  # numpy, which a launcher of others does not need
+
+        return gpt2_token_bytes()
 
     @property
     def origin(self) -> dict[str, str] | None:

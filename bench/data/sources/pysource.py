@@ -43,6 +43,9 @@ class PySource(Made):
         shards.write(folder / "val_000000.bin", as_tokens(val))
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
+    def token_bytes(self) -> "np.ndarray":
+        return of_bytes(self.vocab_size)
+
     def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
         versions = installed_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
@@ -91,6 +94,13 @@ def split(documents: list[bytes], min_val_tokens: int) -> tuple[list[bytes], lis
             return documents[:number], documents[number:]
         num_tokens += 1 + len(document)
     raise CheckFailed(f"data=pysource found {num_tokens} tokens, too few for val and train: {INSTALL}")
+
+
+def of_bytes(vocab_size: int) -> "np.ndarray":
+    """Source.token_bytes() where a token is a byte, but those from 256 on, which are marks."""
+    import numpy as np
+
+    return (np.arange(vocab_size) < 256).astype(np.int64)
 
 
 def as_tokens(documents: list[bytes]) -> "np.ndarray":

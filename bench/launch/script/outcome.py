@@ -6,6 +6,7 @@ and how it ended (training/script_worker.py).
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +24,9 @@ from bench.launch.script.output import Output
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL, Script
 from bench.record import failures, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
-from bench.record.importers.consoles import Form
+from bench.record.importers.consoles import MAX_LINE_CHARS, VALIDATED, Form, as_number
 from bench.record.importers.modded_nanogpt import MEANINGS
-from bench.record.importers.records import Run, rows_of
+from bench.record.importers.records import PRINTED_METRICS, Run, rows_of
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
 from bench.training import script_worker
@@ -39,12 +40,14 @@ OWN_DATA: Section = {
 }  # nothing is known
 LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
-NO_VALIDATION = "the script printed no validation loss in nats a token"
+NO_VALIDATION = "the script printed no {}, which the goal is of"
+TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them more exact, ^ and $ hold the line's ends"
 NO_STEPS = "the script printed no step after step 0"
 # Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
 CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
 DATA = script_worker.DATA  # how the names of data files end
 MAX_SHOWN = 200
+MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 READER_LATE_TIMES = 3.0  # how late a reader says it was is an estimate (assumed; 1.0 accused one run in 94)
 PRINTED_LATE_S = 0.1  # a line that another thread of the script prints (assumed)
 
@@ -82,6 +85,7 @@ def write(
     output: closed; telemetry_of(its rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
     in printed_times.clock().
     """
+    goal = job.config.goal
     script, num_ranks = _script(job), job.config.hardware.num_processes or 1
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
     shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
@@ -96,7 +100,10 @@ def write(
         which = shown or f"a dialect ({', '.join(dialects.NAMES)})"
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
-    rows = stamped(rows_of(foreign), output.lines, dialects.reader_of(dialect))
+    reader = dialects.reader_of(dialect)
+    rows = stamped(rows_of(foreign), output.lines, reader)
+    if goal.metric_pattern is not None:
+        _add_own_metric(rows, output.lines, dialects.reader_of(dialect), goal.of.name, goal.metric_pattern)
     telemetry = telemetry_of(rows)
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, shown)]
@@ -127,14 +134,20 @@ def write(
     doubts += opened.doubts()
     doubts += opened.while_training(rows, outside["reader_late_s"])
     doubts += [f"{name} changed while it ran" for name in work_folder.changed(script, folder / work_folder.WORK)]
-    _write_steps(folder, rows)
+    _write_steps(folder, rows, goal.of.name)
     _write_result(folder, facts, measured, doubts, telemetry, {"clock": outside})
     if foreign.diverged_step is not None:
         why = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
         return failures.failure("non_finite_loss", why, None, foreign.diverged_step) | {"hint": LOWER}
+    if (line := getattr(reader, "ambiguous", None)) is not None:
+        return failures.failure("no_metric_lines", TWO_PATTERNS.format(shown, line[:80]))
     if not rows[-1]["step"]:
         return failures.failure("no_metric_lines", NO_STEPS)
-    return None if foreign.val_loss is not None else failures.failure("no_metric_lines", NO_VALIDATION)
+    if any(row.get(goal.of.name) is not None for row in rows):
+        return None
+    printed = [name for name in VALIDATED if any(row.get(name) is not None for row in rows)]
+    remedy = f"; it printed {' and '.join(printed)}: give goal.metric={printed[0]}" if printed else ""
+    return failures.failure("no_metric_lines", NO_VALIDATION.format(goal.of.name) + remedy)
 
 
 def _script(job: Job) -> Script:
@@ -169,7 +182,7 @@ def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: diale
     for t_ns, text in lines:
         row = reader.row(text)
         if row is not None:
-            came[row["step"], row.get("val_loss") is not None or "val_bpb" in row] = t_ns
+            came[row["step"], any(row.get(name) is not None for name in VALIDATED)] = t_ns
     before_ns = None
     for row in rows:
         row["line_t_ns"], row["val_line_t_ns"] = came.get((row["step"], False)), came.get((row["step"], True))
@@ -179,6 +192,20 @@ def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: diale
         ends = [t_ns for t_ns in (row["line_t_ns"], row["val_line_t_ns"]) if t_ns is not None]
         before_ns = max(ends, default=before_ns)
     return rows
+
+
+def _add_own_metric(
+    rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form, name: str, pattern: str
+) -> None:
+    """Puts what goal.metric_pattern finds into the rows: of its group step, or of the last step that was printed."""
+    by_step, latest = {row["step"]: row for row in rows}, 0
+    for _, text in lines:
+        if (row := reader.row(text)) is not None:
+            latest = row["step"]
+        if match := re.search(pattern, text[:MAX_LINE_CHARS]):
+            step, value = int(match.groupdict().get("step") or latest), as_number(match["value"])
+            if value is not None and step in by_step:
+                by_step[step][name] = value
 
 
 def count_wall(rows: list[StepRow]) -> None:
@@ -329,9 +356,9 @@ def _is_cache(path: str) -> bool:
 # ---- what is written
 
 
-def _write_steps(folder: Path, rows: list[StepRow]) -> None:
+def _write_steps(folder: Path, rows: list[StepRow], metric: str) -> None:
     columns = [*step_files.CORE_COLUMNS, "t_ns", "train_time_ms", "line_t_ns", "val_line_t_ns", "wall_ms"]
-    columns += [name for name in ("train_time_at_val_ms", "grad_norm") if any(name in row for row in rows)]
+    columns += [name for name in (*MORE_COLUMNS, metric) if any(name in row for row in rows) and name not in columns]
     rows = [{name: row.get(name) for name in columns} | {"flags": row.get("flags") or ""} for row in rows]
     step_files.write(folder, rows, columns)
     timed = printed_times.events(rows)

@@ -20,6 +20,7 @@ from bench.record.importers import dialects
 HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
 TAIL_LINES = 200
 MAX_LINE_BYTES = 4 * KIB
+LINE_END = re.compile(rb"\r\n?|\n")  # a bar overwrites its line
 MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
 
 
@@ -73,20 +74,24 @@ class _Rank:
         self._looks_like, self._kept = looks_like, kept
         self._num_bytes = self._metric_bytes = self._came_late_ns = 0
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
-        self.num_unkept, self._rest = 0, b""
+        self.num_unkept, self._rest, self._rest_ns = 0, b"", 0
 
     def take(self, data: bytes, t_ns: int, late_ns: int = 0) -> None:
         """Some bytes that came at t_ns.  A line's time is that of its end."""
         self._came_late_ns = late_ns
-        *whole, rest = (self._rest + data).split(b"\n")
         kept = bytearray()
+        if data[:1] == b"\r":  # overwrites a line that was whole when it came, as autoresearch's steps are
+            if self._rest:
+                self._line(self._rest, self._rest_ns, kept)
+            data, self._rest = data[1:], b""
+        *whole, rest = LINE_END.split(self._rest + data)
         for line in whole:
             self._line(line[:MAX_LINE_BYTES], t_ns, kept)
-        self._rest = rest[:MAX_LINE_BYTES]
+        self._rest, self._rest_ns = rest[:MAX_LINE_BYTES], t_ns
         self._write(kept)
 
     def _line(self, line: bytes, t_ns: int, kept: bytearray) -> None:
-        text = line.rpartition(b"\r")[2].decode("utf-8", "replace") if line else ""  # a bar overwrites its line
+        text = line.decode("utf-8", "replace")
         is_head = self._num_bytes + len(kept) < HEAD_BYTES
         is_metric = self._metric_bytes < MAX_METRIC_BYTES and self._looks_like.search(text) is not None
         if is_metric:

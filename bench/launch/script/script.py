@@ -18,6 +18,7 @@ from typing import Any
 from bench.base import credentials, private
 from bench.base.paths import REPO, user_path
 from bench.config import schema, user_code
+from bench.launch.script import revision
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
@@ -115,9 +116,10 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     if settings is None:
         return None
     _set_instruments(config, overrides)
+    given_root = None if settings.root is None else Path(os.path.normpath(user_path(settings.root).absolute()))
     typed, own = _started(settings)
     root, _, is_rooted = user_code.script_of(own)
-    python = _python(settings.python, root if is_rooted else None)
+    python = _python(settings.python, given_root)
     torchrun = settings.command is None if settings.torchrun is None else settings.torchrun
     if not torchrun:
         if config.hardware.num_processes not in (None, 1):
@@ -139,7 +141,7 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     env, raw_data = settings.env or {}, bool(settings.raw_data)
     script = Script(typed, own, settings.module, command, torchrun, python, args, env, dialect, data, raw_data)
     if is_rooted:
-        settings.root = private.redact(str(root), REPO)
+        settings.root = private.redact(str(given_root), REPO)
     if settings.path is not None:
         settings.path = script.file if is_rooted else private.redact(str(root / script.file), REPO)
     settings.torchrun = None if torchrun == (command is None) else torchrun  # the default is one config with one id
@@ -163,6 +165,8 @@ def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
 def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
     """-> what is started as the user gave it, and Script.own.  ValueError: it is not there."""
     if settings.root is None:
+        if settings.rev is not None:
+            raise ValueError(f"script.rev={settings.rev}: give script.root=DIR, the program's repository")
         if settings.path is None:
             what = "module" if settings.module else "command"
             raise ValueError(f"script.{what}: give script.root=DIR, the folder in which its author starts it")
@@ -174,6 +178,10 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
     root = Path(os.path.normpath(user_path(settings.root).absolute()))
     if not root.is_dir():
         raise ValueError(f"script.root={settings.root}: there is no such folder: give the program's repository")
+    where = settings.root
+    if settings.rev is not None:
+        root, settings.rev = revision.checked_out(root, settings.rev)
+        where = str(root)
     if settings.command is not None:
         if not settings.command:
             raise ValueError("script.command: is empty: give the program and its words, script.command='bash train.sh'")
@@ -195,7 +203,7 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         raise ValueError(
             f"{what}={typed}: script.root={settings.root} has no file {names[0]}: give one that is {where}"
         )
-    return typed, f"{settings.root}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
+    return typed, f"{where}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
 
 
 def _python(word: str | None, root: Path | None) -> str:

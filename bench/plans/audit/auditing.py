@@ -1,7 +1,7 @@
 """A record -> its audit: untimed runs of the same contestant on counterfactual data, and what follows from them.
 
 They lie in results/.audits/, with a ledger of their own, each marked as an audit in its record, so that none counts as
-a run of the track.  audit.json beside the audited record says how it ended.
+a run of the track; the first of a script has its look.  audit.json beside the audited record says how it ended.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from bench.base.paths import REPO, results_root, variables
 from bench.base.reading import plain_file, yaml_file
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
-from bench.launch import launcher
+from bench.launch import after_race, launcher
 from bench.launch.prepare import Job, prepare
 from bench.plans.audit import counterfactual
 from bench.plans.audit.counterfactual import NotPossible
@@ -36,7 +36,8 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     job = job_of(folder, run, say)
     found = list[Any]()
     for kind in kinds:
-        found.append({"kind": kind} | _audit_run(kind, job, run, say))
+        looks = job.script is not None and "look=off" not in job.overrides and not any(one["run"] for one in found)
+        found.append({"kind": kind} | _audit_run(kind, job.with_look(looks), run, say))
         say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
     audited: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
@@ -120,10 +121,10 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
         folders = {"SPEEDRUN_RESULTS": results_root() / AUDITS_FOLDER, "SPEEDRUN_DATA": Path(made)}
         with variables({name: str(path.absolute()) for name, path in folders.items()}):
             audited = launcher.launch(
-                dataclasses.replace(job.with_look(False), dataset=dataset),
-                ["audit", run["run_id"]],
-                plan={"audit": about},
+                dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], plan={"audit": about}
             )
+    if line := after_race.line(audited):
+        say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
     if failures.is_interrupt(audited["failure"]):
         raise KeyboardInterrupt

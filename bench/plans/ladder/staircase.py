@@ -157,7 +157,7 @@ def _target(
     arms: Mapping[str, Arm], curves_of: Mapping[str, Sequence[Sequence[Validation]]], kept: Mapping[str, Any]
 ) -> tuple[float | None, str]:
     """-> (val_loss, where it comes from, a sentence)."""
-    targets = {row["target_val_loss"] for arm in arms.values() for row in arm.rows}
+    targets = {row["target"] for arm in arms.values() for row in arm.rows}
     if len(targets) == 1 and None not in targets:
         return targets.pop(), "the runs' own target (goal.target_val_loss)"
     name, arm = next(iter(arms.items()))

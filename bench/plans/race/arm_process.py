@@ -167,7 +167,7 @@ def _best_row(job: "Job", run: Any) -> dict[str, Any]:
     """
     goal, row = job.config.goal, row_of(run)
     hoped = {"status": "complete", "validity": "valid", "train_s": 1.0, "num_disturbed_steps": 0}
-    hoped |= {"target_reached": True, "val_loss": row["target_val_loss"]}
+    hoped |= {"target_reached": True, "score": row["target"]}
     num_steps = None if goal.stop_at_target else goal.num_steps
     return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
 

@@ -88,6 +88,8 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
+        if arm["rev"] and any(word.startswith("script.root=") for word in arm["overrides"]):  # of that repository
+            arm |= {"overrides": [*arm["overrides"], f"script.rev={arm['rev']}"], "rev": None}
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:
             why = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"

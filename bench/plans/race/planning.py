@@ -20,7 +20,7 @@ from bench.record.rows import COLUMNS
 
 # of an arm's facts, in the plan: own if it has any
 KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own")
-MEASURED = {"target_val_loss": 0.0, "val_loss": 0.0}  # which all reach; how much it is does not matter here
+MEASURED = {"target": 0.0, "score": 0.0}  # which all reach; how much it is does not matter here
 
 
 def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
@@ -43,7 +43,7 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
     refuse_laxer(first["track"], settings)
     if not anyway:
         refuse_identical(facts)
-        _refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
+        refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
     if "on" in settings:
         settings["why_on"] = None
         if "ladder" not in settings:
@@ -130,7 +130,7 @@ def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
             raise ValueError(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
 
 
-def _refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
+def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
     """Applies the rules of the verdict to the rows that the arms' runs would have at best.
 
     facts: {arm: arm_process.facts()}, the baseline first.  measured: of arms without a target, whose way to one that is
@@ -140,7 +140,8 @@ def _refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappi
     for name, known in facts.items():
         if "row" in known:  # an older revision's code does not say
             rows[name] = dict.fromkeys(COLUMNS) | known["row"] | {"run_id": name}
-            rows[name] |= measured if rows[name]["target_val_loss"] is None else {}
+            rows[name]["target"] = question.target_of(known["row"])
+            rows[name] |= measured if rows[name]["target"] is None else {}
     baseline = next(iter(facts))
     for name in [name for name in rows if name != baseline and baseline in rows]:
         refusals = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name)).refusals

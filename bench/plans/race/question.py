@@ -23,6 +23,8 @@ def chosen(facts: Facts, judged: str) -> tuple[str, str]:
     """(one of QUESTIONS, why) where on= names none.  judged: by the track, time or steps."""
     if judged == "steps":
         return "steps_to_target", "the track judges steps"
+    if any((known.get("row") or {}).get("budget") for known in facts.values()):
+        return "loss", "every run has the same budget"
     first, *others = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision's
     differing = [name for name in first if any(of_arm and of_arm[name] != first[name] for of_arm in others)]
     has_target = not any(_lacks_target(facts))
@@ -48,7 +50,8 @@ def refuse_unanswerable(on: str, facts: Facts) -> None:
     """ValueError for a question that these arms can never answer."""
     if on.endswith("to_target") and (lacking := next(_lacks_target(facts), None)):
         raise ValueError(f"on={on}: {lacking}: give goal.target_val_loss=LOSS beside the arms, or on=loss")
-    if on == "loss":
+    has_budget = all((known.get("row") or {}).get("budget") for known in facts.values())
+    if on == "loss" and not has_budget:
         if unequal := next(_unequal(facts), None):
             remedy = "give them the same, or goal.target_val_loss=LOSS and on=time_to_target"
             raise ValueError(f"on=loss: {unequal}, and losses are compared after equal training: {remedy}")
@@ -57,9 +60,15 @@ def refuse_unanswerable(on: str, facts: Facts) -> None:
             raise ValueError(f"on=loss: {why}: give goal.stop_at_target=false, or on=time_to_target")
 
 
+def target_of(row: Mapping[str, Any]) -> float | None:
+    """Of a row as this code makes it, or an older revision's."""
+    target: float | None = row.get("target", row.get("target_val_loss"))
+    return target
+
+
 def _lacks_target(facts: Facts) -> Iterator[str]:
     """Why the arms have no target in common: a sentence, or nothing."""
-    targets = {name: (known.get("row") or {}).get("target_val_loss") for name, known in facts.items()}
+    targets = {name: target_of(known.get("row") or {}) for name, known in facts.items()}
     for name, target in targets.items():
         if target is None:
             yield f"{name} has no target loss"

@@ -235,7 +235,7 @@ def agree(record: Recorded, replayed: Recorded) -> None:
             raise ValueError(f"the code that the record holds is not the one that run.json names: {which}")
     if theirs.get("script"):  # whose config_id cannot say so
         configs = [
-            run.config | {"name": None, "script": run.config["script"] | {"path": None, "root": None}}
+            run.config | {"name": None, "script": run.config["script"] | {"path": None, "root": None, "rev": None}}
             for run in (record, replayed)
         ]
         if groups := [group for group in configs[0] if configs[0][group] != configs[1].get(group)]:

@@ -29,7 +29,7 @@ from bench.machine.signals import Interrupted, raise_interrupted
 from bench.plans.sweep import packing, search
 from bench.plans.sweep.elsewhere import Unfinished, at_work, followed
 from bench.record import failures, index, run_folder, step_files, sweep
-from bench.record.rows import row_of
+from bench.record.rows import metric_of, row_of
 
 Run = dict[str, Any]  # a record, with its folder
 Validations = list[tuple[int, float]]  # (step, val_loss in nats per token), the newest last
@@ -312,7 +312,7 @@ class AboveBest:
 
 
 def winning_arms(folder: Path, top: int) -> list[str]:
-    """A sweep's folder -> arguments for ./run.sh race: A='optim.lr=0.002 ...', the best first by mean val_loss.
+    """A sweep's folder -> arguments for ./run.sh race: A='optim.lr=0.002 ...', the best first by the goal's metric.
 
     ValueError: it has too few configs with complete runs, or top is not a number of arms.
     """
@@ -324,10 +324,11 @@ def winning_arms(folder: Path, top: int) -> list[str]:
         run = point.folder and run_folder.read(point.folder)
         if not run or run["status"] != "complete" or run["validity"] == "invalid":
             continue
-        if (val_loss := row_of(run)["val_loss"]) is not None:
+        row = row_of(run)
+        if (score := row["score"]) is not None:
             config_id = str(run["config_id"])
             overrides_of.setdefault(config_id, tuple(word for word in point.overrides if not word.startswith("seed=")))
-            losses.setdefault(config_id, {})[run["run_id"]] = val_loss
+            losses.setdefault(config_id, {})[run["run_id"]] = metric_of([row]).sign * score
     best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))[:top]
     if len(best) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")

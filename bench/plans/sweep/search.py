@@ -217,7 +217,7 @@ def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
 
 
 def _target_s(run: dict[str, Any]) -> float | None:
-    target = row_of(cast(Record, run))["target_val_loss"]
+    target = row_of(cast(Record, run))["target"]
     if target is None:
         raise ValueError("hydra.sweeper.objective=target_s: the runs have no target: give goal.target_val_loss=NUMBER")
     train_ms = 0.0

@@ -1,4 +1,4 @@
-"""Console logs of nanoGPT, nanochat, KempnerForge and llm.c -> runs, a class for the lines of each.
+"""Console logs of other programs -> runs, a class for the lines of each: nanoGPT, nanochat and those of FORMS.
 
 Row k is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so their line
 of step k is row k + 1; their validation k comes before step k and is row k.  Colours are taken off.
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.record.importers.lines import COLUMNS
-from bench.record.importers.records import Run
+from bench.record.importers.records import PRINTED_METRICS, Run
 
 # Of bounded length: where what follows does not fit, a longer number would be tried again and again, a digit shorter.
 FLOAT = r"(?:[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
@@ -23,6 +23,8 @@ UNITS = {"train_time_s": ("train_time_ms", 1e3), "train_time_min": ("train_time_
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LOSSES = ("train_loss", "val_loss", "val_bpb")  # of a run that diverged one is nan or inf
+VALIDATED = ("val_loss", *PRINTED_METRICS)
+VAL_BPB = rf"(?P<val_bpb>{FLOAT})"
 MAX_LINE_CHARS = 10_000  # of a line that is searched for metrics; no program prints a longer one
 
 Row = dict[str, Any]  # what a line says: "step", and more
@@ -42,6 +44,7 @@ class Form:
     patterns: dict[str, int] = {}
     facts: dict[str, re.Pattern[str]] = {}  # what a log says around its rows: the last group
     meaning = "sum of the steps' times"  # of train_time_ms
+    metric = "val_loss"  # that its authors go by
     _latest = 0  # step
 
     def parsed(self, line: str) -> Row | None:
@@ -153,22 +156,23 @@ SPEED = (  # what nanochat says of a step after its number
 
 class NanoChat(Form):
     """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total
-    time: 0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are not nats per token: they are the headline, not
-    val_loss.
+    time: 0.03m", "Step 00250 | Validation bpb: 1.1", "Step 21400 | CORE metric: 0.2585".
 
     chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm:
     ...", and validates for the last time before its last number.
     """
 
     name = "nanochat"
+    metric = "val_bpb"
     looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
     patterns = {
         rf"step (?P<step>\d+)/(?P<total>\d+) {SPEED}": 1,
         rf"step (?P<step>\d+) {SPEED}": 0,
         rf"Step (?P<step>\d+)/(?P<num_printed>\d+) \| Training loss: {TRAIN_LOSS}\|": 1,
-        rf"Step (?P<step>\d+) \| Validation bpb: (?P<val_bpb>{FLOAT})": 0,
+        rf"Step (?P<step>\d+) \| Validation bpb: {VAL_BPB}": 0,
+        rf"Step (?P<step>\d+) \| CORE metric: (?P<core>{FLOAT})": 0,
         rf"Step (?P<step>\d+) \| Validation loss: {VAL_LOSS}": 0,
-        # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
+        # "mmlu_acc: 0.28, arc_easy_acc: 0.31"
         r"Step (?P<step>\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+": 0,
     }
     facts = {
@@ -245,7 +249,86 @@ class LlmC(Form):
     facts = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
 
 
-FORMS: dict[str, type[Form]] = {form.name: form for form in (NanoChat, NanoGpt, KempnerForge, LlmC)}
+class AutoResearch(Form):
+    """train.py: "step 00012 (3.2%) | loss: 5.1 | lrm: 1.00 | dt: 812ms | ... | remaining: 290s", each over the one
+    before; then "val_bpb:          0.997900", "training_seconds: 300.1", "num_steps:        953".  Steps are
+    numbered from 0, and the first 11 are in no time.
+    """
+
+    name = "autoresearch"
+    metric = "val_bpb"
+    looks_like = re.compile(r"^step \d+ \(.*remaining:|^val_bpb:")
+    patterns = {
+        rf"step (?P<step>\d+) \([\d.]+%\) \| loss: {TRAIN_LOSS} \|.*\| dt: {STEP_MS}ms \|.*\| remaining: ": 1,
+        rf"^val_bpb:\s+{VAL_BPB}": 0,
+        rf"^training_seconds:\s+(?P<train_time_s>{FLOAT})": 0,
+        rf"^peak_vram_mb:\s+(?P<peak_mib>{FLOAT})": 0,  # 2**20 bytes
+    }
+    facts = {"num_done": re.compile(r"^num_steps:\s+(\d+)", re.M)}
+
+    def clock(self, by_step: Rows) -> tuple[str, int]:
+        add_train_time(by_step, NUM_UNTIMED)
+        return f"time of the steps, the first {NUM_UNTIMED} untimed", NUM_UNTIMED
+
+
+class ParameterGolf(Form):
+    """train_gpt.py: "step:1000/20000 val_loss:2.3 val_bpb:1.4 train_time:43540ms ...", or of later records "1000/20000
+    val_loss: 2.3 val_bpb: 1.4"; at the end "stopping_early: wallclock_cap train_time:600038ms step:13780/20000".
+
+    What counts is the compressed model that is read again, the last line of the form "LABEL val_loss:2.0727
+    val_bpb:1.2244", but for those that say diagnostic or pre-quantization, and the size of that submission.
+    """
+
+    name = "parameter-golf"
+    metric = "val_bpb"
+    meaning = "wall time of training, as printed"
+    looks_like = re.compile(r"^(?:step:)?\d+/\d+ (?:train|val)_loss:")
+    patterns = {
+        rf"^(?:step:)?(?P<step>\d+)/(?P<total>\d+) train_loss: ?{TRAIN_LOSS}"
+        rf"(?: train_time: ?(?:(?P<train_time_ms>{FLOAT})ms|(?P<train_time_min>{FLOAT})m))?": 0,
+        rf"^(?:step:)?(?P<step>\d+)/(?P<total>\d+) val_loss: ?{VAL_LOSS} val_bpb: ?{VAL_BPB}"
+        rf"(?: train_time: ?(?P<train_time_ms>{FLOAT})ms)?": 0,
+        rf"^stopping_early: wallclock_cap train_time: ?(?P<train_time_ms>{FLOAT})ms step: ?(?P<step>\d+)/": 0,
+        rf"^(?!\S*(?i:diagnostic|pre-quant))[a-z]\S*(?: \w+:\w+){{0,3}} val_loss:{VAL_LOSS} val_bpb:{VAL_BPB}": 0,
+        r"^Total submission size \S+: (?P<artifact_bytes>\d+) bytes": 0,
+    }
+    facts = {
+        "num_done": re.compile(r"^stopping_early: wallclock_cap .* step: ?(\d+)/", re.M),
+        "world_size": re.compile(r"^\s*world_size: ?(\d+)", re.M),
+        "peak_mib": re.compile(r"^peak memory allocated: (\d+) MiB", re.M),
+        "batch_tokens": re.compile(r"^\s*train_batch_tokens: ?(\d+)", re.M),
+        "seed": re.compile(r"^\s*seed: ?(\d+)", re.M),
+    }
+
+    def clock(self, by_step: Rows) -> tuple[str, int]:
+        return self.meaning, 0
+
+
+class SlowRun(Form):
+    """train.py: "step 00012 (0.06%) | loss: 9.1 | dt: 812.30ms | tok/sec: 645,280 | bf16_mfu: 40.00% | eta: 46.1m",
+    "Step 00250 | Epoch 1 | Val BPB: 1.1 | Val Loss: 3.4"; of averaged logits "[label] Val BPB: 1.0 | Val Loss: 3.3".
+    """
+
+    name = "slowrun"
+    looks_like = re.compile(r"^step \d+ \(.*bf16_mfu|Val BPB: ")
+    patterns = {
+        rf"^step (?P<step>\d+) \([\d.]+%\) \| loss: {TRAIN_LOSS} \| dt: {STEP_MS}ms \|.*bf16_mfu": 0,
+        rf"^(?:Step (?P<step>\d+) \| )?.*Val BPB: {VAL_BPB} \| Val Loss: {VAL_LOSS}": 0,
+    }
+    facts = {
+        "batch_tokens": re.compile(r"^Batch size: ([\d,]+) tokens", re.M),
+        "peak_mib": re.compile(r"^Peak memory: ([\d,.]+) MiB", re.M),
+        "total_min": re.compile(r"^Total training time: ([\d.]+)m", re.M),
+    }
+
+    def clock(self, by_step: Rows) -> tuple[str, int]:
+        """Printed at the end alone: some steps after each recompilation are not in it."""
+        return "the program's own total, without the steps after a compilation", 0
+
+
+FORMS: dict[str, type[Form]] = {
+    form.name: form for form in (NanoChat, NanoGpt, KempnerForge, LlmC, AutoResearch, ParameterGolf, SlowRun)
+}
 
 
 def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
@@ -255,7 +338,8 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
     def values_of(name: str) -> list[Any]:
         return [row[name] for row in rows if name in row]
 
-    columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
+    names = (*COLUMNS, "step_ms", *PRINTED_METRICS)
+    columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in names}
     last, total = rows[-1]["step"], int(facts["total"]) if "total" in facts else None
     # nanoGPT's last iteration has the number max_iters
     total = int(facts["max_iters"]) + 1 if "max_iters" in facts else next(iter(values_of("total")), total)
@@ -269,6 +353,7 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
     if "num_tokens" in facts:
         batch_tokens = to_float(facts["num_tokens"]) / last
     known = {"gpu_name": facts.get("gpu_name"), "peak_mib": max(peaks_mib, default=None)}
+    known |= {"seed": int(facts["seed"])} if "seed" in facts else {}
     return Run(
         number=number,
         columns=columns,
@@ -284,6 +369,7 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
         num_untimed_steps=num_untimed if timed else 0,
         facts=known | {"world_size": int(facts["world_size"]) if "world_size" in facts else None},
         model=form.name,
+        metric=form.metric if values_of(form.metric) else "val_loss",
         headline={"val_bpb": str(validated[0]["val_bpb"])} if validated and "val_bpb" in validated[0] else {},
         flags={row["step"]: row["flags"] for row in rows if "flags" in row},
         batch_tokens=None if batch_tokens is None else round(batch_tokens),

@@ -6,8 +6,9 @@ A yaml of patterns:
     step: 'iter (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<train_time_s>\\S+)'
     val: 'eval at (?P<step>\\d+): (?P<val_loss>\\S+)'
     first_step: 0          # what it calls its first optimizer step; 1 where the line is missing
-Groups: step, total, train_loss, val_loss, lr, grad_norm; train_time_ms or train_time_s, the time of training so far;
-step_ms or step_s, of that step.  A pattern is searched in every line; step alone is needed in each.
+Groups: step, total, train_loss, val_loss, val_bpb, core, artifact_bytes, lr, grad_norm; train_time_ms or train_time_s,
+the time of training so far; step_ms or step_s, of that step.  A pattern is searched in every line; step alone is needed
+in each, and no line may match both.
 """
 
 import glob
@@ -30,7 +31,7 @@ WORD = re.compile(r" (train_loss|val_loss|trl|tel|train_time):([-+.\deEnaif]+)(m
 STEP = re.compile(r"^(?:\S{0,20}: ?)?(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9})(?= t[re]l:))(?= )")
 COLUMN = {"trl": "train_loss", "tel": "val_loss", "train_time": "train_time_ms"}
 GROUPS = (
-    *("step", "total", "train_loss", "val_loss", "lr", "grad_norm"),
+    *("step", "total", "train_loss", "val_loss", *records.PRINTED_METRICS, "lr", "grad_norm"),
     *("train_time_ms", "train_time_s", "step_ms", "step_s"),
 )
 NAMES = ("modded-nanogpt", *consoles.FORMS)
@@ -61,6 +62,7 @@ class Patterns(consoles.Form):
     """The form that the patterns of a yaml describe."""
 
     name = "patterns"
+    ambiguous: str | None = None  # the first line that two patterns match
 
     def __init__(self, patterns: Sequence[re.Pattern[str]], first_step: int):
         self.patterns, self._first_step = {pattern.pattern: 0 for pattern in patterns}, first_step
@@ -68,8 +70,11 @@ class Patterns(consoles.Form):
         self.looks_like = re.compile("|".join(f"(?:{text})" for text in plain))
 
     def parsed(self, line: str) -> consoles.Row | None:
+        if sum(re.search(pattern, line) is not None for pattern in self.patterns) > 1:
+            self.ambiguous = self.ambiguous or line  # which of the two it is, nobody can say
+            return None
         row = super().parsed(line)
-        if row and ("train_loss" in row or "val_loss" not in row):  # not a validation
+        if row and ("train_loss" in row or not any(name in row for name in consoles.VALIDATED)):  # no validation
             row["step"] += 1 - self._first_step
         return row
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
+from bench.base import metric
 from bench.base.units import MIB, gib_from_bytes, s_from_ms
 from bench.config import groups
 from bench.record.importers.lines import Columns
@@ -22,6 +23,8 @@ CLOCK = "as printed by the log's own program; its lines are not synchronised wit
 # Printed with four digits.  Of the 1,700 runs in modded-nanogpt's public logs, of which all but 21 have 7 or more, no
 # two agree in all of them that are not one: the same 35 copies as with the time.
 MIN_VALIDATIONS = 5
+# of a validation, beside val_loss; artifact_bytes: of the model and its code as they are submitted
+PRINTED_METRICS = (metric.VAL_BPB.name, metric.CORE.name, metric.ARTIFACT_BYTES.name)
 UNKNOWN_TIME = "00000000T000000Z"
 
 
@@ -53,6 +56,7 @@ class Run:
     flags: dict[int, str] = field(default_factory=dict)  # step -> why its time is not its own
     model: str = "unknown"
     batch_tokens: int | None = None
+    metric: str = metric.VAL_LOSS.name  # that its authors go by, of which it has a value
     num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
 
 
@@ -68,7 +72,8 @@ def record_of(
     unknown = dict.fromkeys(("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher"))
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
     peak_mib = run.facts.get("peak_mib")
-    goal = {"target_val_loss": _target_of(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
+    goal: Section = {"target_val_loss": _target_of(track), "target_gap_nats": None, "stop_at_target": False}
+    goal |= {"val_tokens": None} | metric.goal_facts(metric.named(run.metric), None)
     record: Section = unknown | {
         "deviations": [],
         "command": [],
@@ -190,7 +195,7 @@ def rows_of(run: Run) -> list[StepRow]:
     for step in dict.fromkeys(steps):
         flags = run.flags.get(step, "untimed" if 0 < step <= run.num_untimed_steps else "")
         rows[step] = {"step": step, "flags": flags, "tokens": None if tokens is None else step * tokens}
-    for name in ("train_loss", "val_loss", "lr", "grad_norm", "train_time_ms", "step_ms"):
+    for name in ("train_loss", "val_loss", *PRINTED_METRICS, "lr", "grad_norm", "train_time_ms", "step_ms"):
         values = columns.get(name, np.empty(0))
         for line in np.flatnonzero(~np.isnan(values)).tolist():
             rows[steps[line]].setdefault(name, float(values[line]))

@@ -19,7 +19,7 @@ from bench.config.windows import ProfilerWindow
 
 TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
 PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
-RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms", "t_ns"}
+RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "val_bpb", "step_ms", "t_ns"}
 Warned = dict[str, str]  # {"instrument", "edge", "error"}: warning()
 Kinds = type | tuple[type, ...]
 

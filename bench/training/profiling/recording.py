@@ -164,7 +164,8 @@ def _readable_names(profiler: Any) -> Iterator[None]:
 
     def is_shown(event: Any) -> bool:
         try:
-            return bool(event.name()) and not event.is_python_function()
+            # bool() is False: torch 2.11 has no such method, and lists no Python calls here
+            return bool(event.name()) and not getattr(event, "is_python_function", bool)()
         except UnicodeDecodeError:
             return False
 

@@ -1,0 +1,193 @@
+"""Bytes that one call of an operator must move at least, from the shapes and types of its arguments.
+
+A call reads each tensor among its arguments once and writes its result; the rules say how large the result is, or which
+arguments are touched only in part.  An operator without a rule has no bound: None, never a guess.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bench.analysis.trace import operators
+
+COMPARISONS = re.compile(r"^(?:eq|ne|gt|ge|lt|le|isnan|isinf|logical_\w+)$")  # their result is of bool, a byte each
+# Inductor's kernels, whose names hold the operators fused into them.  Where one of these is, a tensor among the
+# arguments may be touched in part, and its size says nothing.
+GENERATED = re.compile(r"^triton_(?:poi|red|per)_fused_")
+IN_PART = re.compile(r"index|embedding|gather|scatter|slice|select|pad|split|cat(?![a-z])|unfold|strided|nll_loss|topk")
+# The type of a list's tensors stands nowhere but in the name of the kernel that it is given to.
+ELEMENT = re.compile(r"OpaqueType<(\d+)u?>|\b(float|double|c10::BFloat16|c10::Half|__half|__nv_bfloat16)\b")
+KERNEL_BYTES = {"float": 4, "double": 8}  # of any other name in ELEMENT: 2
+
+
+class Tensor(NamedTuple):
+    """An argument: its shape, and the bytes of an element, None where the trace does not say."""
+
+    dims: list[int]
+    element_bytes: int | None
+    is_of_list: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of all its elements; 0 where their size is not known."""
+        return (self.element_bytes or 0) * math.prod(self.dims)
+
+
+def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
+    """facts: of trace.operators.facts_of(); kernel: the name of one that it launched -> bytes; None: not known."""
+    name, known_bytes = facts["name"], facts["bytes"]
+    found = tensors(facts["shapes"], facts["types"], kernel)
+    if known_bytes or not found or any(tensor.element_bytes is None for tensor in found):
+        return known_bytes
+    if GENERATED.match(name):  # its results are among its arguments
+        return None if IN_PART.search(name) and "log_softmax" not in name else _all(name, found)
+    namespace, _, op = name.rpartition("::")
+    op = op.rstrip("_")
+    rules = RULES if namespace == "aten" else CUSTOM_RULES
+    return next((rule(op, found) for pattern, rule in rules if pattern.match(op)), None)
+
+
+def tensors(shapes: list[Any] | None, types: list[Any] | None, kernel: str | None = None) -> list[Tensor]:
+    """The arguments that have a shape, those of a list each."""
+    found = []
+    for dims, kind in zip(shapes or (), types or ()):
+        element_bytes = operators.BYTES.get(str(kind).lower())
+        if _is_shape(dims) and (dims or element_bytes):  # without axes: a tensor of one number, if it has a type
+            found.append(Tensor(dims, element_bytes, False))
+        elif isinstance(dims, list):
+            in_kernel = _element_bytes(kernel)
+            found += [Tensor(of_list, in_kernel, True) for of_list in dims if of_list and _is_shape(of_list)]
+    return found
+
+
+def _is_shape(dims: object) -> bool:
+    return isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims)
+
+
+def _element_bytes(kernel: str | None) -> int | None:
+    match = ELEMENT.search(kernel or "")
+    return None if match is None else int(match[1]) if match[1] else KERNEL_BYTES.get(match[2], 2)
+
+
+def _broadcast(shapes: list[list[int]]) -> list[int] | None:
+    """The common shape, or None if they do not fit."""
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
+    common = [max(sizes) for sizes in zip(*padded)]
+    return common if all(size in (1, common[axis]) for dims in padded for axis, size in enumerate(dims)) else None
+
+
+def _pointwise(op: str, found: list[Tensor]) -> int | None:
+    """The result has the common shape and the widest type."""
+    shape = _broadcast([tensor.dims for tensor in found])
+    element_bytes = 1 if COMPARISONS.match(op) else max(tensor.element_bytes or 0 for tensor in found)
+    return None if shape is None else _all(op, found) + element_bytes * math.prod(shape)
+
+
+def _all(op: str, found: list[Tensor]) -> int:
+    """Each argument once: a reduction, whose result is small, and kernels whose results are among their arguments."""
+    return sum(tensor.bytes for tensor in found)
+
+
+def _first(op: str, found: list[Tensor]) -> int:
+    """The first alone, which is written."""
+    return found[0].bytes
+
+
+def _like_first(op: str, found: list[Tensor]) -> int:
+    """Each argument, and a result like the first: norms, softmax, scans, and their backward."""
+    return _all(op, found) + found[0].bytes
+
+
+def _twice(op: str, found: list[Tensor]) -> int:
+    """Each argument is read and written somewhere else."""
+    return 2 * _all(op, found)
+
+
+def _rows(op: str, found: list[Tensor]) -> int | None:
+    """What the indices select is read and written: of each at least the smallest slice that the table has."""
+    if len(found) < 2:
+        return None
+    table, index = found[0], found[1]
+    slice_numel = math.prod(table.dims) // max(1, *table.dims, 1)
+    return 2 * math.prod(index.dims) * slice_numel * (table.element_bytes or 0) + index.bytes
+
+
+def _by_element(op: str, found: list[Tensor]) -> int | None:
+    """gather: the index has the shape of the result."""
+    if len(found) < 2:
+        return None
+    return 2 * math.prod(found[1].dims) * (found[0].element_bytes or 0) + found[1].bytes
+
+
+def _foreach(op: str, found: list[Tensor]) -> int | None:
+    """Lists of equal length: each tensor is read, those of the first are written, of a norm none."""
+    num_lists = _num_lists(found)
+    if not num_lists:
+        return None
+    written = 0 if op.startswith("_foreach_norm") else sum(t.bytes for t in found[: len(found) // num_lists])
+    is_copy = op.startswith(("_foreach_copy", "_foreach_zero"))  # what is written was not read
+    return _all(op, found) + (0 if is_copy else written)
+
+
+def _fused_optimizer(op: str, found: list[Tensor]) -> int | None:
+    """Parameters, gradients and moments are read, all but the gradients written; the counts of steps are small."""
+    large = [tensor for tensor in found if math.prod(tensor.dims) > 1]
+    num_lists = _num_lists(large)
+    return None if num_lists < 2 else 2 * _all(op, large) - _all(op, large) // num_lists
+
+
+def _num_lists(found: list[Tensor]) -> int:
+    """How often the shapes repeat from the beginning: the number of lists of the same shapes; 0: they do not."""
+    shapes = [tensor.dims for tensor in found if tensor.is_of_list]
+    for num_lists in range(min(len(shapes), 6), 0, -1):
+        length, rest = divmod(len(shapes), num_lists)
+        if not rest and shapes == shapes[:length] * num_lists:
+            return num_lists
+    return 0
+
+
+Rule = Callable[[str, list[Tensor]], int | None]
+
+
+def _rule(names: str, rule: Rule) -> tuple[re.Pattern[str], Rule]:
+    return re.compile(rf"^(?:{names})$"), rule
+
+
+# By the operator's name without aten:: and the underscore of one that works in place.
+RULES = (
+    _rule("fill|zero|normal|uniform|random|bernoulli|exponential", _first),
+    _rule("copy", _all),  # its first argument is written, not read
+    _rule("cat|stack", _twice),
+    _rule("_foreach_\\w+", _foreach),
+    _rule("_fused_(?:adam|adamw|sgd|adagrad)", _fused_optimizer),
+    _rule("embedding|index_select|index", _rows),
+    _rule("gather|take_along_dim", _by_element),
+    _rule(
+        "_?softmax|_?log_softmax|_(?:log_)?softmax_backward_data|native_(?:layer|batch|group)_norm(?:_backward)?|"
+        "(?:cudnn|miopen)_batch_norm(?:_backward)?|_?fused_rms_norm(?:_backward)?|rms_norm|native_dropout|"
+        "_fused_dropout|cumsum|cumprod|flip|roll|tril|triu|sort|clone|max_pool2d_with_indices_backward",
+        _like_first,
+    ),
+    _rule(
+        "sum|mean|amax|amin|max|min|argmax|argmin|any|all|prod|var|std|var_mean|norm|linalg_vector_norm|logsumexp|"
+        "count_nonzero|topk|nonzero|max_pool2d_with_indices|avg_pool2d|embedding_dense_backward|"
+        "_adaptive_avg_pool2d|_amp_foreach_non_finite_check_and_unscale",
+        _all,
+    ),
+    _rule(
+        "abs|add|addcdiv|addcmul|atan2|bitwise_\\w+|ceil|clamp|clamp_max|clamp_min|cos|div|elu|eq|erf|exp|expm1|floor|"
+        "fmod|ge|gelu|gelu_backward|gt|hardswish|isinf|isnan|le|leaky_relu|lerp|log|log1p|logical_\\w+|logit|lt|"
+        "masked_fill|maximum|minimum|mish|mul|ne|neg|pow|reciprocal|relu|remainder|round|rsqrt|rsub|sigmoid|"
+        "sigmoid_backward|sign|silu|silu_backward|sin|softplus|sqrt|square|sub|tan|tanh|tanh_backward|"
+        "threshold|threshold_backward|where|xlogy",
+        _pointwise,
+    ),
+)
+# Operators of other libraries that are known to touch all of each argument, their results among them.
+CUSTOM_RULES = (
+    _rule(r"(?:fused_)?(?:add_)?(?:rms_?norm|layer_?norm)(?:_\w+)?", _all),
+    _rule(r"(?:silu|gelu|act)(?:_tanh)?_and_mul(?:_\w+)?", _all),
+    _rule(r"(?:static|dynamic)_scaled_fp8_quant", _all),
+)

@@ -1,0 +1,67 @@
+"""Is B better than A, tuned as well?  ./run.sh study SETTING=A,B tune=SETTING budget=2h [n=5] [key=value for all arms]
+
+    ./run.sh study optim=adamw,mine tune=optim.lr budget=2h             your optimizer against AdamW
+    ./run.sh study model=gpt2,modern tune=optim.lr budget=8trials       of each arm; or budget=500Mtokens
+
+Every arm gets the same number of trials, each of the same tokens.  The search is logarithmic and goes beyond the edge
+while the best value lies there.  The best setting of each arm then races with fresh seeds, and the race decides: on the
+loss, and on the time to the same loss.  A budget in time or tokens includes the race.  The page, the table (Markdown,
+LaTeX, CSV) and the figure's charts are in one folder of results/sweeps.  After an interrupt the same command goes on.
+"""
+
+import contextlib
+
+from bench.base.paths import results_root, shown
+from bench.cli import arguments
+from bench.config import groups
+from bench.launch import console, ready
+from bench.machine.signals import Interrupted
+from bench.plans import study
+from bench.plans.sweep.points import Points
+from bench.record import sweep
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 ended, 1 interrupted or without a verdict, 2 usage error."""
+    args = _parser().parse_intermixed_args(argv)
+    results, race = results_root().absolute(), None
+    with console.output(args.quiet, args.json):
+        command = ["study", *argv]
+        folder, budget_s = study.begin(args.arguments, command, results, args.anyway)
+        why: str | None = "it was interrupted"
+        try:
+            with contextlib.suppress(Interrupted):
+                race = study.go(folder, budget_s, Points(folder, command, args.anyway), results)
+                why = None if race["result"] else race["why"]
+        except ValueError as error:
+            why = str(error)
+            raise
+        finally:
+            sweep.end(folder, why)
+    if race is None or race["result"] is None:
+        console.say("study", f"{why}: the same command goes on", always=True)
+        return 1
+    from bench.report import study_page
+
+    answer = study_page.write(folder)
+    print(answer.json() if args.json else answer.markdown() if args.md else f"\n{answer.terminal()}")
+    if not args.json:
+        console.say("study", shown(folder))
+    return 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("./run.sh study", main=main)
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="WORD",
+        help="one setting with several values, the baseline first: optim=adamw,mine; tune=optim.lr, a setting that "
+        "every arm has; budget=2h, 8trials (of each arm) or 500Mtokens; n=5 (runs an arm of the race), alpha=0.05, "
+        "seed=0 (of the trials); key=value for all arms",
+    )
+    parser.add_argument("--config-dir", **groups.OPTION)
+    parser.flag("--anyway", help=ready.ANYWAY)
+    form = console.add_options(parser, "print what the study found")
+    form.add_argument("--md", action="store_true", help="print study.md")
+    return parser

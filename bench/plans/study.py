@@ -1,0 +1,249 @@
+"""Is B better than A, tuned as well?  Each arm gets the same search, then fresh seeds of their best settings race.
+
+Every arm has as many trials as every other, each of the same tokens and one seed.  The search of an arm begins at its
+own value of the setting, goes beyond the edge while the best value lies at one, then halves the wider gap beside the
+best, on a logarithmic scale.  Its folder is a sweep's (bench/record/sweep.py), with study.json.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.base import atomic
+from bench.base.metric import VAL_LOSS
+from bench.base.paths import REPO
+from bench.base.stats import ALPHA
+from bench.base.text_table import counted
+from bench.base.units import seconds_of
+from bench.config import groups, multirun, overrides, schema
+from bench.config.typed import leaves
+from bench.launch.console import say
+from bench.launch.prepare import requested_config, this_machine
+from bench.launch.series import earlier_s
+from bench.plans.race import arm_process, plan, planning, question, runner
+from bench.plans.sweep.points import Points
+from bench.record import race_folder, run_folder, sweep
+from bench.record.race_folder import Race
+from bench.record.rows import row_of
+
+STEP = math.sqrt(10)  # factor between the first values
+DIGITS = 3  # of a value
+MAX_TRIALS = 16  # of an arm, where a number is not given: its last values differ by less than seeds do
+OURS = ("tune", "budget", "n", "alpha", "seed")
+EXAMPLE = "./run.sh study optim=adamw,mine tune=optim.lr budget=2h"
+BUDGET = re.compile(r"(\d+)trials?|(\d+(?:\.\d+)?)([kMG]?)tokens")
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+def next_values(start: float, tried: Mapping[float, float]) -> list[float]:
+    """Values to try next, the most wanted first.  tried: {value: val_loss, infinite of a run that diverged}."""
+    values = sorted(tried)
+    if not values:
+        return [start]
+    best = sweep.best_of(tried)
+    beyond = [values[-1] * STEP] * (best == values[-1]) + [values[0] / STEP] * (best == values[0])
+    gaps = sorted(itertools.pairwise(values), key=lambda gap: (best not in gap, -gap[1] / gap[0]))
+    wanted = [*beyond, *(math.sqrt(low * high) for low, high in gaps), values[-1] * STEP, values[0] / STEP]
+    rounded = [float(f"{value:.{DIGITS}g}") for value in wanted]
+    return [value for value in dict.fromkeys(rounded) if value not in tried]
+
+
+# ---- what is asked
+
+
+def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool) -> tuple[Path, float | None]:
+    """Refuses what can be refused before a run -> (the folder with study.json, seconds of the budget or None)."""
+    study, budget = _parsed(words)
+    arms = {name: [*study["common"], *arm] for name, arm in study["arms"].items()}
+    equal = f"{study['tune']}={next(iter(study['starts'].values()))}"  # arms that differ in this alone are one
+    both = arms | {f"{name} with {equal}": [*arm, equal] for name, arm in arms.items()}
+    all_facts = arm_process.facts_of_arms({name: (REPO, arm) for name, arm in both.items()}, results)
+    facts = {name: all_facts[name] for name in arms}
+    tracks = list(dict.fromkeys(known["track"] for known in facts.values()))
+    if len(tracks) > 1:
+        raise ValueError(f"track={' and '.join(tracks)}: the arms of a study run on one track")
+    planning.refuse_laxer(tracks[0], {"alpha": study["alpha"] / 2})
+    if not anyway:
+        planning.refuse_identical({name: known for name, known in all_facts.items() if name not in arms})
+        planning.refuse_incomparable(facts, {})
+    question.refuse_unanswerable("loss", facts)
+    row = next(iter(facts.values()))["row"]
+    if row.get("metric", VAL_LOSS.name) != VAL_LOSS.name:
+        raise ValueError(f"goal.metric: it is {row['metric']}, and a study searches by val_loss: leave it out")
+    study["tokens"] = row["num_steps"] * row["batch_tokens"]
+    what = [sorted(words), [known["source_sha256"] for known in facts.values()]]
+    sweep_id = f"study-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]}"
+    if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
+        study = sweep.read_study(results / sweep.FOLDER / sweep_id)
+    budget_s = _of_budget(study, budget) if study["num_trials"] is None else None
+    if budget_s is not None:
+        ids = [known["config_id"] for known in facts.values()]
+        if (known_s := earlier_s(tracks, ids)).keys() >= set(ids):
+            num_trials(study, budget, budget_s / sum(known_s[config_id] for config_id in ids))
+    folder = sweep.begin(results, sweep_id, command, [], budget_s)
+    atomic.write_json(folder / sweep.STUDY, study)
+    return folder, budget_s
+
+
+def _parsed(words: Sequence[str]) -> tuple[sweep.Study, str]:
+    """Words -> (study.json but for its tokens and trials, the budget as typed)."""
+    given = {key: value for key, _, value in (word.partition("=") for word in words)}
+    for key in ("tune", "budget"):
+        if not given.get(key):
+            raise ValueError(f"{key} is not given: {EXAMPLE}")
+    if "on" in given:
+        raise ValueError(f"on={given['on']}: a study asks for the loss and for the time to the same loss: leave it out")
+    rest = [word for word in words if word.partition("=")[0] not in OURS]
+    axes = [word for word in rest if not overrides.plain(word)]
+    if len(axes) != 1:
+        raise ValueError(f"{' '.join(axes) or 'no arms'}: give the arms as one setting with several values: {EXAMPLE}")
+    race = plan.parse_request(["A=", "B=", *(f"{key}={given[key]}" for key in ("n", "alpha", "seed") if key in given)])
+    if race.get("sequential"):
+        raise ValueError(f"n={given['n']}: a study's race has a fixed number of runs: give n={plan.N}")
+    planning.check(race)
+    common = [word for word in rest if word != axes[0]]
+    points = multirun.points([axes[0]], this_machine()) or []
+    arms = {_name(arm[0]): arm for arm in points}
+    if len(arms) < max(2, len(points)):
+        raise ValueError(f"{axes[0]}: it names {' and '.join(arms)}: give two arms or more, under different names")
+    study: sweep.Study = {
+        "schema_version": 1,
+        "arms": arms,
+        "common": common,
+        "tune": given["tune"],
+        "starts": {name: _start([*common, *arm], arm[0], given["tune"]) for name, arm in arms.items()},
+        "seed": race.get("first_seed", 0),
+        "n": race.get("n", plan.N),
+        "alpha": race.get("alpha", ALPHA),
+        "tokens": 0,
+        "num_trials": None,
+        "race_id": None,
+    }
+    return study, given["budget"]
+
+
+def _name(word: str) -> str:
+    """optim=adamw -> Adamw, an arm of a race."""
+    key, _, value = word.partition("=")
+    text = re.sub(r"\W+", "_", value).strip("_")
+    text = text if text[:1].isalpha() else f"{key.rpartition('.')[2]}_{text}"
+    return text[:1].upper() + text[1:]
+
+
+def _start(words: list[str], arm: str, tune: str) -> float:
+    """The value of the setting that is tuned from which an arm's search begins."""
+    settings = dict(leaves(schema.to_dict(requested_config(words))))
+    if tune not in settings:
+        near = groups.did_you_mean(tune, settings)
+        raise ValueError(f"tune={tune}: {arm} has no such setting; {near}choose one that every arm has")
+    value = settings[tune]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ValueError(f"tune={tune}: {arm} has {value}, and a search begins above 0: give {tune}=NUMBER")
+    return float(value)
+
+
+def _of_budget(study: sweep.Study, budget: str) -> float | None:
+    """Seconds, or None: it is a number of trials or tokens, and study has its trials now.  ValueError."""
+    found = BUDGET.fullmatch(budget)
+    if found is None:
+        try:
+            return seconds_of(budget)
+        except ValueError:
+            raise ValueError(f"budget={budget}: write 2h or 45m, 8trials (of each arm) or 500Mtokens") from None
+    num_rounds = float(found[2] or 0) * UNITS[found[3] or ""] / (len(study["arms"]) * study["tokens"])
+    study["num_trials"] = int(found[1]) if found[1] else num_trials(study, budget, num_rounds)
+    if not study["num_trials"]:
+        raise ValueError(f"budget={budget}: give each arm a trial or more")
+    return None
+
+
+def num_trials(study: sweep.Study, budget: str, num_rounds: float) -> int:
+    """Of each arm, beside the race.  num_rounds: how often a run of each arm fits in the budget.  ValueError: none."""
+    number = min(MAX_TRIALS, int(num_rounds) - study["n"] - 1)
+    if number < 1:
+        num_runs = len(study["arms"]) * (study["n"] + 2)
+        least = f"{(study['n'] + 2) / num_rounds:.2g} times as much" if num_rounds else "more"
+        why = f"a trial of each arm and the race with its warm-ups are {num_runs} runs"
+        raise ValueError(f"budget={budget}: {why}: give {least}, fewer steps, or a smaller n than {study['n']}")
+    return number
+
+
+# ---- the runs
+
+
+def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Race:
+    """The search, as far as it is open, then the race.  Returns race.json; Interrupted, ValueError."""
+    study = sweep.read_study(folder)
+    if study["num_trials"] is None:
+        assert budget_s is not None
+        _search(folder, study, runs, 1)
+        mean_s = sum(walls_s := _walls_s(folder)) / len(walls_s)
+        number = num_trials(study, f"{budget_s:.0f}s", budget_s / mean_s / len(study["arms"]))
+        study["num_trials"] = min(map(len, _search(folder, study, runs, number, budget_s).values()))
+        atomic.write_json(folder / sweep.STUDY, study)
+    tried = _search(folder, study, runs, study["num_trials"] or 0)
+    for name, losses in tried.items():
+        best = sweep.best_of(losses)
+        if math.isinf(losses[best]):
+            raise ValueError(f"{name}: every trial diverged: give {study['tune']}=NUMBER to begin at a smaller value")
+        among = f"of {len(losses)} trials from {min(losses):g} to {max(losses):g}"
+        say("study", f"{name}: best at {study['tune']}={best:g}, val_loss {losses[best]:.4f}, {among}")
+    race = race_folder.of(results, study["race_id"]) if study["race_id"] else None
+    if race and not (race / "race.json").exists():
+        planning.enter(race, results)
+        return runner.go(race, results, anyway=True)
+    if race and (recorded := race_folder.read(race))["status"] != "abandoned":
+        return recorded
+    best_words = {name: f"{study['tune']}={sweep.best_of(losses)!r}" for name, losses in tried.items()}
+    arms = [f"{name}={shlex.join([*arm, best_words[name]])}" for name, arm in study["arms"].items()]
+    settings = [f"n={study['n']}", "on=loss", f"alpha={study['alpha'] / 2!r}", "name=study"]
+    race = planning.begin(plan.parse_request([*arms, *study["common"], *settings]), results, anyway=True)
+    atomic.write_json(folder / sweep.STUDY, study | {"race_id": race.name})
+    return runner.go(race, results, anyway=True, is_new=True)
+
+
+def _search(
+    folder: Path, study: sweep.Study, runs: Points, number: int, budget_s: float | None = None
+) -> dict[str, dict[float, float]]:
+    """Until every arm has so many trials, or no more fit in a budget that the race is part of -> sweep.trials()."""
+    tried, num_arms = sweep.trials(folder, study), len(study["arms"])
+    if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
+        return tried
+    each = f"{counted(number, 'trial')} of each arm, {study['tokens']:,} tokens each"
+    say("study", f"{each}, by {study['tune']}; then a race with {study['n']} fresh seeds of the best of each")
+    before_s, began_s = sum(_walls_s(folder)), time.monotonic()
+    with runs.searching(num_left):
+        while (fewest := min(map(len, tried.values()))) < number:
+            todo = [name for name, losses in tried.items() if len(losses) == fewest]
+            if budget_s is not None and len(todo) == num_arms:
+                spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # with the runs' launches
+                if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # for one more trial of each arm and the race
+                    break
+            points = [_point(study, name, tried[name]) for name in todo]
+            runs.all(points, len(sweep.points(folder)), {"parallel": None, "stop_above_nats": None})
+            tried = sweep.trials(folder, study)
+    return tried
+
+
+def _walls_s(folder: Path) -> list[float]:
+    """Seconds from start to end of each trial."""
+    return [row_of(run_folder.read(point.folder))["wall_s"] or 0.0 for point in sweep.points(folder) if point.folder]
+
+
+def _point(study: sweep.Study, name: str, tried: Mapping[float, float]) -> list[str]:
+    """The overrides of an arm's next trial: the first wanted value that the setting may have."""
+    why = ValueError(f"{name}: no other value of {study['tune']} is allowed")
+    for value in next_values(study["starts"][name], tried):
+        words = [*study["common"], *study["arms"][name], f"{study['tune']}={value!r}", f"seed={study['seed']}"]
+        try:
+            requested_config(words)
+            return words
+        except ValueError as error:
+            why = error
+    raise why

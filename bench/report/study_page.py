@@ -1,0 +1,178 @@
+"""The answer of a study: verdicts on loss and on time to the same loss, a table and a figure for a paper.
+
+Reads study.json, the trials and the race of ./run.sh study; writes study.html, study.md, study.tex and study.csv.
+"""
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from bench.base import atomic, stats
+from bench.compare import same_loss
+from bench.compare.same_loss import SameLoss
+from bench.record import race_folder, run_folder, sweep
+from bench.record.rows import Row, row_of
+from bench.report import curves, race_page
+from bench.web.chart import chart_of_arms
+from bench.web.document import Block, Chart, Columns, Document, Lines, Section, Table, Verdict, and_, link
+
+NAME = "study.html"
+HEADS = ("arm", "setting", "tried", "trials", "n", "val_loss", "sd", "change", "95 % interval", "p", "steps", "time, s")
+LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"})
+Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: folder and row of its complete runs in the race}
+
+
+def write(folder: Path | str) -> Document:
+    """The files of a study whose race has ended -> its answer."""
+    answer, folder = document(folder), Path(folder)
+    rows = [list(HEADS), *([cell or "" for cell in row] for row in answer.data["table"])]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    first, *others = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in rows]
+    tabular = [rf"\begin{{tabular}}{{lll{'r' * (len(HEADS) - 3)}}}", r"\hline", first, r"\hline", *others, r"\hline"]
+    files = {"study.csv": text.getvalue(), "study.tex": "\n".join([*tabular, r"\end{tabular}", ""])}
+    for name, content in (files | {"study.md": answer.markdown() + "\n", NAME: answer.html()}).items():
+        atomic.write_text(folder / name, content, durable=False)
+    return answer
+
+
+def block(folder: Path | str) -> str:
+    """The answer in Markdown, for a paper or a pull request."""
+    return document(folder).markdown() + "\n"
+
+
+def html(folder: Path | str, at: Path | str | None = None) -> str:
+    """The answer as a page.  at: the folder that it will lie in, None: the study's."""
+    return document(folder, at).html()
+
+
+def document(folder: Path | str, at: Path | str | None = None) -> Document:
+    """A study's folder -> its answer.  ValueError: its race has not ended, or is damaged."""
+    folder = Path(folder).absolute()
+    study = sweep.read_study(folder)
+    if study["race_id"] is None:
+        raise ValueError(f"{folder.name}: the race of this study has not begun: the command that began it goes on")
+    race_path = race_folder.of(folder.parent.parent, study["race_id"])
+    race, trials = race_folder.read(race_path), sweep.trials(folder, study)
+    against = race_folder.verdicts_of(race)
+    arms: Runs = {name: _runs(race_path, facts["runs"] or ()) for name, facts in race["arms"].items()}
+    same = _same_loss(arms, race, against, study)
+    baseline, *others = arms
+    of_loss, *more = race_page.document_of(race).verdicts
+    if edges := [name for name, tried in trials.items() if not min(tried) < sweep.best_of(tried) < max(tried)]:
+        doubt = f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget goes on."
+        of_loss = replace(of_loss, more=[*of_loss.more, doubt])
+    of_time = [Verdict(_words(name, baseline, times), times["verdict"], name) for name, times in same.items()]
+    rows = _rows(study, trials, arms, against, same)
+    tuned = chart_of_arms(
+        "study-tuned",
+        f"val_loss by {study['tune']}",
+        "a point is a trial; the lowest is also the luckiest",
+        study["tune"],
+        "val_loss, nats per token",
+        [{"name": name, "runs": [_points(tried)]} for name, tried in trials.items()],
+        "none",
+    )
+    of_race = curves.arm_charts({name: [path for path, _ in runs] for name, runs in arms.items()})[:2]
+    blocks: list[Block] = [
+        Section("Result", [Table(HEADS, rows, [False] * 3 + [True] * 9, style="tight")]),
+        Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, of_race)])]),
+        Section("Method", [Lines(_method(study, race))]),
+    ]
+    title = f"Study: {and_(others)} against {baseline}, {study['tune']} tuned"
+    way = link(race["race_id"], quote(os.path.relpath(race_path / race_page.NAME, Path(at or folder).absolute())))
+    data = {"study": study, "trials": trials, "same_loss": same, "table": rows, "race": race}
+    return Document(title, [of_loss, *more, *of_time], blocks, data, about=[f"track {race['track']}", folder.name, way])
+
+
+def _runs(race: Path, names: Sequence[str]) -> list[tuple[Path, Row]]:
+    paths = [path for path in (race_folder.run_folder_of(race, name) for name in names) if path]
+    rows = [(path, row_of(run_folder.read(path))) for path in paths]
+    return [(path, row) for path, row in rows if row["status"] == "complete" and row["val_loss"] is not None]
+
+
+def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.Study) -> dict[str, SameLoss]:
+    """{candidate: its times to the same loss}; {} where some run has no times of its validations."""
+    read: dict[str, same_loss.Curve] = {}
+    for path, row in [run for runs in arms.values() for run in runs]:
+        val = curves.curves_of_run(path, max_points=10_000)["val"]
+        if not val["train_s"] or None in val["train_s"] or not val["val_loss"]:
+            return {}
+        read[row["run_id"]] = {"train_s": val["train_s"], "step": val["step"], "val_loss": val["val_loss"]}
+    baseline, *others = arms
+    if not all(arms.values()) or not against:
+        return {}
+    alpha = study["alpha"] / 2 / len(others)
+    return {
+        name: same_loss.compared(
+            [[row for _, row in arms[arm]] for arm in (baseline, name)],
+            read,
+            alpha * against[name].get("earlier_weight", 1.0),
+            against[name],
+            race["plan"],
+        )
+        for name in others
+    }
+
+
+def _words(name: str, baseline: str, times: SameLoss) -> str:
+    (a_s, b_s), (a_steps, b_steps) = times["mean_s"], times["mean_steps"]
+    words = f"{name} reaches val_loss {times['val_loss']:.4f}, as every run does, in {b_steps:.0f} steps"
+    words += f" ({baseline} in {a_steps:.0f})"
+    if a_s is not None and b_s is not None and times["change_pct"] is not None:
+        words += f" and {b_s:.2f} s ({a_s:.2f} s): {times['change_pct']:+.2f} %"
+    if times["ci95_pct"] and times["p"] is not None:
+        low, high = times["ci95_pct"]
+        words += f" (95 % interval {low:+.2f} to {high:+.2f} %, p = {times['p']:.2g})"
+    return words
+
+
+def _points(tried: Mapping[float, float]) -> dict[str, list[float]]:
+    known = {value: loss for value, loss in tried.items() if math.isfinite(loss)}
+    return {"x": list(known), "y": list(known.values())}
+
+
+def _rows(
+    study: sweep.Study, trials: Any, arms: Runs, against: Mapping[str, Any], same: Mapping[str, SameLoss]
+) -> list[list[str | None]]:
+    """A row an arm, as HEADS."""
+    rows = []
+    for index, (name, tried) in enumerate(trials.items()):
+        losses = [row["val_loss"] for _, row in arms[name] if row["val_loss"] is not None]
+        loss, times = (against.get(name) or {}).get("val_loss") or {}, same.get(name) or next(iter(same.values()), None)
+        low, high = loss.get("ci95_nats") or (None, None)
+        steps, seconds = (times["mean_steps"][index > 0], times["mean_s"][index > 0]) if times else (None, None)
+
+        def shown(form: str, value: float | None) -> str | None:
+            return None if value is None else format(value, form)
+
+        rows.append(
+            [
+                *(name, f"{study['tune']}={sweep.best_of(tried):g}", f"{min(tried):g} to {max(tried):g}"),
+                *(str(len(tried)), str(len(losses)), shown(".4f", stats.mean(losses) if losses else None)),
+                *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change_nats"))),
+                None if low is None else f"{low:+.4f} to {high:+.4f}",
+                shown(".2g", loss.get("p") if loss.get("p_holm") is None else loss["p_holm"]),
+                *(shown(".0f", steps), shown(".2f", seconds)),
+            ]
+        )
+    return rows
+
+
+def _method(study: sweep.Study, race: Any) -> list[str]:
+    seeds = sorted({entry["seed"] for entry in race["plan"]["order"]})
+    starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
+    return [
+        f"Each arm: {study['num_trials']} trials of {study['tokens']:,} tokens with seed {study['seed']}, "
+        f"{study['tune']} from {starts}; a run that diverges counts as the worst.",
+        f"Race: {study['n']} runs an arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, of which the search had none.",
+        f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same loss, the highest "
+        "with which any run of the race ended, linear between validations (goal.val_every_steps).",
+        "Change, interval and p are of val_loss in nats per token (Welch's t).",
+    ]

@@ -1,0 +1,66 @@
+"""When a run is validated next, and whether it is over: at its last step, at its target, or when its budget is spent.
+
+A budget in tokens or FLOPs is a number of steps.  One in seconds is kept without a look at the clock in the timed
+region: at each validation, where the clock stands still, the steps since the one before it say how many still fit, so
+that validations come closer together at the end and the last one is before the budget's.  The schedule is told how
+long the run will be, from the first validation on by this estimate.  All ranks go by the slowest one's clock.
+"""
+
+import math
+from collections.abc import Callable
+
+from bench.config.schema import GoalConfig
+
+# Of the steps that still fit by the last estimate so many are made before the next look at the clock
+FITTING_FRAC = 0.98
+GROWTH = 10  # of the steps between looks at first, when little is known: after 1 step, 10, 100
+
+
+class FinishLine:
+    """next_stop(steps_done, train_s) -> the number of steps after which the run is validated next; None: it is over.
+
+    flops_per_token, batch_tokens: of a step; slowest_s: train_s -> the largest of all ranks; on_horizon(step,
+    num_steps): is told how many steps the run will have, as far as it is known from that step on.
+    """
+
+    def __init__(
+        self,
+        goal: GoalConfig,
+        flops_per_token: float,
+        batch_tokens: float,
+        slowest_s: Callable[[float], float],
+        on_horizon: Callable[[int, int], None],
+    ):
+        self._goal, self._slowest_s, self._on_horizon = goal, slowest_s, on_horizon
+        self.num_steps = goal.num_steps
+        self._last: tuple[int, float] = (0, 0.0)  # of the last validation: steps done, train_s
+        if goal.flop_budget is not None:
+            step_flops = flops_per_token * batch_tokens
+            fitting = math.floor(goal.flop_budget / step_flops)
+            if fitting < 1:
+                what = f"a step of {batch_tokens:,.0f} tokens has {step_flops:.3g} FLOPs"
+                raise ValueError(
+                    f"goal.flop_budget={goal.flop_budget:g}: {what}: give more, or a smaller batch or model"
+                )
+            self.num_steps = min(self.num_steps, fitting)
+            on_horizon(0, self.num_steps)
+
+    def next_stop(self, steps_done: int, train_s: float) -> int | None:
+        every = self._goal.val_every_steps
+        planned = min((steps_done // every + 1) * every, self.num_steps)
+        if steps_done == self.num_steps:
+            return None
+        if self._goal.time_budget_s is None:
+            return planned
+        if not steps_done:
+            return 1
+        train_s = self._slowest_s(train_s)
+        before, before_s = self._last
+        self._last = steps_done, train_s
+        left = (self._goal.time_budget_s - train_s) * (steps_done - before) / (train_s - before_s)
+        fitting = math.floor(FITTING_FRAC * left)
+        if steps_done == 1 and left < 0:
+            why = f"the first step took {train_s:.3g} s"
+            raise ValueError(f"goal.time_budget_s={self._goal.time_budget_s:g}: {why}: give more, or smaller steps")
+        self._on_horizon(steps_done, min(self.num_steps, steps_done + max(1, math.floor(left))))
+        return min(planned, steps_done + fitting, GROWTH * steps_done) if fitting >= 1 else None

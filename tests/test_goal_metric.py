@@ -1,0 +1,318 @@
+"""Goals of another metric than val_loss: bits per byte of our own models, scores where higher is better, refusals."""
+
+import math
+
+import comparing
+import pytest
+import real_runs
+import torch
+
+from bench.base import metric
+from bench.cli import table
+from bench.compare import target
+from bench.config import schema
+from bench.data import shards
+from bench.data.sources import datasets
+from bench.launch.prepare import prepare
+from bench.record import metrics, step_files, verification
+from bench.record import rows as rows_module
+from bench.record.importers import dialects
+from bench.training import weights
+from bench.training.finish_line import FinishLine
+from bench.training.model import build_model
+
+NOTHING = {"target_val_loss": None, "target_gap_nats": None, "stop_at_target": False}
+
+
+def goal(name, direction="lower", unit="", target=None):
+    return NOTHING | {"metric": {"name": name, "unit": unit, "direction": direction}, "target": target}
+
+
+def raced(a_scores, b_scores, **of_goal):
+    arms = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=goal(**of_goal))
+    for runs, scores in zip(arms, (a_scores, b_scores), strict=True):
+        for run, score in zip(runs, scores, strict=True):
+            run["metrics"]["score"] = score
+    return arms
+
+
+def bits_per_byte(logits_NV, targets_N, bytes_V):
+    """nanochat's definition in plain words: nats of the targets that have bytes, in bits, over those bytes."""
+    nats, num_bytes = 0.0, 0
+    for logits_V, target_token in zip(logits_NV.double(), targets_N.tolist(), strict=True):
+        if bytes_V[target_token]:
+            nats -= torch.log_softmax(logits_V, 0)[target_token].item()
+            num_bytes += int(bytes_V[target_token])
+    return nats / math.log(2) / num_bytes
+
+
+@pytest.fixture(scope="module")
+def run_by_bpb(tmp_path_factory):
+    results = tmp_path_factory.mktemp("bpb") / "results"
+    words = ("goal.metric=val_bpb", "goal.target=6.5", "goal=target", "goal.val_tokens=16384", "checkpoint.save=true")
+    return real_runs.run(results, *words, "goal.num_steps=40", "goal.val_every_steps=2")
+
+
+def test_bits_per_byte_are_those_of_nanochats_formula_and_marks_of_documents_do_not_count(run_by_bpb):
+    config, run = schema.read(run_by_bpb), real_runs.run_json(run_by_bpb)
+    model = build_model(config, torch.device("cpu"), 256)
+    kept = {name: torch.as_tensor(tensor) for name, tensor in weights.read(run_by_bpb / weights.FILE).items()}
+    model.load_state_dict(kept)
+    bytes_V = datasets.chosen(config.data).token_bytes()
+    (shard,) = (shards.check(file.path) for file in datasets.find(config.data, say=str).val)
+    span = torch.as_tensor(shard.tokens()[: config.goal.val_tokens + 1].astype("int64"))
+    tokens_BT, targets_N = span[:-1].view(-1, config.data.seq_len), span[1:]
+    assert (targets_N == 256).any()  # else nothing is left out
+    with torch.no_grad():
+        logits_NV = model.eval().logits(tokens_BT).flatten(0, 1)
+    expected = bits_per_byte(logits_NV, targets_N, bytes_V)
+    assert run["metrics"]["score"] == pytest.approx(expected, rel=1e-5)
+    assert run["measured"]["val_bytes"] == int(bytes_V[targets_N].sum())
+    assert abs(run["metrics"]["val_loss"] / math.log(2) - expected) > 1e-4  # what it would be with the marks
+
+
+def test_a_run_stops_at_its_target_of_bits_per_byte_and_says_them_everywhere(run_by_bpb, capsys):
+    run, rows = real_runs.run_json(run_by_bpb), step_files.read(run_by_bpb)
+    assert run["metrics"]["target_reached"] is True and run["metrics"]["num_steps"] < 40
+    validated = [row["val_bpb"] for row in rows if row["val_loss"] is not None]
+    assert validated[-1] == run["metrics"]["score"] <= 6.5 < min(validated[:-1])
+    assert f"val_bpb:{validated[-1]:.6f} " in (run_by_bpb / "logs" / "rank0.log").read_text()
+    assert [rule for rule in verification.report(run_by_bpb)["rules"] if not rule["passed"]] == []
+    assert table.main([str(run_by_bpb)]) == 0
+    assert f"val_bpb  {run['metrics']['score']:.5f}" in capsys.readouterr().out
+
+
+def test_fewer_bits_per_byte_are_better_and_the_sentences_name_them():
+    arms = raced([1.20, 1.21, 1.19, 1.20], [1.10, 1.11, 1.09, 1.10], name="val_bpb", unit="bits per byte", target=1.15)
+    found = comparing.compare(*arms, on="loss")
+    assert found["verdict"] == "better" and found["val_loss"]["below_target"] == [False, True]
+    assert found["words"].startswith("B is better than A: -0.10000 bits per byte of val_bpb (95 % interval ")
+
+
+def test_where_higher_is_better_more_wins_and_less_loses():
+    of_goal = {"name": "core", "direction": "higher", "target": 0.255}
+    low, high = [0.24, 0.241, 0.239, 0.24], [0.26, 0.261, 0.259, 0.26]
+    found, turned = (comparing.compare(*raced(*scores, **of_goal), on="loss") for scores in ((low, high), (high, low)))
+    assert (found["verdict"], turned["verdict"]) == ("better", "worse")
+    assert found["val_loss"]["below_target"] == [False, True] and found["val_loss"]["verdict"] == "not_worse"
+    assert found["val_loss"]["change_nats"] == pytest.approx(0.02) and found["val_loss"]["ci95_nats"][0] > 0.018
+    assert turned["val_loss"]["verdict"] == "worse"
+    _, rows = found, [comparing.row_of(run) for run in raced(low, high, **of_goal)[1]]
+    decision = target.decide(rows, 0.01)
+    assert decision["passed"] is True and decision["words"].startswith("mean core 0.2600 (sd 0.0008, n=4) is above the")
+
+
+def test_runs_of_different_metrics_are_not_compared():
+    (a, _), (_, b) = (raced([1.2] * 4, [1.1] * 4, name=name) for name in ("val_bpb", "core"))
+    found = comparing.compare(a, b, on="loss")
+    assert found["verdict"] == "not_comparable"
+    assert found["val_loss"]["reasons"] == ["the goals are of different metrics (core, val_bpb)"]
+
+
+def test_the_goal_of_val_loss_is_recorded_as_before():
+    config = prepare(["track=cpu_nano", "hardware=cpu"], check_own=False, say=str).config
+    assert metric.goal_facts(config.goal.of, None) == {} and metric.of_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["goal.metric=val_bpb"], "goal.target_val_loss=3.0: the goal is val_bpb: give goal.target=NUMBER and goal."),
+        (["goal.target=3.0"], "goal.target=3.0: of val_loss it is goal.target_val_loss: give that, or name a goal.met"),
+        (["goal.metric=core", "goal.target_val_loss=null"], "goal.metric=core: our own models are measured in val_lo"),
+        (["goal.metric=Val"], "goal.metric=Val: use a name of small letters, digits and _"),
+        (["goal.metric_unit=bits"], "goal.metric_unit=bits: val_loss has its own: remove it, or name a metric of your"),
+        (
+            ["track=cpu_floor", "goal.metric=val_bpb", "goal.target_gap_nats=null", "goal.target=2"],
+            "goal.metric=val_bpb: source markov does not say how many bytes its tokens stand for: use data=pysource",
+        ),
+        (
+            ["goal.metric=val_bpb", "goal.target_val_loss=null", "goal=target"],
+            "goal.stop_at_target=True: there is no target: set goal.target",
+        ),
+    ],
+)
+def test_a_metric_that_cannot_be_had_is_refused_before_anything_is_trained(words, sentence):
+    with pytest.raises(ValueError) as refused:
+        prepare(["track=cpu_nano", "hardware=cpu", *words], check_own=False, say=str)
+    assert str(refused.value).startswith(sentence)
+
+
+# ---- metrics that are printed
+
+AUTORESEARCH = """Vocab size: 8,192
+\rstep 00000 (0.0%) | loss: 9.01 | lrm: 1.00 | dt: 900ms | tok/sec: 1,000 | mfu: 1.0% | epoch: 1 | remaining: 300s    \
+\rstep 00001 (0.0%) | loss: 8.50 | lrm: 1.00 | dt: 300ms | tok/sec: 3,000 | mfu: 3.0% | epoch: 1 | remaining: 300s
+---
+val_bpb:          0.997900
+training_seconds: 300.1
+total_seconds:    325.9
+peak_vram_mb:     45060.2
+num_steps:        2
+"""
+GOLF = """train_batch_tokens:524288 train_seq_len:1024
+seed:1337
+step:13600/20000 train_loss:2.0234 train_time:592147ms step_avg:43.54ms
+step:13780/20000 val_loss:2.0606 val_bpb:1.2172 train_time:600038ms step_avg:43.54ms
+stopping_early: wallclock_cap train_time:600038ms step:13780/20000
+Total submission size: 67272625 bytes
+Total submission size int8+zlib: 15863489 bytes
+DIAGNOSTIC post_ema val_loss:1.9155 val_bpb:1.1344 eval_time:2059ms
+final_int8_zlib_roundtrip_exact stride:64 val_loss:2.07269931 val_bpb:1.22436570
+"""
+NEW_GOLF = """  seed: 42
+4900/20000 train_loss: 2.4294 train_time: 9.8m tok/s: 8000000
+4900/20000 val_loss: 2.3541 val_bpb: 1.0757
+stopping_early: wallclock_cap train_time: 599623ms step: 4900/20000
+diagnostic pre-quantization post-ema val_loss:2.33055251 val_bpb:1.06490240 eval_time:7779ms
+Total submission size quantized+brotli: 15952086 bytes
+quantized_ttt_phased val_loss:2.32247803 val_bpb:1.06128183 eval_time:519546ms
+"""
+SLOWRUN = """Batch size: 524,288 tokens, grad accum: 1 steps
+Step 00000 | Val BPB: 3.200000 | Val Loss: 10.900000
+step 00001 (0.50%) | loss: 9.100000 | dt: 812.30ms | tok/sec: 645,280 | bf16_mfu: 40.00%
+step 00002 (1.00%) | loss: 8.100000 | dt: 800.00ms | tok/sec: 655,360 | bf16_mfu: 40.00% | eta: 46.1m
+Step 00002 | Epoch 1 | Val BPB: 1.050000 | Val Loss: 3.410000
+  [equal] Val BPB: 1.040000 | Val Loss: 3.402000
+Total training time: 47.12m
+Min val Loss: 3.402000
+"""
+NANOCHAT = """step 00000/2 (0.00%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280
+step 00001/2 (50.00%) | loss: 8.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280
+Step 00002 | Validation bpb: 0.745000
+Step 00002 | CORE metric: 0.2585
+Total training time: 182.49m
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "name", "score", "steps", "train_s", "row"),
+    [
+        ("autoresearch", AUTORESEARCH, "val_bpb", 0.9979, 2, 300.1, {}),
+        (
+            "parameter-golf",
+            GOLF,
+            "val_bpb",
+            1.2243657,
+            13780,
+            600.038,
+            {"artifact_bytes": 15863489, "val_loss": 2.07269931},
+        ),
+        ("parameter-golf", NEW_GOLF, "val_bpb", 1.06128183, 4900, 599.623, {"artifact_bytes": 15952086}),
+        ("slowrun", SLOWRUN, "val_loss", 3.402, 2, 2827.2, {"val_bpb": 1.04}),
+        ("nanochat", NANOCHAT, "val_bpb", 0.745, 2, 10949.4, {"core": 0.2585}),
+    ],
+)
+def test_a_neighbours_log_is_read_with_the_metric_that_it_goes_by(
+    tmp_path, form, text, name, score, steps, train_s, row
+):
+    (tmp_path / "a.log").write_text(text)
+    assert dialects.detect(text.replace("\r", "\n").splitlines()) == form
+    [(run, rows)], facts = dialects.read_file(tmp_path / "a.log", form)
+    found = rows_module.row_of(run)
+    assert (facts["unmatched"], run["status"]) == ([], "complete")
+    assert (found["metric"], found["num_steps"]) == (name, steps)
+    assert (found["score"], found["train_s"]) == (pytest.approx(score), pytest.approx(train_s))
+    assert rows[-1] | row == rows[-1]
+
+
+PRINTS = """import sys, time
+for step in range(1, 5):
+    time.sleep(0.05)
+    print(f"step:{step}/4 train_loss:{5 - step} train_time:{50 * step}ms step_avg:50.00ms", flush=True)
+    print(f"step:{step}/4 val_loss:{5 - step} train_time:{50 * step}ms step_avg:50.00ms", flush=True)
+    print(f"accuracy after {step}: {step / 10}", flush=True)
+"""
+
+
+def test_a_metric_of_ones_own_is_found_by_its_pattern_in_what_a_script_prints(tmp_path):
+    (tmp_path / "prints.py").write_text(PRINTS)
+    own = ["track=free", "goal.metric=accuracy", "goal.metric_direction=higher", "goal.target=0.4"]
+    words = [*own, f"script={tmp_path / 'prints.py'}", r"goal.metric_pattern='accuracy after \d+: (?P<value>\S+)'"]
+    done = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words)
+    assert done.returncode == 0 and "complete: accuracy 0.4, val_loss 1.0000" in done.stdout, done.stdout + done.stderr
+    (folder,) = real_runs.folders(tmp_path / "results")
+    assert real_runs.run_json(folder)["metrics"]["target_reached"] is True
+    assert step_files.validations(folder, "accuracy") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    never = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words[4:5], "track=free", "goal.metric=core")
+    assert never.returncode == 1
+    assert (
+        "the script printed no core, which the goal is of; it printed val_loss: give goal.metric=val_loss"
+        in never.stdout
+    )
+
+
+def test_two_patterns_of_a_dialect_that_match_one_line_read_neither(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        "step: 'iter (?P<step>\\d+)'\nval: 'iter (?P<step>\\d+) val (?P<val_bpb>\\S+)'\n"
+    )
+    reader = dialects.reader_of(str(tmp_path / "own.yaml"))
+    assert reader.row("iter 3") == {"step": 3}
+    assert reader.row("iter 3 val 1.2") is None and reader.ambiguous == "iter 3 val 1.2"
+
+
+# ---- budgets
+
+
+def clocked(step_s, budget_s, val_every_steps=1000, slower_from=None):
+    """Steps after which a run of this pace is validated, and what its schedule was told."""
+    goal = schema.GoalConfig(num_steps=10_000, val_tokens=1, val_every_steps=val_every_steps, time_budget_s=budget_s)
+    stops, horizons, train_s = [0], [], 0.0
+    line = FinishLine(goal, 1.0, 1, lambda own_s: own_s, lambda *known: horizons.append(known))
+    while (stop := line.next_stop(stops[-1], train_s)) is not None:
+        train_s += sum(step_s * (2 if slower_from and step > slower_from else 1) for step in range(stops[-1], stop))
+        stops.append(stop)
+    return stops, horizons, train_s
+
+
+def test_a_run_by_the_clock_ends_before_its_budget_does_and_its_schedule_knows_when():
+    stops, horizons, train_s = clocked(0.01, 5.0)
+    assert stops[:4] == [0, 1, 10, 100] and len(stops) == 6 and 490 <= stops[4] <= 492 and 4.98 < train_s <= 5.0
+    assert horizons[-2] == (stops[4], pytest.approx(500, abs=1))
+    stops, horizons, train_s = clocked(0.01, 5.0, val_every_steps=50)
+    assert stops[:5] == [0, 1, 10, 50, 100] and 4.97 < train_s <= 5.0
+    assert 4.0 < clocked(0.01, 5.0, 50, slower_from=100)[2] <= 5.0
+
+
+def test_a_budget_shorter_than_a_step_is_refused():
+    with pytest.raises(ValueError, match="goal.time_budget_s=0.005: the first step took 0.01 s: give more"):
+        clocked(0.01, 0.005)
+    words = ["track=cpu_nano", "hardware=cpu", "goal=budget", "goal.target_val_loss=null"]
+    with pytest.raises(ValueError, match=r"goal.token_budget=1000: a step has 1024 tokens .*: give as many or more"):
+        prepare([*words, "goal.token_budget=1000"], check_own=False, say=str)
+    with pytest.raises(ValueError, match="goal.token_budget=5000: goal.time_budget_s is set too: keep one of them"):
+        prepare([*words, "goal.token_budget=5000", "goal.time_budget_s=3"], check_own=False, say=str)
+    assert prepare([*words, "goal.token_budget=5000"], check_own=False, say=str).config.goal.num_steps == 4
+    goal = schema.GoalConfig(num_steps=10, val_tokens=1, val_every_steps=5, flop_budget=7.9)
+    known = []
+    assert FinishLine(goal, 2.0, 1, float, lambda *told: known.append(told)).num_steps == 3 and known == [(0, 3)]
+    with pytest.raises(ValueError, match=r"goal.flop_budget=7.9: a step of 4 tokens has 8 FLOPs: give more"):
+        FinishLine(goal, 2.0, 4, float, print)
+
+
+def test_the_best_validation_within_the_budget_counts():
+    losses = {1: 5.0, 10: 3.0, 20: 3.2, 29: 3.1, 30: 2.9}  # a second a step
+    rows = [{"step": step, "val_loss": losses.get(step), "step_ms": 1e3} for step in range(1, 31)]
+    run = {"measured": {"batch_tokens": 8}, "model": {"flops_per_token": 2.0}, "goal": NOTHING}
+
+    def score(**budget):
+        return metrics._best_within(run | {"goal": NOTHING | {"budget": budget}}, rows)
+
+    assert (score(time_s=30.0), score(time_s=29.98), score(time_s=29.9)) == (2.9, 2.9, 3.0)  # 0.1 % late counts
+    assert (score(tokens=8 * 30), score(tokens=8 * 30 - 1), score(flops=16.0)) == (2.9, 3.0, 5.0)
+    assert score(time_s=0.5) is None
+    printed = [row | {"train_time_ms": row["step"] * 500.0} for row in rows]
+    assert metrics._best_within(run | {"goal": NOTHING | {"budget": {"time_s": 15.0}}}, printed) == 2.9
+
+
+def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
+    of_goal = NOTHING | {"budget": {"time_s": 300.0}}
+    a, b = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=of_goal)
+    for number, run in enumerate(a + b):
+        run["metrics"] |= {"num_steps": 100 + number, "score": (3.3 if run in a else 3.2) + 0.001 * (number % 4)}
+    found = comparing.compare(a, b, on="loss")
+    assert found["verdict"] == "better" and found["words"].startswith("B is better than A: -0.10000 nats of val_loss")
+    words = 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
+    assert found["reasons"][0] == words
+    b[0]["goal"] = of_goal | {"budget": {"time_s": 600.0}}
+    assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"

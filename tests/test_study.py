@@ -1,0 +1,240 @@
+"""A study: equal searches, edges extended, fresh seeds for the race, resumed; trials and races cost no time here."""
+
+import csv
+import math
+import random
+
+import claimed
+import pytest
+from test_simulation import BASE
+
+from bench.cli import study as cli
+from bench.compare import effects, same_loss, verdict
+from bench.machine.signals import Interrupted
+from bench.plans import study
+from bench.plans.race import arm_process
+from bench.plans.sweep.points import Points
+from bench.record import sweep
+
+WORDS = ["optim=adamw,muon", "tune=optim.lr", "budget=5trials", "n=4", "track=cpu_nano"]
+BEST_LR = {"adamw": 0.018, "muon": 0.0013}
+FLOOR = {"adamw": 2.8, "muon": 2.7}
+
+
+def lost(name, lr):
+    """val_loss above its floor: a parabola in log lr."""
+    return FLOOR[name] + 0.1 * math.log(lr / BEST_LR[name]) ** 2
+
+
+class Bench:
+    """Trials and a race without training: the losses are lost(), in the race with noise of the seed."""
+
+    def __init__(self, tmp_path, monkeypatch, end_after=None, hurt=None):
+        self.results, self.trials, self.end_after = claimed.Results(tmp_path / "results"), [], end_after
+        chance = random.Random(7)
+        racers = claimed.Racers(
+            self.results,
+            lambda arm, seed: 10.0 * (1 + chance.gauss(0, 0.002)),
+            lambda arm, seed: FLOOR[arm.lower()] + chance.gauss(0, 0.005),
+            hurt=hurt,
+        )
+        racers.install(monkeypatch)
+        facts = racers.facts
+
+        def with_row(folder, overrides, results):
+            return facts(folder, overrides, results) | {"row": {"num_steps": 120, "batch_tokens": 1024}}
+
+        monkeypatch.setattr(arm_process, "facts", with_row)
+        monkeypatch.setattr(study.planning, "refuse_incomparable", lambda facts, measured: None)
+        monkeypatch.setattr(Points, "all", lambda points, *more: self.all(points, *more))
+        self.racers = racers
+
+    def all(self, points, words_of_each, first, settings):
+        for number, words in enumerate(words_of_each):
+            if len(self.trials) == self.end_after:
+                self.end_after = None
+                raise Interrupted("SIGINT")
+            values = sweep.values(words)
+            self.trials.append((values["optim"], values["optim.lr"], values["seed"]))
+            own = [word for word in words if not word.startswith("seed=")]
+            folder = self.results.add(values["seed"], 10.0, lost(values["optim"], values["optim.lr"]), own)
+            sweep.keep(points.folder, first + number, words, {"folder": folder})
+
+
+def folder_of(bench):
+    (folder,) = (bench.results.folder / "sweeps").iterdir()
+    return folder
+
+
+def test_an_edge_is_extended_and_then_the_wider_gap_beside_the_best_is_halved():
+    tried = {}
+    for _ in range(7):
+        value = study.next_values(0.001, tried)[0]
+        tried[value] = abs(math.log10(value / 0.02))
+    assert list(tried) == [0.001, 0.00316, 0.00999, 0.0316, 0.0999, 0.0178, 0.0133]
+    assert study.next_values(1.0, {1.0: math.inf}) == [3.16, 0.316]  # up, and where that may not be, down
+    assert study.next_values(1.0, {1.0: math.inf, 3.16: math.inf})[0] == 0.316
+    tried = {1.0: 2.0, 2.0: 1.0, 3.0: 2.0}
+    assert study.next_values(1.0, tried)[:2] == [1.41, 2.45]
+
+
+def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    assert cli.main(WORDS) == 0
+    assert [sum(name == arm for arm, *_ in bench.trials) for name in BEST_LR] == [5, 5]
+    assert {seed for *_, seed in bench.trials} == {0}
+    folder = folder_of(bench)
+    facts = sweep.read_study(folder)
+    tried = sweep.trials(folder, facts)
+    assert {name: sweep.best_of(losses) for name, losses in tried.items()} == {"Adamw": 0.018, "Muon": 0.00126}
+    plan = (bench.results.folder / "races" / facts["race_id"] / "plan.json").read_text()
+    assert '"first_seed": 1' in plan and '"alpha": 0.025' in plan and "optim.lr=0.00126" in plan
+    out = capsys.readouterr().out
+    assert out.index("verdict: BETTER  Muon") < out.index("verdict: FASTER  Muon")
+    assert "verdict: FASTER  Muon reaches val_loss 2.80" in out and ", as every run does, in " in out
+    assert "at the edge" not in out
+    rows = list(csv.reader((folder / "study.csv").read_text().splitlines()))
+    assert [row[0] for row in rows] == ["arm", "Adamw", "Muon"] and rows[2][1:4] == [
+        "optim.lr=0.00126",
+        rows[2][2],
+        "5",
+    ]
+    tex = (folder / "study.tex").read_text()
+    assert tex.count(r"\\") == 3 and "95 \\% interval" in tex and "val\\_loss" in tex
+    page = (folder / "study.html").read_text()
+    assert "study-tuned" in page and "arms-val_loss-train_s" in page and "Study: Muon against Adamw" in page
+    assert cli.main(WORDS) == 0  # all is done: the answer again
+    assert len(bench.trials) == 10
+
+
+def test_the_same_command_goes_on_after_an_interrupt_of_the_search_and_of_the_race(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, monkeypatch, end_after=3, hurt={4: "interrupt"})
+    assert cli.main(WORDS) == 1 and len(bench.trials) == 3
+    assert sweep.read(folder_of(bench))["why"] == "it was interrupted"
+    assert cli.main(WORDS) == 1 and len(bench.trials) == 10  # the race was interrupted
+    num_started = bench.racers.num_started
+    assert cli.main(WORDS) == 0 and len(bench.trials) == 10 == len(set(bench.trials))
+    assert bench.racers.num_started == 2 * (4 + 1) + 1 > num_started
+    assert len(list((bench.results.folder / "races").iterdir())) == 1
+
+
+def test_a_budget_of_tokens_holds_the_race_too(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, monkeypatch)
+    tokens = 2 * (4 + 1 + 3) * 120 * 1024  # a race with its warm-ups and three trials of each arm
+    assert cli.main([*WORDS[:2], *WORDS[3:], f"budget={tokens}tokens"]) == 0 and len(bench.trials) == 6
+
+
+def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, monkeypatch, end_after=3)  # a run takes 30 s
+    words = [*WORDS[:2], *WORDS[3:], f"budget={2 * 30 * (4 + 1) + 2 * 30 * 4 + 20}s"]
+    assert cli.main(words) == 1 and len(bench.trials) == 3  # one arm is a trial ahead
+    assert cli.main(words) == 0
+    assert [sum(name == arm for arm, *_ in bench.trials) for name in BEST_LR] == [4, 4]
+    assert sweep.read_study(folder_of(bench))["num_trials"] == 4
+    with pytest.raises(ValueError, match="budget=5m: a trial of each arm and the race with its warm-ups are 12 runs"):
+        cli.main([*words[:-1], "budget=5m"])  # by the runs that are known: before anything is trained
+    assert len(bench.trials) == 8
+    assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "9h", 99.0) == study.MAX_TRIALS
+
+
+def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    monkeypatch.setitem(BEST_LR, "adamw", 50.0)
+    assert cli.main(["budget=2trials" if word.startswith("budget") else word for word in WORDS]) == 0
+    assert "The best optim.lr of Adamw and Muon is at the edge of what was tried" in capsys.readouterr().out
+    folder, facts = folder_of(bench), sweep.read_study(folder_of(bench))
+    words = ["track=cpu_nano", "optim=adamw", "optim.lr=0.5", "seed=0"]
+    sweep.keep(folder, 9, words, {"folder": bench.results.add(0, overrides=words[1:3], status="failed")})
+    assert sweep.trials(folder, facts)["Adamw"][0.5] == math.inf
+    record = bench.results.add(0, overrides=["optim=adamw", "optim.lr=0.6"], status="failed")
+    text = (record / "run.json").read_text()
+    (record / "run.json").write_text(text.replace('"kind": "non_finite_loss"', '"kind": "out_of_memory"'))
+    sweep.keep(folder, 10, [*words[:2], "optim.lr=0.6", "seed=0"], {"folder": record})
+    with pytest.raises(ValueError, match="^Adamw: its trial .* has no loss to compare: an example"):
+        sweep.trials(folder, facts)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optim=adamw,mion", *WORDS[1:]], "there is no optim 'mion'; did you mean muon"),
+        (["optim=adamw", *WORDS[1:]], "no arms: give the arms as one setting with several values"),
+        (["optim=adamw,muon", "model=gpt2,modern", *WORDS[1:]], "optim=adamw,muon model=gpt2,modern: give the arms"),
+        (["optim=adamw,adamw", *WORDS[1:]], "give two arms or more, under different names"),
+        (["optim.lr=0.1,0.2", *WORDS[1:]], "are the same config"),
+        ([WORDS[0], "tune=optim.muon_lr", *WORDS[2:]], "tune=optim.muon_lr: optim=adamw has no such setting"),
+        ([WORDS[0], "tune=optim.name", *WORDS[2:]], "optim=adamw has adamw, and a search begins above 0"),
+        ([WORDS[0], "tune=optim.muon_momentum_warmup_frac", *WORDS[2:]], "optim=adamw has no such setting"),
+        ([*WORDS[:2], *WORDS[3:]], "budget is not given: "),
+        ([*WORDS[:2], "budget=2x", *WORDS[3:]], "budget=2x: write 2h or 45m, 8trials"),
+        ([*WORDS[:2], "budget=0trials", *WORDS[3:]], "give each arm a trial or more"),
+        ([*WORDS[:2], "budget=1Mtokens", *WORDS[3:]], "are 12 runs: give 1.5 times as much"),
+        ([*WORDS, "on=time"], "on=time: a study asks for the loss"),
+        ([*WORDS[:3], "n=1", WORDS[4]], "n=1: one run has no spread"),
+        ([*WORDS[:3], "n=auto:3-9", WORDS[4]], "a study's race has a fixed number of runs: give n=5"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_trained(tmp_path, monkeypatch, words, message):
+    bench = Bench(tmp_path, monkeypatch)
+    with pytest.raises(ValueError) as refused:
+        cli.main(words)
+    assert message in str(refused.value) and not bench.trials and not (bench.results.folder / "sweeps").exists()
+
+
+# ---- honesty
+
+
+def curve(loss, train_s):
+    steps = list(range(0, 101, 20))
+    return {
+        "train_s": [train_s * step / 100 for step in steps],
+        "step": steps,
+        "val_loss": [loss + 2.5 * math.exp(-step / 25) - 2.5 * math.exp(-4) for step in steps],
+    }
+
+
+def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
+    """(loss verdict, time verdict) of a study of two equal arms, each with the luckiest of 8 trials.
+
+    reuse: the cheat, the race's runs of B have the seed of the lucky trial and so its luck.
+    """
+    luck = [min(chance.gauss(0, sd_nats) for _ in range(8)) for _ in range(2)]
+    curves, arms = {}, []
+    for number, arm in enumerate("AB"):
+        rows = []
+        for place in range(n):
+            own = luck[1] / 2 if reuse and arm == "B" else 0.0
+            loss, train_s = 3.0 + own + chance.gauss(0, sd_nats), 10.0 * (1 + chance.gauss(0, 0.002))
+            train_s /= b_faster if arm == "B" else 1.0
+            at = f"2026-11-21T{place:02d}:{(place + number) % 2}0:00.000Z"
+            facts = {
+                "run_id": f"{arm}{place}",
+                "config_id": arm,
+                "seed": 10 + place,
+                "started_at": at,
+                "val_loss": loss,
+                "score": loss,
+            }
+            rows.append(BASE | facts | {"train_s": train_s, "num_disturbed_steps": 0, "target_val_loss": None})
+            curves[f"{arm}{place}"] = curve(loss, train_s)
+        arms.append(rows)
+    race = verdict.compare_rows(*arms, plan={"n": n, "alpha": 0.025, "on": "loss"}, floor_pct=0.1)
+    of_time = same_loss.compared(arms, curves, 0.025, race, {"n": n, "on": "loss"})
+    return race["answers"]["loss"]["verdict"], of_time["verdict"]
+
+
+def test_the_luck_of_a_search_decides_no_more_often_than_alpha(monkeypatch):
+    monkeypatch.setattr(effects, "secondary", lambda *args: {name: {} for name in effects.SECONDARY})
+    chance, num = random.Random(1), 200
+    found = [answers(chance) for _ in range(num)]
+    num_wrong = sum(loss in ("better", "worse") or time in ("faster", "slower") for loss, time in found)
+    assert num_wrong <= 0.05 * num + 2 * math.sqrt(0.05 * 0.95 * num), num_wrong
+    cheated = [answers(chance, reuse=True)[0] for _ in range(40)]
+    assert cheated.count("better") > 4  # with the search's own luck it would
+    seen = [answers(chance, b_faster=2.0)[1] for _ in range(10)]
+    assert seen.count("faster") == 10
+
+
+def test_the_same_loss_is_the_worst_that_any_run_ended_with():
+    assert same_loss.first_at(2.0, [0.0, 10.0, 20.0], [5.0, 3.0, 1.0]) == 15.0
+    assert same_loss.first_at(5.0, [0.0, 10.0], [5.0, 3.0]) == 0.0
