@@ -1,6 +1,7 @@
-"""GPT-2 as nanoGPT trains it: LayerNorm and linear layers with biases, tanh GELU, learned positions, tied head.
+"""GPT-2: LayerNorm and linear layers with biases, tanh GELU, learned positions, tied head.
 
-Radford et al. 2019; initialisation as in github.com/karpathy/nanoGPT model.py.  No dropout.
+Radford et al. 2019; initialisation as in github.com/karpathy/nanoGPT model.py, whose GELU is the exact one:
+"model.args={gelu: none}".  No dropout.
 B batch, T tokens, D width, V vocabulary, H heads, K head width
 """
 
@@ -26,22 +27,23 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, gelu: str = "tanh") -> None:
         super().__init__()
+        self.gelu = gelu
         self.up = nn.Linear(width, 4 * width)
         self.proj = nn.Linear(4 * width, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.proj(F.gelu(self.up(x_BTD), approximate="tanh"))
+        return self.proj(F.gelu(self.up(x_BTD), approximate=self.gelu))
 
 
 class Block(nn.Module):
-    def __init__(self, num_heads: int, width: int) -> None:
+    def __init__(self, num_heads: int, width: int, gelu: str = "tanh") -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(num_heads, width)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = MLP(width)
+        self.mlp = MLP(width, gelu)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
@@ -57,12 +59,13 @@ class GPT2(LanguageModel):
         num_heads: int,
         width: int,
         residual_dtype: str | None = None,
+        gelu: str = "tanh",  # how it is approximated, torch's word: tanh or none
     ) -> None:
         super().__init__(residual_dtype)
         self.num_heads, self.head_dim = num_heads, width // num_heads
         self.token_embedding = nn.Embedding(vocab_size, width)  # and the head: one matrix for both
         self.position_embedding = nn.Embedding(seq_len, width)
-        self.blocks = nn.ModuleList(Block(num_heads, width) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(Block(num_heads, width, gelu) for _ in range(num_layers))
         self.final_norm = nn.LayerNorm(width)
 
     def init_weights(self, generator: Generator) -> None:

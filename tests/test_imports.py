@@ -40,7 +40,6 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "plans/overhead.py",
     "plans/passport/rank.py",
     "plans/passport/works.py",
-    "training/profiling/allocations.py",
     "training/profiling/kempner.py",
     "training/profiling/recording.py",
     "training/model.py",
@@ -52,6 +51,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/step_log.py",
     "training/run.py",
     "training/side_effects.py",
+    "training/rehearsal/watch.py",
     "training/trainer.py",
     "training/weights.py",
 }

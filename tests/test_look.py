@@ -5,15 +5,20 @@ import errno
 import gzip
 import json
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import real_runs
+import scripted
 
 from bench.config import compose, schema
 from bench.launch import after_race, prepare
+from bench.launch.script import script_look, trace_files
 from bench.record import failures, run_folder
 from bench.training import gather_result, look
+from bench.training.profiling import allocations
 
 SAVED = "checkpoint.save=true"
 FILES = [
@@ -143,19 +148,33 @@ def test_what_ends_the_ranks_in_the_look_is_a_warning_unless_it_speaks_of_the_ru
     assert after_race.spared(measured("recorded"), stop) is stop
 
 
-def test_a_run_interrupted_in_its_look_stays_complete(tmp_path):
-    (tmp_path / "net.py").write_text(ENDING.format(end="print('looking', flush=True), time.sleep(60)"))
+def ended_in_its_look(folder, number):
+    """A run whose launcher gets that signal in the look -> (record, what it printed, folder)."""
+    (folder / "net.py").write_text(ENDING.format(end="print('looking', flush=True), time.sleep(60)"))
     words = [*real_runs.SHORT, "model.arch=net.py:Net", "look=on"]
-    process = real_runs.started(tmp_path / "results", "run", *words, SPEEDRUN_CWD=str(tmp_path))
+    process = real_runs.started(folder / "results", "run", *words, SPEEDRUN_CWD=str(folder))
     until_s = time.monotonic() + 120
-    while "looking" not in real_runs.logs(tmp_path / "results") and time.monotonic() < until_s:
+    while "looking" not in real_runs.logs(folder / "results") and time.monotonic() < until_s:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     text, _ = process.communicate(timeout=60)
-    (folder,) = real_runs.folders(tmp_path / "results")
-    run = real_runs.run_json(folder)
+    (run_of,) = real_runs.folders(folder / "results")
+    real_runs.wait_for(lambda: real_runs.run_json(run_of)["status"] != "running")
+    return real_runs.run_json(run_of), text, run_of
+
+
+def test_a_run_interrupted_in_its_look_stays_complete(tmp_path):
+    run, text, folder = ended_in_its_look(tmp_path, signal.SIGINT)
     assert (run["status"], run["look"]["interrupted_by"]) == ("complete", "SIGINT"), text
     assert len(losses(folder)) == 7
+
+
+def test_a_launcher_killed_in_the_look_leaves_what_was_measured_and_no_complete_run(tmp_path):
+    run, _, folder = ended_in_its_look(tmp_path, signal.SIGKILL)
+    assert (run["status"], run["validity"], run["failure"]["kind"]) == ("aborted", "invalid", "launcher_killed")
+    assert "in the look after the race: what was measured is kept" in run["failure"]["message"]
+    assert run["metrics"]["val_loss"] == float(losses(folder)[-1][2]) and run["metrics"]["train_s"] > 0
+    assert "look" not in run and real_runs.wait_for(lambda: not list(folder.glob(".*.tmp")))
 
 
 @pytest.mark.parametrize(
@@ -200,3 +219,89 @@ def test_a_disk_that_fills_in_the_look_leaves_what_was_measured(tmp_path, monkey
     measured = json.loads(result.read_text())
     assert after_race.spared(measured, None) is None and measured["train_s"] == 2.5
     assert measured["look"]["status"] == "not finished" and "could not be written" in measured["warnings"][0]["error"]
+
+
+# ---- of scripts
+
+
+def nanogpt(steps):
+    return [f"iter {step}: loss 4.1, time 12.0ms, mfu 1.0%" for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([f"step:{step}/20 train_time:{step}ms step_avg:1ms" for step in range(1, 21)], (1, 11, 13)),
+        # a line every 10 steps: one is warmed up in, one recorded; line 0 is printed when one step is done
+        (nanogpt(range(0, 50, 10)), (10, 12, 12)),
+        # the validation is in step 12, which is neither recorded nor warmed up in
+        ([*nanogpt(range(11)), "step 11: train loss 4.0, val loss 4.1", *nanogpt(range(11, 30))], (1, 14, 16)),
+        (nanogpt(range(12)), None),
+        (nanogpt(range(0, 500, 100)), None),
+    ],
+)
+def test_a_scripts_window_begins_and_ends_at_its_lines_without_a_validation(lines, expected):
+    assert script_look.window(schema.LookConfig(), lines, trace_files.edges(None)) == expected
+
+
+@pytest.fixture(scope="module")
+def scripted_look(tmp_path_factory):
+    """A script of two ranks, which is looked at."""
+    words = ["look=on", "script.args=[40]", "hardware.num_processes=2", "hardware.num_threads=1"]
+    return scripted.run(tmp_path_factory.mktemp("results"), scripted.MODDED, *words)
+
+
+def test_a_script_is_looked_at_in_a_second_run(scripted_look):
+    run, look = real_runs.run_json(scripted_look), real_runs.run_json(scripted_look)["look"]
+    assert (run["status"], look["status"], look["steps"], run["warnings"]) == ("complete", "recorded", [13, 15], [])
+    of_ranks = [f"traces/look_rank{rank}.pt.trace.json.gz" for rank in range(2)]
+    tables = [f"traces/ops/look_{name}" for name in ("rank0.json", "rank1.txt", "account.json", "account.txt")]
+    memory = [f"memory/look_rank{rank}.html" for rank in range(2)]
+    assert {file["path"] for file in run["artifacts"]} >= {*of_ranks, *tables, *memory}
+    assert "train_gpt.py(9" in look["next"][0]["place"] and "sleep" in look["next"][0]["place"]  # it is planted there
+    assert "aten::_log_softmax" in (scripted_look / tables[1]).read_text()
+    for path in memory:
+        assert (scripted_look / path).read_text().count("Alive at the peak") == 1
+
+
+def test_nothing_of_a_scripts_second_run_is_in_its_record(scripted_look):
+    run = real_runs.run_json(scripted_look)
+    assert run["instrument_summaries"].keys() == {"telemetry"} and run["metrics"]["num_flagged_steps"] == 0
+    assert len([path for path in run["script"]["files_written"] if path.startswith("logs/")]) == 1
+    log = (scripted_look / "logs" / "rank0.log").read_text()
+    assert log.count("step:40/40 val_loss") == 1 and not (scripted_look / script_look.FOLDER).exists()
+    assert run["measured"]["wall_s"] < run["look"]["look_s"] + 60
+    for path in (*scripted_look.glob("traces/**/*.*"), *scripted_look.glob("memory/*")):
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert str(scripted_look).encode() not in text and str(real_runs.REPO).encode() not in text, path
+    done = real_runs.bench(scripted_look.parents[1], "verify", str(scripted_look))
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_look_of_a_script_that_cannot_be_is_a_warning_or_refused(tmp_path):
+    folder = scripted.run(tmp_path, scripted.MODDED, "look=on", "script.args=[8]", "hardware.num_threads=1")
+    run = real_runs.run_json(folder)
+    assert (run["status"], run["look"]["status"]) == ("complete", "not recorded")
+    assert "no 3 steps without a validation" in run["warnings"][0]["error"]
+    with pytest.raises(ValueError, match="a command's processes"):
+        prepare.prepare(
+            ["track=free", "script.command=[python,train.py]", f"script.root={scripted.SCRIPTS}", "look=on"]
+        )
+
+
+def test_the_memory_of_a_trace_is_that_of_the_profile():
+    import torch
+    from torch.profiler import profile
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
+    with profile(profile_memory=True, with_stack=True) as recorded:
+        for _ in range(3):
+            model(torch.randn(32, 64)).sum().backward()
+            model.zero_grad()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        recorded.export_chrome_trace(file.name)
+        by_trace = allocations.read_trace(Path(file.name).read_bytes())["cpu"]
+    by_profile = allocations.read(recorded)[0]["cpu"]
+    for name in ("peak_bytes", "start_bytes", "at_peak"):
+        assert getattr(by_trace, name) == getattr(by_profile, name), name
+    assert [alive for _, alive in by_trace.points] == [alive for _, alive in by_profile.points]

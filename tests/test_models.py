@@ -141,6 +141,7 @@ def mlp_of_one(mlp, x):
 def test_gpt2s_activation_is_the_tanh_gelu():
     # x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) at 2; the exact GELU is 1.954500
     assert mlp_of_one(gpt2.MLP(width=1), 2.0) == pytest.approx(1.954598, abs=2e-6)
+    assert mlp_of_one(gpt2.MLP(width=1, gelu="none"), 2.0) == pytest.approx(1.954500, abs=2e-6)  # nanoGPT's
 
 
 def test_moderns_activation_is_the_square_of_relu():

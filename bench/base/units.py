@@ -10,6 +10,7 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 MS_PER_S = 1e3
+NS_PER_US = 1000
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
 

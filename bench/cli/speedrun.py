@@ -78,7 +78,7 @@ def _prepared(args: argparse.Namespace) -> Job:
     say("data", "looking for it; making it if that is possible here")
     job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
     if not any(word.startswith("look") for word in args.overrides):
-        job = job.with_look(True)  # on a CPU too
+        job = job.with_look(job.script is None)  # on a CPU too
     config, dataset = job.config, job.dataset
     size = format_bytes(job.data_bytes)
     say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {size}, checked")

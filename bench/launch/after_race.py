@@ -26,7 +26,7 @@ def spared(measured: Section, failure: Section | None) -> Section | None:
     why = "its result could not be written" if failure is None else failure["message"]
     if failure is not None and failure["kind"] == "interrupted":
         look["interrupted_by"] = failure["signal"]
-    measured.setdefault("warnings", []).append(_warning(f"it ended early, when all was measured: {why}"))
+    measured.setdefault("warnings", []).append(warning(f"it ended early, when all was measured: {why}"))
     return None
 
 
@@ -49,7 +49,7 @@ def explain(folder: Path, run: Section) -> None:
             for line in answer["next"][:NUM_LINES]
         ]
     except Exception as error:
-        run["warnings"].append(_warning(f"its traces could not be explained ({type(error).__name__}: {error})"))
+        run["warnings"].append(warning(f"its traces could not be explained ({type(error).__name__}: {error})"))
 
 
 def line(run: Mapping[str, Any]) -> str | None:
@@ -62,5 +62,5 @@ def line(run: Mapping[str, Any]) -> str | None:
     return f"where the next millisecond is: {first['place']}, {of_step}; ./run.sh explain {run['run_id']}"
 
 
-def _warning(error: str) -> Section:
+def warning(error: str) -> Section:
     return {"rank": None, "instrument": "look", "edge": "after the race", "error": error}

@@ -152,6 +152,8 @@ class _Launch:
                 with self._edges or contextlib.nullcontext():
                     exit_code, failure = self._train(signals)
                 signals.check()
+                if self._watched and self._job.config.look.enabled and exit_code == 0 and failure is None:
+                    self._look(self._watched, signals)
             except Interrupted as error:
                 if self._run["run_id"] is None:  # there is no folder yet
                     raise
@@ -219,16 +221,33 @@ class _Launch:
                 if series:
                     series.paced(progress.whole_s())
                     series.tick()
-                if time.monotonic() - beat_s >= HEARTBEAT_S:
-                    beat_s, self._run["heartbeat_at"] = time.monotonic(), utc.now()
-                    with contextlib.suppress(
-                        OSError
-                    ):  # a full disk is the workers' to report; the reserve is for the end
-                        atomic.write_json(self._folder / "run.json", self._run, durable=False)
+                beat_s = self._beat(beat_s)
                 if failure := limits.exceeded(progress):
                     return None, failure
             ranks.write_failures(self._folder, group.failures)
             return group.exit_code(), group.failure
+
+    def _beat(self, beat_s: float) -> float:
+        """Refresh the heartbeat where it is due; beat_s: when that was done last, by time.monotonic() -> the same."""
+        if time.monotonic() - beat_s < HEARTBEAT_S:
+            return beat_s
+        self._run["heartbeat_at"] = utc.now()
+        with contextlib.suppress(OSError):  # a full disk is the workers' to report; the reserve is for the end
+            atomic.write_json(self._folder / "run.json", self._run, durable=False)
+        return time.monotonic()
+
+    def _look(self, watched: "Watched", signals: Signals) -> None:
+        """A script runs once more, under the profiler; what goes wrong is a warning."""
+        from bench.launch.script.script_look import ScriptLook
+
+        look, beat_s = ScriptLook(self._folder, self._job, watched), time.monotonic()
+        try:
+            for _ in look.steps(self._env_of_ranks, self._run, most_s=2 * self._clock.lasted_s() + 60):
+                signals.check()
+                beat_s = self._beat(beat_s)
+        except (OSError, ValueError) as error:
+            look.failed(f"{type(error).__name__}: {error}")
+        self._run["warnings"] += look.warnings
 
     def _started(self, guard: ranks.Guard) -> AbstractContextManager[ranks.Group | Leader]:
         """A context that yields the ranks: of all nodes, of a script, or our own, which nsys may run."""

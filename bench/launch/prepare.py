@@ -175,13 +175,14 @@ def _resolve_look(config: schema.Config) -> None:
     if config.look.enabled and why:
         raise ValueError(f"look.enabled=true: {why}: leave it out, or use look=off")
     if config.look.enabled is None:
-        config.look.enabled = config.hardware.device == "cuda" and not why
+        # of a script it is a second start: in its audit, or where it is asked for
+        config.look.enabled = config.hardware.device == "cuda" and not why and config.script is None
 
 
 def _hinders_look(config: schema.Config) -> str | None:
     """Why a run cannot be looked at after the race; None: it can."""
-    if config.script is not None:
-        return "a script ends with its last step, and nothing trains on in its process"
+    if config.script is not None and (config.script.command or config.hardware.nodes):
+        return "a command's processes, and those of several nodes, are not started once more to be profiled"
     if config.profile.stop_after_window:
         return "profile.stop_after_window=true ends the run before its goal"
     if profiling := registry.profiling(config.instruments, config.hardware.device):

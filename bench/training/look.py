@@ -18,21 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic
-from bench.base.paths import CODE, CONF, REPO
-from bench.base.reading import yaml_file
+from bench.base.paths import CODE, REPO
 from bench.config import windows
 from bench.config.schema import LookConfig
 from bench.training import distributed
 from bench.training.instruments.base import Context, Instrument, InstrumentSet, Warned, warning
-from bench.training.instruments.registry import load
+from bench.training.instruments.registry import LOOK as NAME
+from bench.training.instruments.registry import load, of_look
 from bench.training.instruments.trace import Trace
 from bench.training.step_log import StepLog
 from bench.training.trainer import Trainer
-
-NAME = "look"
-# of a trace, before compression, which makes it about a fifteenth: under 50 MB a rank (assumed of a GPU's)
-MAX_TRACE_MIB = 600.0
-MAX_MEMORY_ENTRIES = 100_000  # of a GPU's memory history; a step of models/modern.py at 124M makes some thousand
 
 
 class _NoLog(StepLog):
@@ -43,22 +38,6 @@ class _NoLog(StepLog):
 
     def add_loss(self, step: int, loss: Any) -> None:
         pass
-
-
-def chosen(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:
-    """The instruments of a look and their settings; first_step: the first that is recorded, as instruments count."""
-    window = {"name": NAME, "first_step": first_step, "active_steps": config.active_steps}
-    recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "max_mib": MAX_TRACE_MIB}
-    instruments = {"trace": _defaults("trace") | window | recorded | {"warmup_steps": config.warmup_steps}}
-    if device_type == "cuda":
-        instruments["memory_history"] = _defaults("memory_history") | window | {"max_entries": MAX_MEMORY_ENTRIES}
-    return instruments
-
-
-def _defaults(instrument: str) -> dict[str, Any]:
-    """All settings of an instrument, as its yaml has them."""
-    settings: dict[str, Any] = yaml_file.read(CONF / "instruments" / f"{instrument}.yaml")[instrument]
-    return settings
 
 
 def repeated_steps(num_done: int, num_steps: int) -> list[int]:
@@ -83,7 +62,7 @@ def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) 
         rows=[],
     )
     first_step = num_done + config.wait_steps + config.warmup_steps + 1
-    made, failed = load(chosen(config, first_step, context.device_type), context)
+    made, failed = load(of_look(config, first_step, context.device_type), context)
     instruments = InstrumentSet(made, warnings=failed)
     trainer.attach(instruments, _NoLog())
     try:

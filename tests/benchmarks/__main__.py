@@ -7,6 +7,7 @@ Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
 Alone: records [CLONE] makes docs/records.md, the public records of modded-nanogpt judged (public_records.py).
 Alone: leaks [NUM_TOKENS ...]: how small a leak an audit on random tokens finds (leaks.py).
+Alone: nanogpt CLONE [NUM_THREADS ...]: the harness beside nanoGPT's own model and loop on a CPU (nanogpt.py).
 Alone: rounding FOLDER trains at other instruction sets what bench/plans/replay/rounding.json is made of (rounding.py).
 """
 
@@ -27,7 +28,7 @@ def main(parts):
     if parts[:1] == ["gpu"] and {*parts[1:]} <= {"--rehearse", "--json"}:
         rows = importlib.import_module("benchmarks.gpu").measure("--rehearse" in parts)
         return bench_self.show([bench_self.row(*measured) for measured in rows], "--json" in parts)
-    if parts[:1] in (["faults"], ["rounding"]):
+    if parts[:1] in (["faults"], ["nanogpt"], ["rounding"]):
         module = importlib.import_module(f"benchmarks.{parts[0]}")
         return bench_self.show([bench_self.row(*one) for one in module.measure(*parts[1:])])
     if parts[:1] == ["records"]:

@@ -49,6 +49,7 @@ class Watched:
         self._warnings: list[Section] = []
         self._guard_pid = os.getpid()
         self._waits_ns: list[tuple[int, int]] = []  # as in printed_times.clock()
+        self.look: Section | None = None  # of script_look.py, as .result.tmp has it
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -112,6 +113,11 @@ class Watched:
         return rows
 
     @property
+    def printed(self) -> list[str]:
+        """Lines of rank 0 that may be of steps."""
+        return [text for _, text in self._output.lines]
+
+    @property
     def step(self) -> int | None:
         """The last that it has printed."""
         return self._last.get("step")
@@ -130,6 +136,9 @@ class Watched:
             self._new_rows()  # what it printed while it was ended
             of_lines = outcome.write(self._folder, self._job, run, self._output, self._telemetry, self._waits_ns)
             run["script"]["files_written"] = work_folder.tidy(self._script, self._folder / work_folder.WORK)
+            if self.look and of_lines is None:
+                measured = atomic.read_json(self._folder / run_folder.RESULT)
+                atomic.write_json(self._folder / run_folder.RESULT, measured | {"look": self.look})
         except OSError as error:
             of_lines = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept

@@ -3,14 +3,15 @@
 import dataclasses
 import itertools
 import os
-import shutil
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.config import windows as config_windows
+from bench.launch.script.work_folder import WORK
 from bench.record.importers import dialects
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
@@ -42,25 +43,39 @@ def profile_of(chosen: Mapping[str, Section], dialect: str | None) -> Section | 
     windows = _windows(chosen)
     if not windows:
         return None
-    edges = (
-        [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
-    )
     names = ("name", "first_step", "last_step", "begin_step", "ranks")
     window_facts = [
         {name: getattr(window, name) for name in names} | {"options": dataclasses.asdict(window.options)}
         for window in windows
     ]
-    return {"windows": window_facts, "edges": edges}
+    return {"windows": window_facts, "edges": edges(dialect)}
+
+
+def edges(dialect: str | None) -> list[tuple[str, int]]:
+    """Patterns of the lines that say that a step is done, as in EDGES.  dialect: a name or the path of a yaml."""
+    return (
+        [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
+    )
+
+
+def step_done(line: str, patterns: Sequence[tuple[str, int]]) -> int | None:
+    """The step that a line says is done, by edges(); None: it says none."""
+    for pattern, offset in patterns:
+        if match := re.search(pattern, line):
+            return int(match[1]) + offset
+    return None
 
 
 @dataclasses.dataclass
 class _Written:
-    """A trace that another process has exported, as a profile."""
+    """A trace that another process has exported, as a profile; work: the script's folder, "" in what is written."""
 
     raw: str
+    work: Path
 
     def export_chrome_trace(self, path: str) -> None:
-        shutil.move(self.raw, path)
+        Path(path).write_bytes(Path(self.raw).read_bytes().replace(f"{self.work}/".encode(), b""))
+        Path(self.raw).unlink()
 
 
 def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: list[StepRow]) -> dict[str, Section]:
@@ -78,7 +93,7 @@ def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: 
                     continue
                 suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
                 path = folder / "traces" / f"{window.name}_rank{rank}{suffix}"
-                saved = files.save(_Written(raw), path, window.max_mib)
+                saved = files.save(_Written(raw, (folder / WORK).resolve()), path, window.max_mib)
                 file = saved.path.relative_to(folder / "traces").as_posix()
                 facts |= {"status": "recorded", "files": [*facts.get("files", ()), file], f"rank{rank}": saved.facts()}
                 first_step, last_step = recorded["disturbed"]

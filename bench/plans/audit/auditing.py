@@ -1,7 +1,7 @@
 """A record -> its audit: untimed runs of the same contestant on counterfactual data, and what follows from them.
 
 They lie in results/.audits/, with a ledger of their own, each marked as an audit in its record, so that none counts as
-a run of the track.  audit.json beside the audited record says how it ended.
+a run of the track; the first of a script has its look.  audit.json beside the audited record says how it ended.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from bench.base.paths import REPO, results_root, variables
 from bench.base.reading import plain_file, yaml_file
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
-from bench.launch import launcher
+from bench.launch import after_race, launcher
 from bench.launch.prepare import Job, prepare
 from bench.plans.audit import counterfactual
 from bench.plans.audit.counterfactual import NotPossible
@@ -32,11 +32,12 @@ Say = Callable[[str, str], None]
 def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     """Audit a complete run -> what audit.json says, which is written.  ValueError: it cannot be audited."""
     run = cast(Run, run_folder.read(folder))
-    _refuse(folder, run)
-    job = _job(folder, run, say)
+    refuse(folder, run)
+    job = job_of(folder, run, say)
     found = list[Any]()
     for kind in kinds:
-        found.append({"kind": kind} | _audit_run(kind, job, run, say))
+        looks = job.script is not None and "look=off" not in job.overrides and not any(one["run"] for one in found)
+        found.append({"kind": kind} | _audit_run(kind, job.with_look(looks), run, say))
         say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
     audited: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
@@ -63,20 +64,21 @@ def outcome_of(outcomes: Sequence[str]) -> str:
     return PASSED if all(outcome in (PASSED, NOT_POSSIBLE) for outcome in outcomes) else DOUBTED
 
 
-def _refuse(folder: Path, run: Run) -> None:
+def refuse(folder: Path, run: Run, own_data_too: bool = False) -> None:
+    """ValueError: it cannot run again here; own_data_too: scripts that bring their own data can."""
     if run.get("imported"):
         raise ValueError(f"{folder.name}: was imported from a log, so there is nothing to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be audited")
     if run.get("audit"):
         raise ValueError(f"{folder.name}: is itself an audit run: audit {run['audit']['run']} instead")
-    if run["data"]["source"] == "script":
+    if run["data"]["source"] == "script" and not own_data_too:
         raise ValueError(f"{folder.name}: cannot be audited: it brings its own data, which an audit cannot replace")
     if run["hardware"].get("nodes"):
         raise ValueError(f"{folder.name}: cannot be audited: it ran on several nodes; audit a run on one node")
 
 
-def _job(folder: Path, run: Run, say: Say) -> Job:
+def job_of(folder: Path, run: Run, say: Say) -> Job:
     """The run as it would be started now.  ValueError: its settings or its code are not here."""
     path, hardware = folder / "overrides.yaml", run["hardware"]
     typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
@@ -119,10 +121,10 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
         folders = {"SPEEDRUN_RESULTS": results_root() / AUDITS_FOLDER, "SPEEDRUN_DATA": Path(made)}
         with variables({name: str(path.absolute()) for name, path in folders.items()}):
             audited = launcher.launch(
-                dataclasses.replace(job.with_look(False), dataset=dataset),
-                ["audit", run["run_id"]],
-                plan={"audit": about},
+                dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], plan={"audit": about}
             )
+    if line := after_race.line(audited):
+        say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
     if failures.is_interrupt(audited["failure"]):
         raise KeyboardInterrupt

@@ -12,10 +12,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bench.base.paths import CONF
+from bench.base.reading import yaml_file
 from bench.config import user_code, windows
+from bench.config.schema import LookConfig
 from bench.training.instruments import base
 
 Chosen = Mapping[str, Mapping[str, Any]]  # {name: settings} of a config
+
+LOOK = "look"  # the window of a look after the race
+# of its trace, before compression, which makes it about a fifteenth: under 50 MB a rank (assumed of a GPU's)
+MAX_TRACE_MIB = 600.0
+MAX_MEMORY_ENTRIES = 100_000  # of a GPU's memory history; a step of models/modern.py at 124M makes some thousand
 
 
 def kind(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> type[base.Instrument]:
@@ -106,3 +114,19 @@ def load(chosen: Chosen, context: base.Context) -> tuple[list[base.Instrument], 
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
             warnings.append(base.warning(name, "start", error))
     return made, warnings
+
+
+def of_look(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:
+    """The instruments of a look and their settings; first_step: the first that is recorded, as instruments count."""
+    window = {"name": LOOK, "first_step": first_step, "active_steps": config.active_steps}
+    recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "max_mib": MAX_TRACE_MIB}
+    instruments = {"trace": _defaults("trace") | window | recorded | {"warmup_steps": config.warmup_steps}}
+    if device_type == "cuda":
+        instruments["memory_history"] = _defaults("memory_history") | window | {"max_entries": MAX_MEMORY_ENTRIES}
+    return instruments
+
+
+def _defaults(instrument: str) -> dict[str, Any]:
+    """All settings of an instrument, as its yaml has them."""
+    settings: dict[str, Any] = yaml_file.read(CONF / "instruments" / f"{instrument}.yaml")[instrument]
+    return settings

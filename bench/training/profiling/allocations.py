@@ -9,9 +9,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from torch._C._profiler import _EventType
+import msgspec
 
-from bench.base.units import MIB, NS_PER_MS, format_bytes
+from bench.base.units import MIB, NS_PER_MS, NS_PER_US, format_bytes
 from bench.web.chart import chart, series_of
 from bench.web.page import Safe, figure, page, section, soft, table, tag
 
@@ -50,6 +50,8 @@ def read(profile: Any, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[
 
     start_bytes: allocated on a GPU as it began.
     """
+    from torch._C._profiler import _EventType  # what read_trace() needs no torch for
+
     by_device: dict[str, list[tuple[int, int, int, str, str]]] = {}
     phases: list[Phase] = []
     todo = [(event, "", "") for event in profile.profiler.kineto_results.experimental_event_tree()]
@@ -85,6 +87,52 @@ def read(profile: Any, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[
         allocations = [Allocation(*change, phase_at(change[0])) for change in changes]
         timelines[device] = _timeline(device, allocations, None if device == "cpu" else start_bytes)
     return timelines, phases
+
+
+class _Event(msgspec.Struct):
+    """Of a Chrome trace."""
+
+    ts: float = 0.0  # microseconds
+    dur: float = 0.0
+    name: Any = ""
+    cat: Any = ""
+    tid: Any = None
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Trace(msgspec.Struct):
+    traceEvents: list[_Event]
+
+
+def read_trace(text: bytes) -> dict[str, Timeline]:
+    """The JSON of a trace that another process has recorded -> {device: Timeline}, as read()'s but without phases.
+
+    Operator and source of a change are of the calls around it in its thread.
+    """
+    by_device: dict[str, list[Allocation]] = {}
+    start_bytes: dict[str, int] = {}
+    calls: dict[Any, list[_Event]] = {}  # of each thread, those that have begun: the last is the innermost
+    events = msgspec.json.decode(text, type=_Trace).traceEvents
+    for event in sorted(events, key=lambda event: (event.ts, -event.dur)):
+        around = calls.setdefault(event.tid, [])
+        while around and around[-1].ts + around[-1].dur < event.ts:
+            around.pop()
+        if event.cat in ("cpu_op", "python_function"):
+            around.append(event)
+        elif event.name == "[memory]":
+            fields = msgspec.json.decode(event.args)
+            device = f"cuda:{fields['Device Id']}" if fields["Device Type"] else "cpu"
+            operators = (call.name for call in around if call.cat == "cpu_op" and "::" in call.name)
+            sources = (call.name for call in reversed(around) if call.cat == "python_function" and ".py(" in call.name)
+            operator = next(operators, "").removeprefix("autograd::engine::evaluate_function: ")
+            source = next((name for name in sources if not name.startswith("torch/")), "")
+            where = (fields["Addr"], operator, source, "")
+            by_device.setdefault(device, []).append(Allocation(round(event.ts * NS_PER_US), fields["Bytes"], *where))
+            start_bytes.setdefault(device, fields.get("Total Allocated", 0) - fields["Bytes"])
+    return {
+        device: _timeline(device, changes, None if device == "cpu" else max(0, start_bytes[device]))
+        for device, changes in sorted(by_device.items())
+    }
 
 
 def _timeline(device: str, allocations: list[Allocation], start_bytes: int | None) -> Timeline:

@@ -1,0 +1,142 @@
+"""The look of a script after its race: it runs once more, untimed, until torch's profiler has recorded a few steps.
+
+Nothing can train on in the process of the race: the loop is the script's own, and after its last line its process
+groups are destroyed and its loaders spent.  The second run has the same seed, data and settings and a folder of its
+own inside the run's.  It ends once each rank has written its trace.  What it printed, wrote and lost is thrown away.
+
+Which steps: the first ones after SETTLED_STEPS without a validation among them.  A script prints a line every so many
+steps, and between two lines nothing is known of it, so the profiler begins and ends at lines.
+"""
+
+import dataclasses
+import gzip
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.trace import analysis
+from bench.analysis.trace import text as trace_text
+from bench.base import atomic
+from bench.config.schema import LookConfig, ProfileConfig
+from bench.launch import after_race, initial_record, ranks
+from bench.launch.prepare import Job
+from bench.launch.script import script_run, trace_files
+from bench.record.shape import Section
+from bench.training.instruments.registry import LOOK, of_look
+from bench.training.profiling import allocations
+
+FOLDER = f".{LOOK}.tmp"
+SETTLED_STEPS = 10  # of the beginning: compilation, and what the clocks of modded-nanogpt used to leave out
+MAX_STEPS = 50  # in the trace (assumed): where lines are farther apart, it would be too large
+TICK_S = 0.2
+
+
+def window(config: LookConfig, lines: Sequence[str], edges: Sequence[tuple[str, int]]) -> tuple[int, int, int] | None:
+    """(warmup_steps, first_step, last_step) by what the script printed; None: no lines fit.
+
+    edges: trace_files.edges() of its dialect.  The last step is the first of those that its line ends; all of these are
+    recorded.
+    """
+    began, validated = list[int](), set[int]()  # steps that began after a line; those that a validation was in
+    for text in lines:
+        step = trace_files.step_done(text, edges)
+        if step is not None and (not began or step + 1 > began[-1]):
+            began.append(step + 1)
+        if began and "val" in text:
+            validated.add(began[-1])
+    for before, first in pairwise(began):
+        ends = [step for step in began if step >= first + config.active_steps]
+        if first <= SETTLED_STEPS or not ends or ends[0] - before > MAX_STEPS:
+            continue
+        if not any(before <= step < ends[0] for step in validated):
+            return first - before, first, max(step for step in began if step < ends[0])
+    return None
+
+
+class ScriptLook:
+    """The look at a job's run in its folder; watched: that run, which gets it as watched.look."""
+
+    def __init__(self, folder: Path, job: Job, watched: script_run.Watched):
+        self._folder, self._inside, self._job = folder, folder / FOLDER, job
+        self._look: Section = {"status": "begun", "began_s": time.monotonic()}
+        self._printed, watched.look = watched.printed, self._look
+        self.warnings: list[Section] = []
+
+    def steps(self, env: Mapping[str, str], run: Section, most_s: float) -> Iterator[None]:
+        """Run it; yields now and then.  env: of its ranks; run: its record so far; most_s: after which it is ended."""
+        job, edges = self._job, trace_files.edges(self._job.script.dialect if self._job.script else None)
+        chosen = window(job.config.look, self._printed, edges)
+        if chosen is None:
+            return self.failed(
+                f"its lines tell of no {job.config.look.active_steps} steps without a validation, after step "
+                f"{SETTLED_STEPS} and within {MAX_STEPS}"
+            )
+        warmup_steps, first_step, last_step = chosen
+        look = dataclasses.replace(
+            job.config.look, warmup_steps=warmup_steps, active_steps=last_step - first_step + 1, enabled=False
+        )
+        instruments = {"trace": of_look(look, first_step, "cpu")["trace"]}
+        profile = ProfileConfig(stop_after_window=True)
+        config = dataclasses.replace(job.config, look=look, instruments=instruments, profile=profile, exporters={})
+        job = dataclasses.replace(job, config=config)
+        assert job.script is not None
+        self._inside.mkdir()
+        watched = script_run.Watched(self._inside, job)
+        initial_record.write_inputs(self._inside, job, {}, time.monotonic(), run["code"], watched.pipes)
+        num_ranks, is_bare = config.hardware.num_processes or 1, not job.script.torchrun
+        with (
+            ranks.Guard(self._inside, job.code, is_member=True) as guard,
+            watched.watching(),
+            ranks.started(guard, num_ranks, self._inside, env, watched.program, is_bare) as group,
+        ):
+            until_s = time.monotonic() + most_s
+            while not group.has_ended(TICK_S) and not watched.has_seen_its_windows() and time.monotonic() < until_s:
+                watched.tick()
+                yield
+        self._keep(config.instruments, num_ranks, [first_step, last_step])
+        shutil.rmtree(self._inside, ignore_errors=True)
+
+    def failed(self, why: str) -> None:
+        self._look |= {"status": "not recorded", "look_s": time.monotonic() - self._look["began_s"]}
+        self.warnings.append(after_race.warning(why))
+
+    def _keep(self, instruments: Mapping[str, Section], num_ranks: int, steps: list[int]) -> None:
+        """The traces into the run's own folder, with a table of operators for each."""
+        facts = trace_files.conclude(self._inside, instruments, num_ranks, [])["trace"][LOOK]
+        if facts["status"] != "recorded":
+            log = self._inside / "logs" / "rank0.log"
+            end = log.read_text(errors="replace").strip().rpartition("\n")[2][:200] if log.exists() else "nothing"
+            return self.failed(f"its second run left no trace; the last that it printed: {end}")
+        for folder in ("traces/ops", "memory"):
+            (self._folder / folder).mkdir(parents=True, exist_ok=True)
+        files = []
+        for name in facts["files"]:
+            path = (self._inside / "traces" / name).replace(self._folder / "traces" / name)
+            stem = name.partition(".")[0]
+            (answer,) = analysis.analyze_files([path]).values()
+            table = json.dumps({"window": LOOK, "steps": steps, "ranks": answer["ranks"]})
+            timelines = allocations.read_trace(gzip.decompress(path.read_bytes()))
+            about = f"{self._folder.name}: memory while steps {steps[0]} to {steps[1]} were recorded, in a second run."
+            written = {
+                f"traces/ops/{stem}.txt": trace_text.document(answer, name).terminal() + "\n",
+                f"traces/ops/{stem}.json": table,
+                f"memory/{stem}.html": allocations.page_of(f"{stem}: memory", about, timelines, []),
+            }
+            for file, text in written.items():
+                atomic.write_text(self._folder / file, text, durable=False)
+            files += [f"traces/{name}", *written]
+        of_ranks: list[dict[str, Any]] = [facts[f"rank{rank}"] for rank in range(num_ranks) if f"rank{rank}" in facts]
+        dropped: Counter[str] = sum((Counter(rank["dropped"]) for rank in of_ranks), Counter())
+        self._look |= {
+            "status": "recorded",
+            "steps": steps,
+            "num_events": sum(rank["num_events"] for rank in of_ranks),
+            "dropped": dict(dropped),
+            "look_s": time.monotonic() - self._look["began_s"],
+            "files": files,
+        }
