@@ -18,6 +18,7 @@ from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.record import run_folder, step_files
+from bench.record.metrics import metrics
 from bench.record.shape import Facts, Section
 
 KILLED = (
@@ -227,10 +228,20 @@ def last_step(folder: Path) -> int | None:
 
 
 def write_launcher_killed(folder: Path | str, message: str = "the launcher ended before its workers") -> None:
-    """Finish the record where the launcher is gone, and all that the run has started."""
+    """Finish the record where the launcher is gone, and all that the run has started.
+
+    In a look after the race, what was measured before is kept.  The run is aborted all the same: its second clock and
+    the last checks were the launcher's, and a contestant could end it there to be rid of them.
+    """
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
+        left = atomic.read_json(folder / run_folder.RESULT, {})
+        if "look" in left:
+            message += ", in the look after the race: what was measured is kept, and nobody has checked it"
+            run["measured"] = private.redact_all(left["measured"], REPO)
+            run["model"], run["environment"] = left.get("model", run["model"]), run["environment"] | left["torch_facts"]
+            run["metrics"] = metrics(run, step_files.read(folder))
         run["status"] = "aborted"
         run["ended_at"] = utc.now()
         run["failure"] = failure("launcher_killed", message, step=last_step(folder))
